@@ -5,6 +5,7 @@
 # make test-all  runs make test and make long
 # make bench  measures what logging costs, and what the store costs and gives
 # make diagnosis  trains some hundred models, broken and healthy, and scores the analyzers by them
+# make verdicts  simulates runs of which the truth is known, and counts verdicts that are false
 # make why    trains some hundred times with a known change between, and scores what `quark why` says of it
 # make faults kills, starves and cuts off for some minutes, and counts what is lost
 # make conformance  writes what each backend passes of the kit into docs/reference/conformance.md
@@ -26,11 +27,11 @@ PYTEST := pytest -q -n $(JOBS) --dist worksteal
 # An environment for each interpreter, beside that of the development tools.
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 QUICK_VENV := .venv-$(VERSION)
-QUICK_TESTS ?= $(addprefix tests/quark_core/,analysis backends config delivery records runs search sessions system writers) tests/quark_backends/store \
-  $(addprefix tests/quark_core/provenance/test_,normal_form.py code_changes.py code_reach.py)
+QUICK_TESTS ?= $(addprefix tests/quark_core/,backends config delivery records runs search sessions system writers) tests/quark/analysis tests/quark_backends/store \
+  $(addprefix tests/quark/provenance/test_,normal_form.py code_changes.py code_reach.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test long test-all check bench diagnosis why faults conformance docs gpu clean
+.PHONY: help demo quick test long test-all check bench diagnosis verdicts why faults conformance docs gpu clean
 
 help:
 	@sed -n 's/^# \(make \)/\1/p' Makefile
@@ -56,6 +57,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/architecture/room_sizes.py
 	$(BIN)/oxlint --import-plugin --deny-warnings $(PAGE_MODULES) tests/quark/page/modules
 	$(BIN)/deno check --quiet --config tests/quark/page/modules/deno.json $(wildcard $(addsuffix /*.js,$(PAGE_MODULES) $(addprefix $(PAGE_MODULES)/,charts data pages report widget) tests/quark/page/modules))
 
@@ -78,6 +80,9 @@ bench: $(VENV)/dev.stamp
 diagnosis: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.diagnosis make --family all --seeds 0-4 --every 5 --jobs 2 --out $(DIAGNOSIS_RUNS)
 	$(BIN)/python -m benchmarks.diagnosis score $(DIAGNOSIS_RUNS)
+
+verdicts: $(VENV)/dev.stamp
+	$(BIN)/python benchmarks/verdicts.py
 
 why: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.explanation_exam --out $(WHY_RUNS)

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 import quark
-from quark_core.analysis.diagnosis import analyze_run
-from quark_core.analysis.monitor_feed import GrowingCurves
-from quark_core.analysis.outputs import open_analysis
-from quark_core.analysis.run_data import RunData
+from quark.analysis.diagnosis import analyze_run
+from quark.analysis.monitor_feed import GrowingCurves
+from quark.analysis.outputs import open_analysis
+from quark.analysis.run_data import RunData
 from quark_core.records.columns import Columns, fill_array
 
 _METRICS = 4

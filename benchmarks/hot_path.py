@@ -3,7 +3,8 @@
     python benchmarks/hot_path.py [--quick] [--json FILE]
 
 The floor is the least that any tracker must do: encode the values with msgspec
-and append them to a list. Figures of a shared machine move; the ratios in
+and append them to a list. All is measured with default settings, unless a figure's name says
+otherwise. Figures of a shared machine move; the ratios in
 one run hold. Start-up, memory and reading are measured in processes of their
 own. Nothing here fails on a slow machine: it prints.
 """
@@ -25,7 +26,7 @@ import msgspec
 from quark import MetricsLogger, TrainingSession
 
 GOALS = {
-    "one scalar, tight, p50 us": 2.0,
+    "one scalar, tight, p50 us": 2.5,
     "20 metrics, tight, p50 us": 10.0,
     "one scalar, paced 2 ms, p50 / floor": 3.0,
     "10,000 scalars with the end, s": 0.15,
@@ -34,7 +35,7 @@ GOALS = {
     "import quark, s": 0.1,
     "read 10,000 points, new process, ms": 250.0,
     "read 10,000 points again, ms": 2.0,
-    "one scalar, tight, with the black box, p50 us": 2.5,
+    "one scalar, tight, without the black box, p50 us": 2.0,
     "a timed block, us": 1.0,
     "a value aggregated, us": 1.0,
     "a step of progress, us": 1.0,
@@ -125,10 +126,10 @@ print(sorted(taken)[100] * 1000)
 """
 
 
-def measure_with_black_box(folder: str, calls: int) -> dict[str, float]:
-    """The tight calls again, now that each record is in shared memory when a call returns."""
+def measure_without_black_box(folder: str, calls: int) -> dict[str, float]:
+    """The tight calls again, with no record in shared memory when a call returns."""
     many = {f"train/metric{index}": index / 3 for index in range(20)}
-    os.environ["QUARK_BLACK_BOX"] = "1"
+    os.environ["QUARK_BLACK_BOX"] = "0"
     figures = {}
     with TrainingSession.start_run(project="bench", storage_dir=folder) as session:
         metrics = MetricsLogger(session)
@@ -137,13 +138,13 @@ def measure_with_black_box(folder: str, calls: int) -> dict[str, float]:
             ("20 metrics", lambda index: metrics.log_many(many, step=index), calls // 4),
         ):
             p50, p99 = measure(call, count)
-            figures[f"{name}, tight, with the black box, p50 us"] = p50
-            figures[f"{name}, tight, with the black box, p99 us"] = p99
+            figures[f"{name}, tight, without the black box, p50 us"] = p50
+            figures[f"{name}, tight, without the black box, p99 us"] = p99
+    del os.environ["QUARK_BLACK_BOX"]
     return figures
 
 
 def measure_calls(folder: str, calls: int, paced: int) -> dict[str, float]:
-    os.environ["QUARK_BLACK_BOX"] = "0"
     figures: dict[str, float] = {}
     one = {"train/loss": 0.5}
     many = {f"train/metric{index}": index / 3 for index in range(20)}
@@ -236,10 +237,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer calls")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
+    os.environ.pop("QUARK_BLACK_BOX", None)
     calls, paced, times = (4_000, 150, 3) if arguments.quick else (40_000, 1_000, 5)
     with tempfile.TemporaryDirectory() as folder:
         figures = measure_calls(folder, calls, paced)
-        figures.update(measure_with_black_box(folder, calls))
+        figures.update(measure_without_black_box(folder, calls))
         figures.update(measure_loop(folder, calls))
         figures.update(measure_processes(folder, times))
     width = max(map(len, figures))

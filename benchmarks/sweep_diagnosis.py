@@ -26,16 +26,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sweep_trainings import CHANCE, STEPS, Course, draw_parameters, record, train
-from quark_core.analysis.case import Case
-from quark_core.analysis.config import AnalyzerEngineConfig
-from quark_core.analysis.curves import Curve
-from quark_core.analysis.hopeless_runs import (
+from quark.analysis.case import Case
+from quark.analysis.config import AnalyzerEngineConfig
+from quark.analysis.curves import Curve
+from quark.analysis.hopeless_runs import (
     Hopeless,
     Peer,
     judge_hopeless,
     make_peer,
 )
-from quark_core.analysis.run_data import RunData
+from quark.analysis.run_data import RunData
 from quark_core.records.columns import Columns
 
 _EVERY = 20  # steps from look to look

@@ -42,12 +42,12 @@ from optuna.trial import TrialState
 from serving.servers import Service
 from serving.work import open_backend
 
+from quark.sweeps.definition import SweepDefinition
+from quark.sweeps.optuna_journal import EntryJournal
+from quark.sweeps.searches import open_search
 from quark_core.backends.contract import BackendConfig
 from quark_core.backends.registry import default_registry
 from quark_core.records.sweeps import StoredTrial, TrialResult
-from quark_core.sweeps.definition import SweepDefinition
-from quark_core.sweeps.optuna_journal import EntryJournal
-from quark_core.sweeps.searches import open_search
 from quark_core.system.process import current_process
 
 STEPS = 27

@@ -93,7 +93,9 @@ def main() -> None:
         print(f"  {change.section} {change.path}: {change.reference} -> {change.primary}")
     for diff in comparison.metric_diffs:
         if not diff.metric_key.startswith("system/"):
-            print(f"  {diff.metric_key}: {diff.verdict}: {diff.reason}")
+            lasts = (diff.last.reference, diff.last.primary)
+            said = " -> ".join("none" if last is None else f"{last:.3g}" for last in lasts)
+            print(f"  {diff.metric_key}: {said}, {diff.reason}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Quark: a training tracker that never hurts training and loses nothing.
+"""Quark: records training runs, and explains what goes wrong in them.
 
 from quark import MetricsLogger, TrainingSession
 
@@ -11,8 +11,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quark.analysis.best_run import best_run as best_run
+    from quark.analysis.comparison.config import (
+        ComparisonEngineConfig as ComparisonEngineConfig,
+    )
+    from quark.analysis.comparison.config import MetricTargetSpec as MetricTargetSpec
+    from quark.analysis.comparison.engine import ComparisonEngine as ComparisonEngine
+    from quark.analysis.comparison.results import RunComparisonResult as RunComparisonResult
+    from quark.analysis.config import AnalyzerEngineConfig as AnalyzerEngineConfig
+    from quark.analysis.config import AnalyzerThresholds as AnalyzerThresholds
+    from quark.analysis.config import PhaseAnalyzerConfig as PhaseAnalyzerConfig
+    from quark.analysis.config import PhaseAnalyzerThresholds as PhaseAnalyzerThresholds
+    from quark.analysis.diagnosis import AnalyzerResult as AnalyzerResult
+    from quark.analysis.engine import AnalyzerEngine as AnalyzerEngine
+    from quark.analysis.engine import RuleExplanation as RuleExplanation
+    from quark.analysis.explanation.engine import explain_change as explain_change
+    from quark.analysis.explanation.results import ChangeExplanation as ChangeExplanation
+    from quark.analysis.importances import Importances as Importances
+    from quark.analysis.monitor import TrainingMonitor as TrainingMonitor
+    from quark.analysis.monitor import monitor as monitor
+    from quark.analysis.phases import PhaseAnalysisResult as PhaseAnalysisResult
+    from quark.analysis.phases import PhaseAnalyzer as PhaseAnalyzer
+    from quark.analysis.similar_runs import SimilarRun as SimilarRun
+    from quark.analysis.similar_runs import find_similar_runs as find_similar_runs
+    from quark.analysis.sweep_verdict import SweepVerdict as SweepVerdict
+    from quark.analysis.trace_statistics import TraceStatistics as TraceStatistics
+    from quark.analysis.trace_statistics import TraceVersion as TraceVersion
+    from quark.analysis.trace_statistics import trace_statistics as trace_statistics
+    from quark.configuration.layering.layered_config import LayeredConfig as LayeredConfig
+    from quark.configuration.layering.layers import Layers as Layers
     from quark.page.report import RunReport as RunReport
     from quark.page.report import report as report
+    from quark.projects import RunGroup as RunGroup
+    from quark.projects import RunProject as RunProject
+    from quark.projects import project as project
+    from quark.provenance.kept_sources import KeptSource as KeptSource
+    from quark.provenance.kept_sources import KeptSources as KeptSources
+    from quark.provenance.run_sources import read_sources as read_sources
+    from quark.provenance.tracing import trace as trace
+    from quark.sweeps.opening import sweep as sweep
+    from quark.sweeps.space import integers as integers
+    from quark.sweeps.space import uniform as uniform
+    from quark.sweeps.sweep import Sweep as Sweep
+    from quark.sweeps.trial import Trial as Trial
     from quark.tracker.mirrors import CSVBackend as CSVBackend
     from quark.tracker.mirrors import MLflowBackend as MLflowBackend
     from quark.tracker.mirrors import WandbBackend as WandbBackend
@@ -20,33 +61,6 @@ if TYPE_CHECKING:
     from quark.tracker.multiplexer import Tracker as Tracker
     from quark.tracker.setup import register_backend as register_backend
     from quark.tracker.setup import setup_tracker as setup_tracker
-    from quark_core.analysis.best_run import best_run as best_run
-    from quark_core.analysis.comparison.config import (
-        ComparisonEngineConfig as ComparisonEngineConfig,
-    )
-    from quark_core.analysis.comparison.config import MetricTargetSpec as MetricTargetSpec
-    from quark_core.analysis.comparison.engine import ComparisonEngine as ComparisonEngine
-    from quark_core.analysis.comparison.results import RunComparisonResult as RunComparisonResult
-    from quark_core.analysis.config import AnalyzerEngineConfig as AnalyzerEngineConfig
-    from quark_core.analysis.config import AnalyzerThresholds as AnalyzerThresholds
-    from quark_core.analysis.config import PhaseAnalyzerConfig as PhaseAnalyzerConfig
-    from quark_core.analysis.config import PhaseAnalyzerThresholds as PhaseAnalyzerThresholds
-    from quark_core.analysis.diagnosis import AnalyzerResult as AnalyzerResult
-    from quark_core.analysis.engine import AnalyzerEngine as AnalyzerEngine
-    from quark_core.analysis.engine import RuleExplanation as RuleExplanation
-    from quark_core.analysis.explanation.engine import explain_change as explain_change
-    from quark_core.analysis.explanation.results import ChangeExplanation as ChangeExplanation
-    from quark_core.analysis.importances import Importances as Importances
-    from quark_core.analysis.monitor import TrainingMonitor as TrainingMonitor
-    from quark_core.analysis.monitor import monitor as monitor
-    from quark_core.analysis.phases import PhaseAnalysisResult as PhaseAnalysisResult
-    from quark_core.analysis.phases import PhaseAnalyzer as PhaseAnalyzer
-    from quark_core.analysis.similar_runs import SimilarRun as SimilarRun
-    from quark_core.analysis.similar_runs import find_similar_runs as find_similar_runs
-    from quark_core.analysis.sweep_verdict import SweepVerdict as SweepVerdict
-    from quark_core.analysis.trace_statistics import TraceStatistics as TraceStatistics
-    from quark_core.analysis.trace_statistics import TraceVersion as TraceVersion
-    from quark_core.analysis.trace_statistics import trace_statistics as trace_statistics
     from quark_core.backends.delivery_report import DeliveryReport as DeliveryReport
     from quark_core.backends.delivery_report import LaneReport as LaneReport
     from quark_core.backends.migration import migrate_store as migrate_store
@@ -54,8 +68,6 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary as RunSummary
     from quark_core.backends.series import Series as Series
     from quark_core.backends.tracker_backend import TrackerBackend as TrackerBackend
-    from quark_core.config.layering.layered_config import LayeredConfig as LayeredConfig
-    from quark_core.config.layering.layers import Layers as Layers
     from quark_core.config.tracked import tracked as tracked
     from quark_core.errors import ArtifactDamagedError as ArtifactDamagedError
     from quark_core.errors import ArtifactNotFoundError as ArtifactNotFoundError
@@ -68,8 +80,6 @@ if TYPE_CHECKING:
     from quark_core.errors import SessionStoreError as SessionStoreError
     from quark_core.errors import StopRequested as StopRequested
     from quark_core.errors import TrainingHalted as TrainingHalted
-    from quark_core.provenance.kept_sources import KeptSource as KeptSource
-    from quark_core.provenance.kept_sources import KeptSources as KeptSources
     from quark_core.ranks.statistics import RankStatistics as RankStatistics
     from quark_core.records import AlertRecord as AlertRecord
     from quark_core.records import ArtifactLinkRecord as ArtifactLinkRecord
@@ -98,9 +108,6 @@ if TYPE_CHECKING:
     from quark_core.records.schema import validate_record as validate_record
     from quark_core.records.sweeps import StoredTrial as StoredTrial
     from quark_core.runs.artifact_versions import ArtifactVersion as ArtifactVersion
-    from quark_core.runs.projects import RunGroup as RunGroup
-    from quark_core.runs.projects import RunProject as RunProject
-    from quark_core.runs.projects import project as project
     from quark_core.runs.reading import series as series
     from quark_core.runs.run_editing import edit_run as edit_run
     from quark_core.runs.run_editing import stop_run as stop_run
@@ -124,15 +131,9 @@ if TYPE_CHECKING:
     from quark_core.sessions.shortcuts import add_tag as add_tag
     from quark_core.sessions.shortcuts import end_run as end_run
     from quark_core.sessions.shortcuts import open_run as open_run
-    from quark_core.sessions.shortcuts import read_sources as read_sources
     from quark_core.sessions.shortcuts import resume_run as resume_run
     from quark_core.sessions.shortcuts import start_run as start_run
     from quark_core.sessions.shortcuts import watch_data as watch_data
-    from quark_core.sweeps.opening import sweep as sweep
-    from quark_core.sweeps.space import integers as integers
-    from quark_core.sweeps.space import uniform as uniform
-    from quark_core.sweeps.sweep import Sweep as Sweep
-    from quark_core.sweeps.trial import Trial as Trial
     from quark_core.version import __version__ as __version__
     from quark_core.writers.artifact_background import PendingArtifact as PendingArtifact
     from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
@@ -145,7 +146,6 @@ if TYPE_CHECKING:
     from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
     from quark_core.writers.telemetry import SystemTelemetryConfig as SystemTelemetryConfig
-    from quark_core.writers.tracing import trace as trace
     from quark_core.writers.used_artifacts import UsedArtifact as UsedArtifact
     from quark_torch.instruments.attention_entropy import AttentionEntropy as AttentionEntropy
     from quark_torch.instruments.instrument import Instrument as Instrument
@@ -166,10 +166,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "ARTIFACT_STORAGE_LAYOUT": "quark_core.records.artifact_layout",
     "AlertRecord": "quark_core.records",
-    "AnalyzerEngine": "quark_core.analysis.engine",
-    "AnalyzerEngineConfig": "quark_core.analysis.config",
-    "AnalyzerResult": "quark_core.analysis.diagnosis",
-    "AnalyzerThresholds": "quark_core.analysis.config",
+    "AnalyzerEngine": "quark.analysis.engine",
+    "AnalyzerEngineConfig": "quark.analysis.config",
+    "AnalyzerResult": "quark.analysis.diagnosis",
+    "AnalyzerThresholds": "quark.analysis.config",
     "ArtifactDamagedError": "quark_core.errors",
     "ArtifactNotFoundError": "quark_core.errors",
     "ArtifactLinkRecord": "quark_core.records",
@@ -182,9 +182,9 @@ _HOMES = {
     "BatchOutlier": "quark_core.samples.summaries",
     "CSVBackend": "quark.tracker.mirrors",
     "CURRENT_SCHEMA_VERSION": "quark_core.records.schema",
-    "ChangeExplanation": "quark_core.analysis.explanation.results",
-    "ComparisonEngine": "quark_core.analysis.comparison.engine",
-    "ComparisonEngineConfig": "quark_core.analysis.comparison.config",
+    "ChangeExplanation": "quark.analysis.explanation.results",
+    "ComparisonEngine": "quark.analysis.comparison.engine",
+    "ComparisonEngineConfig": "quark.analysis.comparison.config",
     "DataDiagnostics": "quark_core.writers.batches",
     "DataDiagnosticsConfig": "quark_core.writers.batches",
     "DataDiagnosticsSummary": "quark_core.samples.summaries",
@@ -199,15 +199,15 @@ _HOMES = {
     "HookEngine": "quark_torch.layers.hook_engine",
     "HookEngineConfig": "quark_torch.layers.config",
     "HookScheduleConfig": "quark_torch.schedule",
-    "Importances": "quark_core.analysis.importances",
+    "Importances": "quark.analysis.importances",
     "InvalidRunStateError": "quark_core.errors",
-    "KeptSource": "quark_core.provenance.kept_sources",
-    "KeptSources": "quark_core.provenance.kept_sources",
+    "KeptSource": "quark.provenance.kept_sources",
+    "KeptSources": "quark.provenance.kept_sources",
     "LaneReport": "quark_core.backends.delivery_report",
     "LayerFilterConfig": "quark_torch.layer_filter",
     "LayerSummaryRecord": "quark_core.records",
-    "LayeredConfig": "quark_core.config.layering.layered_config",
-    "Layers": "quark_core.config.layering.layers",
+    "LayeredConfig": "quark.configuration.layering.layered_config",
+    "Layers": "quark.configuration.layering.layers",
     "LogIdentifier": "quark_core.records",
     "LoggingHandler": "quark_core.writers.logging_handler",
     "LossSummary": "quark_core.samples.summaries",
@@ -215,7 +215,7 @@ _HOMES = {
     "MappingBatchMetadataAdapter": "quark_core.samples.metadata",
     "MetricRecord": "quark_core.records",
     "MetricSummary": "quark_core.backends.run_summary",
-    "MetricTargetSpec": "quark_core.analysis.comparison.config",
+    "MetricTargetSpec": "quark.analysis.comparison.config",
     "MetricsLogger": "quark_core.writers.metrics",
     "NullTracker": "quark.tracker.multiplexer",
     "ParameterDiagnostics": "quark_torch.parameters.diagnostics",
@@ -223,21 +223,21 @@ _HOMES = {
     "ParameterDistributionRecord": "quark_core.records",
     "ParameterSummaryRecord": "quark_core.records",
     "PendingArtifact": "quark_core.writers.artifact_background",
-    "PhaseAnalysisResult": "quark_core.analysis.phases",
-    "PhaseAnalyzer": "quark_core.analysis.phases",
-    "PhaseAnalyzerConfig": "quark_core.analysis.config",
-    "PhaseAnalyzerThresholds": "quark_core.analysis.config",
+    "PhaseAnalysisResult": "quark.analysis.phases",
+    "PhaseAnalyzer": "quark.analysis.phases",
+    "PhaseAnalyzerConfig": "quark.analysis.config",
+    "PhaseAnalyzerThresholds": "quark.analysis.config",
     "PhaseRecord": "quark_core.records",
-    "RunProject": "quark_core.runs.projects",
+    "RunProject": "quark.projects",
     "ProjectRecord": "quark_core.records",
     "QuarkError": "quark_core.errors",
     "RankStatistics": "quark_core.ranks.statistics",
     "RetentionHookError": "quark_core.errors",
-    "RuleExplanation": "quark_core.analysis.engine",
-    "RunComparisonResult": "quark_core.analysis.comparison.results",
+    "RuleExplanation": "quark.analysis.engine",
+    "RunComparisonResult": "quark.analysis.comparison.results",
     "RunContext": "quark_core.records.runs",
     "RunNotFoundError": "quark_core.errors",
-    "RunGroup": "quark_core.runs.projects",
+    "RunGroup": "quark.projects",
     "RunRecord": "quark_core.records",
     "RunReport": "quark.page.report",
     "RunSummary": "quark_core.backends.run_summary",
@@ -252,7 +252,7 @@ _HOMES = {
     "StoredTrial": "quark_core.records.sweeps",
     "StopRequest": "quark_core.records.runs",
     "StopRequested": "quark_core.errors",
-    "SimilarRun": "quark_core.analysis.similar_runs",
+    "SimilarRun": "quark.analysis.similar_runs",
     "StepTelemetryScope": "quark_core.writers.step_scope",
     "SystemTelemetry": "quark_core.writers.telemetry",
     "SystemTelemetryConfig": "quark_core.writers.telemetry",
@@ -260,7 +260,7 @@ _HOMES = {
     "Tracker": "quark.tracker.multiplexer",
     "TrackerBackend": "quark_core.backends.tracker_backend",
     "TrainingHalted": "quark_core.errors",
-    "TrainingMonitor": "quark_core.analysis.monitor",
+    "TrainingMonitor": "quark.analysis.monitor",
     "TrainingSession": "quark_core.sessions.session",
     "TrainingWatch": "quark_torch.watching",
     "UsedArtifact": "quark_core.writers.used_artifacts",
@@ -268,18 +268,18 @@ _HOMES = {
     "__version__": "quark_core.version",
     "add_log": "quark_core.sessions.shortcuts",
     "add_tag": "quark_core.sessions.shortcuts",
-    "best_run": "quark_core.analysis.best_run",
+    "best_run": "quark.analysis.best_run",
     "dump_record": "quark_core.records.schema",
-    "explain_change": "quark_core.analysis.explanation.engine",
+    "explain_change": "quark.analysis.explanation.engine",
     "edit_run": "quark_core.runs.run_editing",
     "end_run": "quark_core.sessions.shortcuts",
-    "find_similar_runs": "quark_core.analysis.similar_runs",
+    "find_similar_runs": "quark.analysis.similar_runs",
     "find_samples": "quark_core.runs.sample_search",
     "migrate_store": "quark_core.backends.migration",
-    "monitor": "quark_core.analysis.monitor",
+    "monitor": "quark.analysis.monitor",
     "open_run": "quark_core.sessions.shortcuts",
-    "project": "quark_core.runs.projects",
-    "read_sources": "quark_core.sessions.shortcuts",
+    "project": "quark.projects",
+    "read_sources": "quark.provenance.run_sources",
     "register_backend": "quark.tracker.setup",
     "report": "quark.page.report",
     "resume_run": "quark_core.sessions.shortcuts",
@@ -288,12 +288,12 @@ _HOMES = {
     "setup_tracker": "quark.tracker.setup",
     "start_run": "quark_core.sessions.shortcuts",
     "stop_run": "quark_core.runs.run_editing",
-    "Sweep": "quark_core.sweeps.sweep",
-    "SweepVerdict": "quark_core.analysis.sweep_verdict",
-    "Trial": "quark_core.sweeps.trial",
-    "integers": "quark_core.sweeps.space",
-    "sweep": "quark_core.sweeps.opening",
-    "uniform": "quark_core.sweeps.space",
+    "Sweep": "quark.sweeps.sweep",
+    "SweepVerdict": "quark.analysis.sweep_verdict",
+    "Trial": "quark.sweeps.trial",
+    "integers": "quark.sweeps.space",
+    "sweep": "quark.sweeps.opening",
+    "uniform": "quark.sweeps.space",
     "tracked": "quark_core.config.tracked",
     "validate_record": "quark_core.records.schema",
     "AttentionEntropy": "quark_torch.instruments.attention_entropy",
@@ -302,10 +302,10 @@ _HOMES = {
     "Routing": "quark_torch.instruments.router_load",
     "count_flops": "quark_torch.step_flops",
     "watch": "quark_torch.watching",
-    "TraceStatistics": "quark_core.analysis.trace_statistics",
-    "TraceVersion": "quark_core.analysis.trace_statistics",
-    "trace": "quark_core.writers.tracing",
-    "trace_statistics": "quark_core.analysis.trace_statistics",
+    "TraceStatistics": "quark.analysis.trace_statistics",
+    "TraceVersion": "quark.analysis.trace_statistics",
+    "trace": "quark.provenance.tracing",
+    "trace_statistics": "quark.analysis.trace_statistics",
     "watch_data": "quark_core.sessions.shortcuts",
 }
 
@@ -321,8 +321,6 @@ def __getattr__(name: str) -> Any:
             raise habits.explain_attribute(import_module("quark"), name, "module", "module 'quark'")
     else:
         value = getattr(import_module(home), name)
-        # The core's objects are shown in notebooks by what it does not know.
-        import_module("quark_core.presentation").show_by("quark.page")
     globals()[name] = value
     return value
 

@@ -10,9 +10,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from quark_core.backends.contract import Backend, BackendConfig, BackendDefinition
-from quark_core.backends.hookspecs import hookimpl
-from quark_core.system.process import importing
+from quark_core.api import Backend, BackendConfig, BackendDefinition, importing
+from quark_core.hookspecs import hookimpl
 
 __all__ = ["declare", "load_late", "open_late"]
 

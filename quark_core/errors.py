@@ -2,10 +2,12 @@
 
 QuarkError
 ├── SchemaValidationError     (ValueError) fix the record or the argument
+│   └── UnknownKindError      (KeyError) a plugin that defines records is not installed there
 ├── SchemaMigrationError      the store cannot be migrated safely
 ├── SessionStoreError         the primary store cannot serve the call
 │   ├── StoreUnavailableError     it is out of reach, and may be back at any time
 │   │   └── StoreUnauthorizedError    it refuses our credentials
+│   ├── StoreNotFoundError    there is no store at the place that was named
 │   ├── RunNotFoundError      no such run in this store
 │   ├── InvalidRunStateError  the run's state does not allow this call
 │   ├── ArtifactNotFoundError no such artifact, or its payload is not there
@@ -45,11 +47,16 @@ __all__ = [
     "SchemaValidationError",
     "SessionStoreError",
     "StopRequested",
+    "StoreNotFoundError",
     "StoreUnauthorizedError",
     "StoreUnavailableError",
     "TrainingHalted",
     "UnknownBackendError",
+    "UnknownKindError",
+    "describe_error",
 ]
+
+_WAIT = "; the records wait"
 
 
 class QuarkError(Exception):
@@ -61,6 +68,13 @@ class SchemaValidationError(QuarkError, ValueError):
 
     The message begins with the name of the argument or field at fault.
     """
+
+
+class UnknownKindError(SchemaValidationError, KeyError):
+    """A kind of record whose type is not known: here, or on the server that is asked."""
+
+    # A KeyError shows what it was made with as Python would write it.
+    __str__ = Exception.__str__
 
 
 class SchemaMigrationError(QuarkError):
@@ -84,6 +98,10 @@ class StoreUnavailableError(SessionStoreError):
 
 class StoreUnauthorizedError(StoreUnavailableError):
     """The store refuses our credentials, which may be renewed without a restart."""
+
+
+class StoreNotFoundError(SessionStoreError):
+    """There is no store at the place that was named."""
 
 
 class RunNotFoundError(SessionStoreError):
@@ -210,13 +228,21 @@ class BackendUnavailable(BackendError):
     Attributes:
         retry_after_s: The backend asks not to be called sooner; None where it
             does not say.
+        lacks_from: Number of the writer's first batch that the backend had and has lost: it
+            is given those before this one once more; None where it lacks none.
     """
 
     def __init__(
-        self, message: str, *, backend: str | None = None, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        backend: str | None = None,
+        retry_after_s: float | None = None,
+        lacks_from: int | None = None,
     ) -> None:
         super().__init__(message, backend=backend)
         self.retry_after_s = retry_after_s
+        self.lacks_from = lacks_from
 
 
 class BackendOutcomeUnknown(BackendUnavailable):
@@ -248,3 +274,14 @@ class BackendContractError(BackendError):
 
 class UnknownBackendError(BackendError, ValueError):
     """No installed backend has the name or the URI scheme that was asked for."""
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception in one line: errors of Quark's speak for themselves, others by their type.
+
+    That records wait is left to whoever shows the line: each of them says so itself.
+    """
+    text = str(error)
+    if isinstance(error, QuarkError) and text:
+        return text.removesuffix(_WAIT)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

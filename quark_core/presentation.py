@@ -1,7 +1,4 @@
-"""How what stands above the core shows its objects, which know nothing of pages and notebooks.
-
-`quark` says where its painters are; until it has, or without it, an object is its plain text.
-"""
+"""Shows objects in notebooks through plugins; without one an object is its plain text."""
 
 from __future__ import annotations
 
@@ -9,23 +6,15 @@ import logging
 import sys
 import weakref
 from collections.abc import Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quark_core.records.runs import RunContext
 
-__all__ = ["bundle", "find_runs", "note_runs", "paint", "report_session", "show_by", "show_live"]
+__all__ = ["bundle", "find_runs", "has_kernel", "note_runs", "paint"]
 
 _log = logging.getLogger("quark")
-_room: str | None = None
 _runs: dict[int, tuple[RunContext, ...]] = {}
-
-
-def show_by(package: str) -> None:
-    """Say which package has `notebook.PAINTERS` and `report.report`; it is imported late."""
-    global _room
-    _room = package
 
 
 def paint(value: object) -> str | None:
@@ -33,11 +22,10 @@ def paint(value: object) -> str | None:
 
     Raises nothing: what cannot be painted must not end a cell.
     """
-    if _room is None:
-        return None
+    from quark_core.backends.registry import default_registry
+
     try:
-        painters = import_module(f"{_room}.notebook").PAINTERS
-        text: str | None = painters[type(value).__name__](value)
+        text: str | None = default_registry().ask("quark_render_html", value=value)
     except Exception:  # noqa: BLE001 - see above
         _log.debug("%s cannot be shown", type(value).__name__, exc_info=True)
         return None
@@ -73,36 +61,12 @@ def bundle(value: object) -> dict[str, str] | None:
     return None if html is None else {"text/plain": repr(value), "text/html": html}
 
 
-def show_live(value: object) -> None:
-    """Show an object that changes in the cell that runs now, and go on with it as it changes.
-
-    Raises:
-        NotImplementedError: It is shown as it is now, by `bundle`: that is how IPython is told.
-    """
-    shell = _find_shell()
-    if _room is None or getattr(shell, "kernel", None) is None:
-        raise NotImplementedError
-    try:
-        is_shown = import_module(f"{_room}.notebook").show_live(value)
-    except Exception:  # noqa: BLE001 - what cannot be shown must not end a cell
-        _log.debug("%s cannot be shown live", type(value).__name__, exc_info=True)
-        is_shown = False
-    if not is_shown:
-        raise NotImplementedError
+def has_kernel() -> bool:
+    """Whether this program runs in a notebook, which can show objects that change."""
+    return getattr(_find_shell(), "kernel", None) is not None
 
 
 def _find_shell() -> object:
     """The IPython that runs this program, or None."""
     find = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return None if find is None else find()
-
-
-def report_session(session: object, **options: Any) -> Any:
-    """The report of a session, as `quark.report` makes it.
-
-    Raises:
-        RuntimeError: The core is used without `quark`.
-    """
-    if _room is None:
-        raise RuntimeError("a report is made by quark: `import quark` first")
-    return import_module(f"{_room}.report").report(session, **options)

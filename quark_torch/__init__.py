@@ -1,6 +1,6 @@
 """PyTorch instrumentation: layers by hooks, parameters by snapshots, statistics in one read."""
 
-from quark_core.system.terminal_text import guard_logger
+from quark_core.api import guard_logger
 
 __all__: list[str] = []
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from quark_core.errors import SchemaValidationError
+from quark_core.api import SchemaValidationError
 
 __all__ = [
     "ROOT_NAME",

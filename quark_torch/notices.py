@@ -6,9 +6,7 @@ import logging
 import threading
 from typing import Any
 
-from quark_core.config.redaction import cut_text
-from quark_core.records.json_object import normalize_object
-from quark_core.runs.open_run import OpenRun
+from quark_core.api import OpenRun, cut_text, normalize_object
 
 __all__ = ["InstrumentationNotices"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quark_core.errors import SchemaValidationError
-from quark_core.records.query import check_index
+from quark_core.api import SchemaValidationError, check_index
 
 __all__ = ["HookScheduleConfig"]
 

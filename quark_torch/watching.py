@@ -11,14 +11,18 @@ from typing import Any, Self, Unpack
 import torch
 from torch import nn
 
-from quark_core.errors import InvalidRunStateError, SchemaValidationError
-from quark_core.records.query import check_index, spell_out
-from quark_core.runs.open_run import OpenRun
-from quark_core.runs.opening import resolve_target
-from quark_core.writers.step_scope import StepTelemetryScope
-from quark_core.writers.telemetry import SystemTelemetry
-from quark_core.writers.telemetry_config import SystemTelemetryConfig
-from quark_core.writers.throughput import StepRates
+from quark_core.api import (
+    InvalidRunStateError,
+    OpenRun,
+    SchemaValidationError,
+    StepRates,
+    StepTelemetryScope,
+    SystemTelemetry,
+    SystemTelemetryConfig,
+    read_step,
+    resolve_target,
+    spell_out,
+)
 from quark_torch.closing import do_each
 from quark_torch.instruments.instrument import Instrument
 from quark_torch.instruments.running import InstrumentSet
@@ -32,6 +36,7 @@ from quark_torch.parameters.listing import list_optimizers
 from quark_torch.parameters.optimizer_pace import OptimizerPace
 from quark_torch.parameters.optimizers import list_foreign
 from quark_torch.schedule import HookScheduleConfig
+from quark_torch.step_counter import StepCounter
 from quark_torch.step_flops import StepFlops
 
 __all__ = ["TrainingWatch", "watch"]
@@ -55,6 +60,8 @@ class TrainingWatch:
         pace: OptimizerPace,
         instruments: InstrumentSet | None = None,
         flops: StepFlops | None = None,
+        *,
+        model: nn.Module,
     ) -> None:
         self.hooks = hooks
         self.parameters = parameters
@@ -74,6 +81,7 @@ class TrainingWatch:
         self._epoch: int | None = None
         self._metadata: Mapping[str, Any] | None = None
         self._scope: StepTelemetryScope | None = None
+        self._counter: StepCounter | None = StepCounter(self, self._turn, model, run)
 
     def __repr__(self) -> str:
         closed = ", closed" if self._closed else ""
@@ -106,6 +114,9 @@ class TrainingWatch:
     ) -> None:
         """Begin a training step, and end the one before it; the first line of the loop's body.
 
+        A loop that never calls it has its steps counted by the optimizer's, from the second on.
+        The first call takes over from that.
+
         Parameters are looked at when a step ends, after its optimizer's step
         and before the next `zero_grad`. Where the optimizer makes no step in
         one that is due, as in a loop over micro-batches, they are looked at in
@@ -122,10 +133,48 @@ class TrainingWatch:
         """
         if self._closed:
             raise InvalidRunStateError("step: this watch is closed")
-        checked = check_index(step, "step")
+        checked = read_step(self._run, step)
         if checked is None:
             raise SchemaValidationError("step must be given")
+        self._stop_counting()
         self._end_step()
+        self._begin_step(checked, epoch, metadata)
+
+    def _turn(self, step: int) -> None:
+        """An optimizer has ended a step of a loop that counts none itself: begin the next one.
+
+        What fails is told of by an event; in strict mode it is raised.
+
+        Args:
+            step: Its number.
+        """
+        # A halt is for the loop's own call, and not for the optimizer's.
+        if self._closed or self._run.refusal is not None:
+            return
+        try:
+            if self._step is None:
+                # Those that came before were not looked at, so that something is due now.
+                self._pace.skip(step)
+            self._end_step()
+            self._begin_step(step, None, None)
+        except Exception as error:  # noqa: BLE001 - the user's step must go on
+            self._stop_counting()
+            self._notices.fail("counting steps", error)
+
+    def _stop_counting(self) -> None:
+        """Leave the steps to the loop; one that was begun for it is none, and says nothing."""
+        counter, self._counter = self._counter, None
+        if counter is None or not counter.leave() or self._step is None:
+            return
+        self._step = self._scope = None
+        if self._flops is not None:
+            self._flops.end_step()
+        if self._instruments is not None:
+            self._instruments.end_step()
+        if self.hooks is not None:
+            self.hooks.drop_step()
+
+    def _begin_step(self, checked: int, epoch: int | None, metadata: Any) -> None:
         self._step, self._epoch, self._metadata = checked, epoch, metadata
         if self.telemetry is not None:
             self._scope = self.telemetry.start_step(checked, epoch=epoch, metadata=metadata)
@@ -171,7 +220,7 @@ class TrainingWatch:
         if self._closed:
             return
         self._closed = self._pace.is_last = True
-        failure = do_each(self._end_step, *self._close_parts())
+        failure = do_each(self._stop_counting, self._end_step, *self._close_parts())
         if failure is not None:
             self._notices.fail("close", failure)
 
@@ -192,7 +241,7 @@ class TrainingWatch:
         # A step that was broken off says nothing of its parameters.
         self._closed = True
         self._step = None
-        failure = do_each(*self._close_parts())
+        failure = do_each(self._stop_counting, *self._close_parts())
         if failure is not None:
             # In a strict run too: the user's exception must not be replaced by ours.
             do_each(partial(self._notices.fail, "close", failure))
@@ -265,7 +314,7 @@ def watch(
 
         with quark.watch(session, model, optimizer, every_n_steps=50) as watch:
             for step, batch in enumerate(loader):
-                watch.step(step)
+                watch.step(step)  # without it, the optimizer's steps count, from the second on
                 ...
 
     Args:
@@ -323,7 +372,7 @@ def watch(
         pace = OptimizerPace(every_n_steps)
         made.pop_all()
     run = resolve_target(session)
-    return TrainingWatch(run, engine, diagnostics, sampled, pace, instruments, flops)
+    return TrainingWatch(run, engine, diagnostics, sampled, pace, instruments, flops, model=model)
 
 
 def _count_from(session: object, model: nn.Module) -> StepFlops:

@@ -16,7 +16,7 @@ from postgres_server import (  # noqa: F401 - fixtures for all tests
     postgres_url,
 )
 
-from quark_core.provenance import traced_functions
+from quark.provenance import traced_functions
 from quark_core.runs.open_run import open_runs
 
 pytest_plugins = ["tiers"]

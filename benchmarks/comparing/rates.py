@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from comparing.training import CONFIGURATIONS, Curves, train
-from quark_core.analysis.comparison.config import ComparisonEngineConfig
-from quark_core.analysis.comparison.directions import infer_direction
-from quark_core.analysis.comparison.metrics import Pairing, compare_metrics
-from quark_core.analysis.curves import Curve
-from quark_core.analysis.run_data import RunData
+from quark.analysis.comparison.config import ComparisonEngineConfig
+from quark.analysis.comparison.metrics import Pairing, compare_metrics
+from quark.analysis.comparison.results import MetricDiff
+from quark.analysis.curves import Curve
+from quark.analysis.run_data import RunData
+from quark_core.config.metric_directions import infer_direction
 from quark_core.records.columns import Columns
 
 SEEDS = 14
@@ -28,7 +29,7 @@ _CALLED = ("better", "worse")
 def measure_pairs(*, quick: bool = False) -> list[dict[str, Any]]:
     """All pairs of seeds of one configuration, trained, logged and compared by the engine."""
     import quark
-    from quark_core.analysis.comparison.engine import ComparisonEngine
+    from quark.analysis.comparison.engine import ComparisonEngine
 
     rows = []
     seeds = 6 if quick else SEEDS
@@ -114,7 +115,7 @@ def _count(
     generator = np.random.default_rng(7)
     config = ComparisonEngineConfig()
     found: Counter[str] = Counter()
-    wrong = some = 0
+    wrong = some = by_welch = 0
     for _ in range(draws):
         order = generator.permutation(len(plain))
         one = [plain[index] for index in order[:GROUP]]
@@ -126,6 +127,7 @@ def _count(
         wrong += any(diff.verdict == "worse" for diff in diffs) if figure else 0
         found.update(hits)
         some += bool(hits)
+        by_welch += _is_told_by_welch(diffs, one, two)
     keys = sorted(plain[0].metrics)
     return {
         "configuration": name,
@@ -133,9 +135,21 @@ def _count(
         "figure": figure,
         "draws": draws,
         "any": some / draws,
+        "welch": by_welch / draws,
         "wrong way": wrong / draws,
         "found": {key: found[key] / draws for key in keys},
     }
+
+
+def _is_told_by_welch(
+    diffs: Sequence[MetricDiff], one: Sequence[RunData], two: Sequence[RunData]
+) -> bool:
+    """Whether Welch's test (SciPy's) on the last values of the main metric calls a difference."""
+    from scipy.stats import ttest_ind
+
+    key = next(diff.metric_key for diff in diffs if diff.headline)
+    ends = ([run.metrics[key].value[-1] for run in side] for side in (one, two))
+    return bool(ttest_ind(*ends, equal_var=False).pvalue <= 0.05)
 
 
 def measure_deviations(

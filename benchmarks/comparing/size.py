@@ -34,9 +34,9 @@ def measure_sizes(*, quick: bool = False) -> list[dict[str, Any]]:
 
 def _measure(points: int, folder: Path) -> dict[str, Any]:
     import quark
-    from quark_core.analysis.comparison.engine import ComparisonEngine
-    from quark_core.analysis.engine import AnalyzerEngine
-    from quark_core.analysis.phases import PhaseAnalyzer
+    from quark.analysis.comparison.engine import ComparisonEngine
+    from quark.analysis.engine import AnalyzerEngine
+    from quark.analysis.phases import PhaseAnalyzer
 
     ids = []
     for seed in (0, 1):

@@ -28,6 +28,11 @@ def print_report(figures: dict[str, Any]) -> None:
     print(f"faults with foreign alarms  {_tell(figures['faults_with_foreign_alarms'])}")
     print(f"faults called healthy       {len(figures['broken_called_healthy'])}")
     print(f"healthy, not called so      {_tell(figures['healthy_not_called_so'])}")
+    seen_little = figures["no_problem_found"]
+    print(
+        f"no problem found (too little was recorded): {seen_little['healthy']} healthy, "
+        f"{seen_little['faults']} faults"
+    )
     phases = figures["phases"]
     print(f"phases: recall              {_tell(phases['recall'])} of {phases['expected']}")
     print(

@@ -22,6 +22,9 @@ _ALARMS = ("warning", "error", "critical")
 _EARLY_PROBES = -2.0
 
 
+_NO_PROBLEM = "no problem found"
+
+
 def find_runs(folder: Path, *, family: str = "all", only: Iterable[str] = ()) -> list[Path]:
     """Folders of finished runs below this one, in order.
 
@@ -54,13 +57,13 @@ def judge_run(folder: Path) -> dict[str, Any]:
 
     row: dict[str, Any] = json.loads((folder / TRUTH_FILE).read_text())
     row.update(folder=str(folder), alarms=[], notes=[], phases=[], error=None)
-    row.update(status=None, known=False)
+    row.update(status=None, known=False, word=None)
     begun = time.perf_counter()
     try:
         session = quark.open_run(row["run_id"], folder)
         analysis = quark.AnalyzerEngine(session).analyze()
         overall = next(item for item in analysis.health_scores if item.score_key == "overall")
-        row.update(status=overall.status, known=overall.known)
+        row.update(status=overall.status, known=overall.known, word=overall.word)
         for alert in analysis.alerts:
             said = {
                 "rule": alert.rule_id,
@@ -134,6 +137,10 @@ def score_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "healthy_not_called_so": _share(
             sum(not _is_called_healthy(row) for row, _ in healthy), len(healthy)
         ),
+        "no_problem_found": {
+            name: sum(row.get("word") == _NO_PROBLEM for row, _ in group)
+            for name, group in (("faults", faults), ("healthy", healthy))
+        },
         "rules": rules,
         "phases": _score_phases(judged),
         "analysis_s": statistics.median(row["analysis_s"] for row in rows) if rows else None,
@@ -260,6 +267,6 @@ def _find_phase_analyzer() -> Any:
     try:
         return quark.PhaseAnalyzer
     except AttributeError:
-        from quark_core.analysis.phases import PhaseAnalyzer
+        from quark.analysis.phases import PhaseAnalyzer
 
         return PhaseAnalyzer

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.diagnosis.campaign import TRUTH_FILE
-from quark_core.analysis import limits, rules
-from quark_core.analysis.config import AnalyzerThresholds
-from quark_core.analysis.figures import Figure, Source, Text
-from quark_core.analysis.histories import strip_prefixes
-from quark_core.analysis.rule import Finding
+from quark.analysis import limits, rules
+from quark.analysis.config import AnalyzerThresholds
+from quark.analysis.figures import Figure, Source, Text
+from quark.analysis.histories import strip_prefixes
+from quark.analysis.rule import Finding
 
 __all__ = ["Records", "find_untraced", "trace_run"]
 
@@ -109,15 +109,15 @@ class Records:
 def trace_run(folder: Path) -> tuple[int, list[str]]:
     """How many numbers the findings of a finished run show, and what is wrong with them."""
     import quark
-    from quark_core.analysis.diagnosis import analyze_run
-    from quark_core.analysis.monitor_feed import KINDS
-    from quark_core.analysis.outputs import open_analysis
+    from quark.analysis.diagnosis import analyze_run
+    from quark.analysis.monitor_feed import list_kinds
+    from quark.analysis.outputs import open_analysis
     from quark_core.records.query import Query
 
     truth = json.loads((folder / TRUTH_FILE).read_text())
     session = quark.open_run(truth["run_id"], folder)
     reader = session.open_run.reader
-    rows = {kind: reader.read(truth["run_id"], kind, Query()).to_records() for kind in KINDS}
+    rows = {kind: reader.read(truth["run_id"], kind, Query()).to_records() for kind in list_kinds()}
     result = analyze_run(open_analysis(session).load())
     findings = list(result.findings.values())
     count = sum(

@@ -57,9 +57,9 @@ class Service:
         return {"QUARK_PERSISTENCE_URL": self.url, "QUARK_USER_KEY": self.key}
 
     def __enter__(self) -> Service:
-        self._run("db", "upgrade", "--store", self.store_url)
-        self.key = self.make_key()
+        # A key is made of a service that is there; the first start makes it.
         self.start()
+        self.key = self.make_key()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,20 +12,22 @@ from rich.padding import Padding
 from rich.segment import Segment, Segments
 from rich.table import Table
 
+from quark.analysis.curves import Curve
+from quark.analysis.health import is_note
+from quark.analysis.observations import format_number, say_steps
 from quark.cli.plots import draw_curve
-from quark.cli.texts import Console, Text, describe_state
-from quark_core.analysis.curves import Curve
-from quark_core.analysis.health import is_note
-from quark_core.analysis.observations import format_number, say_steps
+from quark.cli.texts import Console, Text, describe_run_state
+from quark_core.records.kinds.findings import LITTLE_SEEN
 from quark_core.records.names import decode_name
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quark_core.analysis.case import Case
-    from quark_core.analysis.diagnosis import AnalyzerResult
-    from quark_core.analysis.histories import History, ParameterHistory
-    from quark_core.analysis.phases import PhaseAnalysisResult
+    from quark.analysis.case import Case
+    from quark.analysis.diagnosis import AnalyzerResult
+    from quark.analysis.histories import History, ParameterHistory
+    from quark.analysis.phases import PhaseAnalysisResult
     from quark_core.backends.contract import StoredRun
     from quark_core.records.kinds.findings import (
         AlertRecord,
@@ -145,10 +147,11 @@ def print_explanations(result: AnalyzerResult, rule_id: str | None) -> None:
 
 
 def _headline(stored: StoredRun, result: AnalyzerResult) -> Text:
-    text = Text.assemble((f"{stored.project.name} ", "bold"), (result.run_id, "bold cyan"), "  ")
+    run_id = shorten_run_id(result.run_id)
+    text = Text.assemble((f"{stored.project.name} ", "bold"), (run_id, "bold cyan"), "  ")
     if stored.run.name:
         text.append(f"{stored.run.name}  ")
-    text.append_text(describe_state(stored.state))
+    text.append_text(describe_run_state(stored))
     if stored.state == "running":
         text.append(" (what it has up to now)", style="dim")
     return text
@@ -165,13 +168,13 @@ def _health_table(scores: Sequence[HealthScoreRecord], *, ascii_only: bool) -> T
         looked, rules = metadata.get("rules_with_data"), metadata.get("rules")
         row: tuple[str, Text, Text]
         if not score.is_known:
-            row = ("-", Text(empty * _BAR, style="dim"), Text("not known", style="dim"))
+            row = ("-", Text(empty * _BAR, style="dim"), Text(score.word, style="dim"))
         else:
             style = _STATUS_STYLES.get(score.status, "")
             filled = round(score.score / 100 * _BAR)
             bar = Text.assemble((full * filled, style), (empty * (_BAR - filled), "dim"))
-            row = (f"{score.score:.0f}", bar, Text(score.status, style=style))
-        coverage = "" if looked == rules else f"{looked} of {rules} rules could look"
+            row = (f"{score.score:.0f}", bar, Text(score.word, style=style))
+        coverage = "" if looked == rules else f"{looked} of {rules} checks ran"
         name = Text(score.score_key, style="bold" if is_whole else "")
         table.add_row(name, *row, Text(coverage, style="dim"))
     return table
@@ -188,7 +191,11 @@ def _describe_judgement(overall: HealthScoreRecord) -> str:
     way = "lower" if learning["mode"] == "min" else "higher"
     named = "named as the objective" if learning["named"] else "recognised by its name"
     metric = decode_name(str(learning["metric"]))
-    return f"Judged by {metric} ({way} is better; {named}): {learning['reason']}."
+    said = f"Judged by {metric} ({way} is better; {named}): {learning['reason']}."
+    if (call := metadata.get(LITTLE_SEEN)) is None:
+        return said
+    ran = f"{metadata.get('rules_with_data')} of {metadata.get('rules')} checks ran"
+    return f"{said} No problem found; {ran}. {call} lets more run."
 
 
 def _count_alerts(result: AnalyzerResult) -> str:
@@ -201,7 +208,7 @@ def _count_alerts(result: AnalyzerResult) -> str:
         return f"{count} alert{'s' if count > 1 else ''}{said}"
     if not looked:
         return f"No alerts{said}, but no rule had the data it needs."
-    return f"No alerts{said}: {looked} of {rules} rules looked and found nothing."
+    return f"No alerts{said}: {looked} of {rules} checks ran and found no problem."
 
 
 def _in_order(alerts: Sequence[AlertRecord]) -> Iterator[tuple[AlertRecord, int]]:
@@ -378,12 +385,17 @@ def _bounds(phase: Any) -> tuple[Any, Any]:
 
 
 def _missing_parts(result: AnalyzerResult) -> Iterator[RenderableType]:
-    """Which rules could not look, those that lack the same on one line."""
-    groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    """Which rules could not look, those with the same reason on one line.
+
+    The reason says how much a rule needs: what it names in `missing` may be there, but too little.
+    """
+    groups: dict[str, list[str]] = {}
+    missing: set[str] = set()
     for rule_id, verdict in result.verdicts.items():
         if verdict.state == "no_data":
-            reason = verdict.reason if verdict.reason.startswith("the rule failed") else ""
-            groups.setdefault((reason, verdict.missing), []).append(rule_id)
+            reason = verdict.reason or f"it lacks {', '.join(verdict.missing)}"
+            groups.setdefault(reason, []).append(rule_id)
+            missing.update(verdict.missing)
     if not groups:
         return
     count = sum(map(len, groups.values()))
@@ -391,10 +403,10 @@ def _missing_parts(result: AnalyzerResult) -> Iterator[RenderableType]:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(overflow="fold", ratio=1)
     grid.add_column(overflow="fold", style="dim", ratio=1)
-    for (reason, missing), names in groups.items():
-        grid.add_row(Text(", ".join(names)), Text(reason or f"lacked {', '.join(missing)}"))
+    for reason, names in groups.items():
+        grid.add_row(Text(", ".join(names)), Text(reason))
     yield _indent(grid, 2)
-    if any(_WATCHED in missing for _, missing in groups):
+    if _WATCHED in missing:
         yield Text("  Layers, parameters and gradients are seen once the script says:")
         yield Text("  quark.watch(session, model, optimizer)", style="bold")
     yield Text()

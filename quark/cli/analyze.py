@@ -16,10 +16,11 @@ from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
-    from quark_core.analysis.config import AnalyzerEngineConfig, PhaseAnalyzerConfig
-    from quark_core.analysis.diagnosis import AnalyzerResult
-    from quark_core.analysis.phases import PhaseAnalysisResult
-    from quark_core.sessions.session import TrainingSession
+    from quark.analysis.config import AnalyzerEngineConfig, PhaseAnalyzerConfig
+    from quark.analysis.diagnosis import AnalyzerResult
+    from quark.analysis.phases import PhaseAnalysisResult
+    from quark_core.backends.contract import StoredRun
+    from quark_core.runs.run_reader import RunReader
 
 __all__ = ["FAILED_CHECK", "analyze", "show_warnings"]
 
@@ -38,7 +39,7 @@ _MIRRORS_TIMEOUT_S = 30.0
 @click.option(
     "--fail-on",
     type=click.Choice(_LEVELS),
-    help="Exit with status 3 where an alert is as severe as this, or more.",
+    help="Exit with status 3 where an alert is as severe as this, or more, or the run broke off.",
 )
 @click.option(
     "--mode",
@@ -107,7 +108,7 @@ def analyze(
     no_store: bool,
     as_json: bool,
 ) -> None:
-    """Say what is wrong with RUN (its id, the beginning of it, or its name).
+    """Say what is wrong with RUN (its ID, unique prefix or name).
 
     Shows health scores, alerts with what shows them, and the phases of the
     training, and stores them with the run in place of those of an earlier
@@ -116,7 +117,8 @@ def analyze(
     notes; --against names some, for alerts. With --backend nothing is stored.
 
     A run whose loss is not recognised, or that is too short, has a health that
-    is not known: name its metric by --objective. With --fail-on that fails too.
+    is not known: name its metric by --objective. With --fail-on that fails too,
+    and so does a run that failed, was lost or interrupted, at each severity.
     In CI: quark analyze RUN --fail-on error --report report.html --summary FILE.
 
     \b
@@ -124,57 +126,79 @@ def analyze(
       0    analyzed; nothing is as severe as --fail-on, or it was not given
       1    the run or its store cannot be read, or not be written
       2    a mistake in the command line
-      3    an alert is as severe as --fail-on, or more, or nothing could be judged
+      3    an alert is as severe as --fail-on, or more, or nothing could be judged,
+           or the run broke off
     """  # noqa: D301 - click wants the character
-    from quark_core.analysis.mirrored_outputs import gather_outputs
+    from quark.analysis.mirrored_outputs import gather_outputs
 
     source = RunSource(storage_dir, backend)
     stored = source.find(run)
     run_id = str(stored.run.id)
-    session = source.open(run_id)
+    reader = source.read(stored)
     if allow_unknown and fail_on is None:
         raise click.UsageError("--allow-unknown goes with --fail-on")
     config = _configure(mode, rules, objective)
+    if config.objective is not None:
+        _check_objective(source, run_id, config.objective)
     # Another tool's store takes no outputs, and that needs no word.
     is_partial = bool(rules) or explain is not None or backend is not None
     with show_warnings(), gather_outputs() as gathered:
         _check_rules(rules, explain, mode)
-        good = [source.open(str(source.find(name).run.id)) for name in against]
-        result, phases = _analyze(session, config, good, keep=not (no_store or is_partial))
+        good = [source.open(name) for name in against]
+        result, phases = _analyze(reader, config, good, keep=not (no_store or is_partial))
     if as_json:
-        print_json(
-            {
-                **result.to_dict(),
-                "phases": [phase.to_dict() for phase in phases.phases],
-                "phase_notes": list(phases.notes),
-            }
-        )
+        _print_as_json(result, phases)
     elif explain is not None:
         from quark.cli.analysis_view import print_explanations
 
         print_explanations(result, None if explain == "all" else explain)
     else:
+        from quark.analysis.case import Case
+        from quark.analysis.outputs import open_analysis
         from quark.cli.analysis_view import print_analysis
-        from quark_core.analysis.case import Case
-        from quark_core.analysis.outputs import open_analysis
 
         # A view of its own: its columns are read only where a curve is drawn.
-        case = Case(open_analysis(session).load(), config)
+        case = Case(open_analysis(reader).load(), config)
         print_analysis(stored, result, phases, case)
         if line := source.describe_unstored(run_id):
             click.echo(line)
     if report_path is not None or summary_path is not None:
         with show_warnings():
-            _write_report(session, result, phases, report_path, summary_path)
+            _write_report(reader, result, phases, report_path, summary_path)
     with show_warnings():
         # After all is said: whoever reads it need not wait for them.
         gathered.deliver(_MIRRORS_TIMEOUT_S)
-    if fail_on is not None and not _passes(result, fail_on, rules, allow_unknown=allow_unknown):
+    if fail_on is not None and not (
+        _is_whole(stored, fail_on) and _passes(result, fail_on, rules, allow_unknown=allow_unknown)
+    ):
         sys.exit(FAILED_CHECK)
 
 
+def _check_objective(source: RunSource, run_id: str, metric: str) -> None:
+    """Refuse an objective that the run does not have: what is stored would judge nothing."""
+    from quark_core.errors import SchemaValidationError
+    from quark_core.runs.near_names import refuse_unknown_metric
+    from quark_core.runs.searching import summarize_run
+
+    try:
+        keys = summarize_run(source.reader, run_id).metrics
+        refuse_unknown_metric(metric, keys, "--objective", "the run")
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _print_as_json(result: AnalyzerResult, phases: PhaseAnalysisResult) -> None:
+    print_json(
+        {
+            **result.to_dict(),
+            "phases": [phase.to_dict() for phase in phases.phases],
+            "phase_notes": list(phases.notes),
+        }
+    )
+
+
 def _write_report(
-    session: TrainingSession,
+    reader: RunReader,
     result: AnalyzerResult,
     phases: PhaseAnalysisResult,
     report_path: Path | None,
@@ -183,7 +207,7 @@ def _write_report(
     """What this analysis has found as a file for people, and in short for a CI job's page."""
     from quark.cli.report import write_file
     from quark.page.api.run_analysis import Analysis, RuleCoverage
-    from quark.page.report import compose_report, open_session_source
+    from quark.page.report import compose_report, open_reader_source
     from quark.page.report_contents import ReportOptions
 
     analysis = Analysis(
@@ -195,7 +219,7 @@ def _write_report(
         coverage=RuleCoverage.measure(result.verdicts),
         generation=result.generation,
     )
-    runs = [(open_session_source(session), result.run_id)]
+    runs = [(open_reader_source(reader), result.run_id)]
     report = compose_report(runs, ReportOptions(), [analysis])
     if report_path is not None:
         path = write_file(report_path, "--report", report.save)
@@ -233,7 +257,7 @@ class _Lines(logging.Handler):
 
 
 def _check_rules(rules: tuple[str, ...], explain: str | None, mode: str) -> None:
-    from quark_core.analysis.rules.registry import DOCUMENTED_RULES, list_rules
+    from quark.analysis.rules.registry import DOCUMENTED_RULES, list_rules
 
     known = [rule.rule_id for rule in list_rules()]
     if mode == "absolute":
@@ -252,34 +276,34 @@ def _check_rules(rules: tuple[str, ...], explain: str | None, mode: str) -> None
 
 
 def _analyze(
-    session: TrainingSession,
+    reader: RunReader,
     config: object,
-    good: list[TrainingSession],
+    good: list[RunReader],
     *,
     keep: bool,
 ) -> tuple[AnalyzerResult, PhaseAnalysisResult]:
-    from quark_core.analysis.config import AnalyzerEngineConfig
-    from quark_core.analysis.diagnosis import analyze_run
-    from quark_core.analysis.engine import AnalyzerEngine, load_baseline
-    from quark_core.analysis.outputs import open_analysis
-    from quark_core.analysis.phases import PhaseAnalyzer, analyze_phases
+    from quark.analysis.config import AnalyzerEngineConfig
+    from quark.analysis.diagnosis import analyze_run
+    from quark.analysis.engine import AnalyzerEngine, load_baseline
+    from quark.analysis.outputs import open_analysis
+    from quark.analysis.phases import PhaseAnalyzer, analyze_phases
 
     assert isinstance(config, AnalyzerEngineConfig)
     phases = _choose_phase_config(config)
     if not keep:
-        data = open_analysis(session).load()
+        data = open_analysis(reader).load()
         baseline = load_baseline(good) if good else None
         return analyze_run(data, config, baseline=baseline), analyze_phases(data, phases)
-    result = AnalyzerEngine(session, config=config).analyze(store=True, against=good or None)
+    result = AnalyzerEngine(reader, config=config).analyze(store=True, against=good or None)
     if not result.stored:
-        return result, analyze_phases(open_analysis(session).load(), phases)
-    return result, PhaseAnalyzer(session, config=phases).analyze(store=True)
+        return result, analyze_phases(open_analysis(reader).load(), phases)
+    return result, PhaseAnalyzer(reader, config=phases).analyze(store=True)
 
 
 def _choose_phase_config(config: AnalyzerEngineConfig) -> PhaseAnalyzerConfig:
     """Phases of the same curves: a loss that was named comes before those of the conventions."""
-    from quark_core.analysis.config import PhaseAnalyzerConfig
-    from quark_core.analysis.metric_roles import prefer_objective
+    from quark.analysis.config import PhaseAnalyzerConfig
+    from quark.analysis.metric_roles import prefer_objective
 
     objective = config.objective, config.objective_mode
     return PhaseAnalyzerConfig(
@@ -293,7 +317,7 @@ def _choose_phase_config(config: AnalyzerEngineConfig) -> PhaseAnalyzerConfig:
 
 
 def _configure(mode: str, rules: tuple[str, ...], objective: str | None) -> AnalyzerEngineConfig:
-    from quark_core.analysis.config import AnalyzerEngineConfig
+    from quark.analysis.config import AnalyzerEngineConfig
     from quark_core.config.objective import parse_objective
     from quark_core.errors import SchemaValidationError
 
@@ -307,6 +331,17 @@ def _configure(mode: str, rules: tuple[str, ...], objective: str | None) -> Anal
         objective=None if named is None else named.metric,
         objective_mode=None if named is None else named.mode,
     )
+
+
+def _is_whole(stored: StoredRun, fail_on: str) -> bool:
+    """Whether a run did not break off: one that did is no result, whatever rules say of it."""
+    from quark.analysis.run_end import say_end
+    from quark_core.system.terminal_text import clean_line
+
+    if stored.is_broken_off:
+        told = clean_line(say_end(stored, "the run"))
+        click.echo(f"quark: --fail-on {fail_on}: {told}", err=True)
+    return not stored.is_broken_off
 
 
 def _passes(
@@ -326,6 +361,9 @@ def _find_unknown(result: AnalyzerResult, *, is_asked: bool) -> str | None:
                  if v.state == "no_data"]  # fmt: skip
         return "; ".join(blind) if blind and len(blind) == len(result.verdicts) else None
     overall = result.health_scores[0]
+    never_logged = dict(overall.metadata or {}).get("learning", {}).get("never_logged")
+    if overall.known and never_logged is not None:
+        return f"the objective {never_logged} was never logged"
     return None if overall.known else overall.unknown_reason
 
 

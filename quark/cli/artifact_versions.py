@@ -9,7 +9,8 @@ import click
 
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
-from quark_core.errors import QuarkError, RunNotFoundError
+from quark_core.errors import ArtifactNotFoundError, QuarkError, RunNotFoundError
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["alias", "get", "lineage", "versions"]
 
 _MOST_PROJECTS = 10
+_MOST_NAMES = 10
 
 
 def project_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,11 +47,16 @@ def versions(
     from quark_core.runs.artifact_versions import list_versions
 
     source = RunSource(storage_dir, backend)
-    found = list_versions(source.reader, choose_project(source, project), name)
+    chosen = choose_project(source, project)
+    found = list_versions(source.reader, chosen, name)
+    if not found:
+        source.check_project(project, "--project")
+        if name is not None:
+            raise ArtifactNotFoundError(_tell_missing(source, project, name))
     if as_json:
         print_json([version.to_dict() for version in found])
     elif not found:
-        click.echo(f"There is no artifact{f' {name}' if name else ''}.")
+        click.echo(clean_line(f"There is no artifact of project {chosen!r} in {source.store}."))
     else:
         _print_versions(found)
 
@@ -77,9 +84,9 @@ def get(
 
     source = RunSource(storage_dir, backend)
     version = find(source, name, project)
-    session = source.open(str(version.record.run_id))
+    run = source.open(str(version.record.run_id))
     try:
-        place = copy_version(session.open_run, version.record, output)
+        place = copy_version(run, version.record, output)
     except OSError as error:
         raise click.ClickException(f"{version.name}: {error}") from error
     click.echo(f"{version.name} is in {place}")
@@ -179,6 +186,17 @@ def find(source: RunSource, name: str, project: str | None) -> ArtifactVersion:
     return find_version(source.reader, choose_project(source, project), parse_artifact_name(name))
 
 
+def _tell_missing(source: RunSource, project: str | None, name: str) -> str:
+    from quark_core.records.names import decode_name
+    from quark_core.runs.artifact_versions import list_versions
+
+    versions = list_versions(source.reader, choose_project(source, project))
+    known = list(dict.fromkeys(decode_name(version.key) for version in versions))
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    there = f"there are {', '.join(known[:_MOST_NAMES])}{more}" if known else "there is none at all"
+    return f"NAME: there is no artifact {name!r:.200} in {source.store}; {there}"
+
+
 def choose_project(source: RunSource, project: str | None) -> str:
     """The project that is asked for, or the only one that there is.
 
@@ -192,9 +210,9 @@ def choose_project(source: RunSource, project: str | None) -> str:
         return found[0]
     told = ", ".join(found[:_MOST_PROJECTS])
     raise QuarkError(
-        f"the store has {len(found)} projects: choose one with --project ({told})"
+        f"{source.store} has {len(found)} projects: choose one with --project ({told})"
         if found
-        else "the store has no run"
+        else f"there is no run in {source.store}"
     )
 
 

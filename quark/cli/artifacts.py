@@ -9,9 +9,15 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from quark.cli.artifact_versions import alias, get, lineage, versions
+from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import (
+    count_things,
+    json_option,
+    print_json,
+    storage_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from quark_core.records import ArtifactRecord
-    from quark_core.writers.artifacts import ArtifactStore
+    from quark_core.writers.artifact_reading import ArtifactReading
 
 __all__ = ["artifacts", "make_artifact_table"]
 
@@ -49,7 +55,7 @@ def artifacts() -> None:
 @artifacts.command(_LIST)
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("key", required=False)
-@click.option("-t", "--type", "artifact_type", help="Only artifacts of this type.")
+@click.option("-t", "--type", "artifact_type", cls=LongInHelp, help="Only artifacts of this type.")
 @click.option(
     "-o",
     "--output",
@@ -68,7 +74,7 @@ def list_artifacts(
     backend: str | None,
     as_json: bool,
 ) -> None:
-    """List the artifacts of RUN (its id, the beginning of it, or its name).
+    """List the artifacts of RUN (its ID, unique prefix or name).
 
     With KEY only those under that key. With --output their payloads are copied
     out, each checked against its SHA-256; a file that exists is left alone.
@@ -78,11 +84,11 @@ def list_artifacts(
     from quark.cli.texts import Console
     from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT
     from quark_core.runs.artifact_versions import HIDDEN_TYPES
-    from quark_core.writers.artifacts import ArtifactStore
+    from quark_core.writers.artifact_reading import ArtifactReading
 
     source = RunSource(storage_dir, backend)
-    session = source.open(str(source.find(run).run.id))
-    store = ArtifactStore(session)
+    reader = source.open(run)
+    store = ArtifactReading(reader)
     found = store.read(artifact_key=key, artifact_type=artifact_type)
     if artifact_type is None and key is None and output is None:
         # Parts of others, which their type shows.
@@ -90,15 +96,19 @@ def list_artifacts(
     if as_json:
         print_json([record.to_dict() for record in found])
     elif not found:
-        click.echo("No artifacts fit." if key or artifact_type else "This run has no artifacts.")
+        what = "artifacts that fit" if key or artifact_type else "artifacts"
+        click.echo(f"Run {reader.run_id} of {source.store} has no {what}.")
+        if backend is not None:
+            click.echo("A mirror may have files without records; MLflow has both with quark=full.")
     elif output is None:
         Console().print(make_artifact_table(found))
         total = sum({record.sha256: record.size_bytes for record in found}.values())
-        click.echo(f"{len(found)} artifacts, {decimal(total)}; --output DIR copies them out.")
-        if isinstance(session.run_path, Path):
-            click.echo(f"They lie in {session.run_path / ARTIFACT_STORAGE_LAYOUT['root']}")
+        counted = count_things(len(found), "artifact")
+        click.echo(f"{counted}, {decimal(total)}; --output DIR copies them out.")
+        if isinstance(reader.context.run_path, Path):
+            click.echo(f"They lie in {reader.context.run_path / ARTIFACT_STORAGE_LAYOUT['root']}")
         else:
-            click.echo(f"They lie with {session.run_path}")
+            click.echo(f"They lie with {reader.context.run_path}")
     if output is not None:
         _copy(store, found, output)
 
@@ -137,7 +147,7 @@ def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
     return table
 
 
-def _copy(store: ArtifactStore, records: Sequence[ArtifactRecord], output: Path) -> None:
+def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Path) -> None:
     from shutil import copyfileobj
 
     from quark_core.artifacts.output_folder import OutputFolder

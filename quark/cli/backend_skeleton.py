@@ -142,8 +142,8 @@ that uses it. So nothing heavy is imported here, and nothing is opened.
 
 from __future__ import annotations
 
-from quark_core.backends.contract import Backend, BackendConfig, BackendDefinition, Capability
-from quark_core.backends.hookspecs import hookimpl
+from quark_core.api import Backend, BackendConfig, BackendDefinition, Capability
+from quark_core.hookspecs import hookimpl
 
 __all__ = ["quark_register_backends"]
 
@@ -183,19 +183,23 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_core.backends.contract import BackendConfig, Batch, StoredRun
-from quark_core.errors import (
+from quark_core.api import (
+    BackendConfig,
     BackendRejected,
     BackendUnavailable,
+    Batch,
     RunNotFoundError,
     SchemaValidationError,
     SessionStoreError,
+    StoredRun,
+    describe_run,
+    dump_batch,
+    restore_batch,
+    select_rows,
 )
-from quark_core.backends.kept_batches import describe_run, dump_batch, restore_batch, select_rows
 
 if TYPE_CHECKING:
-    from quark_core.records.columns import Columns
-    from quark_core.records.query import Query
+    from quark_core.api import Columns, Query
 
 __all__ = ["@class@"]
 
@@ -305,7 +309,7 @@ import json
 import pytest
 
 from @package@.plugin import quark_register_backends
-from quark_core.backends.contract import BackendConfig
+from quark_core.api import BackendConfig
 from quark_core.testing.conformance import BackendConformance
 
 
@@ -369,7 +373,7 @@ import pytest
 
 import quark
 from @package@ import plugin
-from quark_core.backends.registry import default_registry
+from quark_core.api import default_registry
 
 
 @pytest.fixture(autouse=True)

@@ -50,8 +50,7 @@ def new(name: str, into: Path) -> None:
     click.echo(
         f"This is the backend {name}, in the distribution quark-{name}. Its tests pass as it is:\n"
         f'  cd {shlex.quote(str(target))} && pip install -e ".[test]" && python -m pytest\n'
-        "Then put your store in place of the files in backend.py; "
-        "docs/how-to/write-a-backend.md goes through it."
+        "Then put your store in place of the files in backend.py."
     )
 
 

@@ -8,7 +8,10 @@ from pathlib import Path
 import click
 
 from quark.cli.du import describe_bytes
-from quark.cli.store_access import storage_option
+from quark.cli.store_access import (
+    count_things,
+    storage_option,
+)
 from quark_backends.store.upkeep.backup_folder import BackupManifest
 from quark_core.config.arguments import resolve_storage_dir
 
@@ -59,10 +62,9 @@ def describe_backup(manifest: BackupManifest) -> str:
         f"{count:,} {what if count != 1 else what.removesuffix('s')}"
         for what, count in manifest.counts.items()
     )
-    return (
-        f"a {manifest.kind} at {manifest.made_at}: {counts}; {len(manifest.files):,} files, "
-        f"{describe_bytes(size_bytes)}"
-    )
+    files = count_things(len(manifest.files), "file")
+    size = describe_bytes(size_bytes)
+    return f"a {manifest.kind} at {manifest.made_at}: {counts}; {files}, {size}"
 
 
 def print_lacking(manifest: BackupManifest) -> None:

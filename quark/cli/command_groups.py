@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 import click
 
-__all__ = ["SuggestingGroup"]
+__all__ = ["LongInHelp", "SuggestingGroup"]
 
 _NEAR = 2
 # What other tools call it, which no likeness of letters finds.
@@ -23,6 +23,18 @@ _CALLED_ELSEWHERE = {
     "dashboard": "ui",
 }
 _RUN_ARGUMENTS = ("run", "runs", "primary", "reference")
+
+
+class LongInHelp(click.Option):
+    """An option whose short form works and is in no help: most commands mean another by it."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """See `click.Option`."""
+        given, self.opts = self.opts, [each for each in self.opts if each.startswith("--")]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = given
 
 
 class SuggestingGroup(click.Group):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.analyze import FAILED_CHECK, show_warnings
+from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, print_json, storage_option
@@ -16,15 +17,16 @@ from quark.cli.store_access import json_option, print_json, storage_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quark_core.analysis.comparison.config import ComparisonEngineConfig
-    from quark_core.sessions.session import TrainingSession
+    from quark.analysis.comparison.config import ComparisonEngineConfig
+    from quark.analysis.comparison.results import MetricDiff
+    from quark_core.runs.run_reader import RunReader
 
-__all__ = ["compare", "split_side"]
+__all__ = ["compare", "fail_on_ends", "tell_doubt"]
 
 
 @click.command()
 @click.argument("primary", metavar="RUN", shell_complete=complete_runs)
-@click.argument("reference", metavar="RUN", shell_complete=complete_runs)
+@click.argument("reference", metavar="BASELINE", shell_complete=complete_runs)
 @storage_option
 @backend_option
 @click.option(
@@ -38,12 +40,17 @@ __all__ = ["compare", "split_side"]
     "-t",
     "--target",
     "targets",
+    cls=LongInHelp,
     type=(str, click.Choice(("at_least", "at_most")), float),
     metavar="KEY at_least|at_most VALUE",
     multiple=True,
     help="Say when each side's metric reached a value; repeat for several.",
 )
-@click.option("--fail-on-worse", is_flag=True, help="Exit with status 3 where a metric is worse.")
+@click.option(
+    "--fail-on-worse",
+    is_flag=True,
+    help="Exit with status 3 where a metric is worse or may be, or a run did not complete.",
+)
 @json_option
 def compare(
     primary: str,
@@ -56,30 +63,37 @@ def compare(
     fail_on_worse: bool,
     as_json: bool,
 ) -> None:
-    """Compare a RUN, the primary, with another one, the reference.
+    """Compare RUN, the primary, with BASELINE, the reference.
 
-    Each is an id, the beginning of one, or a name; several by comma are a group,
+    The order is the new run first; `quark why OLD NEW` takes that of time.
+
+    Each is a run ID, unique prefix or name; several by comma are a group,
     such as the seeds of one configuration: quark compare a1,a2,a3 b1,b2,b3.
-    Better and worse are said of the primary, and only where more than chance
-    can be seen. Nothing is stored; a run that was not analyzed is analyzed in
-    memory. With --backend both sides are another tool's, with
-    --reference-backend the second one is.
+    Each run counts with the last value of its own curve. Better and worse are
+    said of the primary, and only where more than chance can be seen: with one
+    run a side the answer is inconclusive. A run that broke off is worse or
+    inconclusive; with --fail-on-worse it fails, and so does one that goes on.
+    Nothing is stored; a run that was not analyzed is analyzed in memory. With
+    --backend both sides are another tool's, with --reference-backend the second
+    one is.
 
     \b
     Exit status:
-      0    compared; nothing is worse, or --fail-on-worse was not given
+      0    compared; nothing is worse and all runs completed, or --fail-on-worse
+           was not given
       1    a run or the store cannot be read
       2    a mistake in the command line
-      3    a metric of the primary is worse
+      3    with --fail-on-worse: a metric of the primary is worse, the main one is
+           inconclusive and ends worse by more than the tolerance, or a run did
+           not complete
     """  # noqa: D301 - click wants the character
-    from quark_core.analysis.comparison.engine import ComparisonEngine
+    from quark.analysis.comparison.engine import ComparisonEngine
 
     config = _configure(targets)
-    sides = split_side(primary), split_side(reference)
     source = other = RunSource(storage_dir, backend)
     if reference_backend is not None:
         other = RunSource(storage_dir, reference_backend)
-    first, second = _open_runs(source, sides[0]), _open_runs(other, sides[1])
+    first, second = source.open_side(primary), other.open_side(reference)
     _check_targets(targets, [*first, *second])
     with show_warnings():
         result = ComparisonEngine.compare_runs(first, second, baseline=baseline, config=config)
@@ -94,33 +108,72 @@ def compare(
             # Settings are compared here, not functions and data.
             said = f"Code, data, and what is to blame: quark why {reference} {primary}"
             click.echo(clean_line(said))
-    if fail_on_worse and any(diff.verdict == "worse" for diff in result.metric_diffs):
+    if fail_on_worse:
+        from quark.analysis.comparison.unfinished import tell_ends
+
+        compared = ("the primary", result.primary), ("the reference", result.reference)
+        fail_on_ends(tell_ends(*compared, running=True))
+        _refuse_worse(result.metric_diffs)
+
+
+def fail_on_ends(ends: Sequence[str]) -> None:
+    """End with status 3 where a run of a comparison did not complete, and say which."""
+    from quark_core.system.terminal_text import clean_line
+
+    for end in ends:
+        click.echo(clean_line(f"quark: --fail-on-worse: {end}"), err=True)
+    if ends:
         sys.exit(FAILED_CHECK)
 
 
-def _check_targets(
-    targets: Sequence[tuple[str, str, float]], runs: Sequence[TrainingSession]
-) -> None:
-    """Refuse a target of a metric that none of the runs has, where a name is near it."""
-    from quark_core.runs.near_names import describe_unknown_metric
-    from quark_core.runs.reading import encode_key
+def _refuse_worse(diffs: Sequence[MetricDiff]) -> None:
+    """Exit where a metric is worse, or where the main one may be and nobody can tell."""
+    from quark.analysis.comparison.verdicts import may_be_worse
+
+    if any(diff.verdict == "worse" for diff in diffs):
+        sys.exit(FAILED_CHECK)
+    for diff in diffs:
+        if diff.headline and may_be_worse(diff):
+            click.echo(tell_doubt(diff), err=True)
+            sys.exit(FAILED_CHECK)
+
+
+def tell_doubt(diff: MetricDiff) -> str:
+    """Why a check fails although nobody can tell that the metric is worse."""
+    from quark_core.records.names import decode_name
+    from quark_core.system.terminal_text import clean_line
+
+    ends = (
+        "no number" if value is None else f"{value:.4g}"
+        for value in (diff.last.primary, diff.last.reference)
+    )
+    return clean_line(
+        f"{decode_name(diff.metric_key)} ends at {' against '.join(ends)}: nobody can tell that "
+        f"it is not worse ({diff.reason})"
+    )
+
+
+def _check_targets(targets: Sequence[tuple[str, str, float]], runs: Sequence[RunReader]) -> None:
+    """Refuse a target of a metric that none of the runs has."""
+    from quark_core.errors import SchemaValidationError
+    from quark_core.runs.near_names import refuse_unknown_metric
     from quark_core.runs.searching import summarize_run
 
     if not targets:
         return
     known: dict[str, None] = {}
     for run in runs:
-        reader = run.open_run.reader
-        if reader is not None:
-            known.update(dict.fromkeys(summarize_run(reader, str(run.run_id)).metrics))
+        if run.reader is not None:
+            known.update(dict.fromkeys(summarize_run(run.reader, str(run.run_id)).metrics))
     for key, _, _ in targets:
-        said = describe_unknown_metric(key, known)
-        if said is not None and encode_key(key, "--target") not in known:
-            raise click.UsageError(f"--target: none of the runs {said}".replace("has no", "has", 1))
+        try:
+            refuse_unknown_metric(key, known, "--target", "none of the runs")
+        except SchemaValidationError as error:
+            raise click.UsageError(str(error).replace("has no", "has", 1)) from None
 
 
 def _configure(targets: Sequence[tuple[str, str, float]]) -> ComparisonEngineConfig:
-    from quark_core.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
+    from quark.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
     from quark_core.errors import SchemaValidationError
 
     try:
@@ -132,16 +185,3 @@ def _configure(targets: Sequence[tuple[str, str, float]]) -> ComparisonEngineCon
         )
     except SchemaValidationError as error:
         raise click.UsageError(f"--target: {error}") from None
-
-
-def split_side(text: str) -> list[str]:
-    """The runs of one side, given by comma."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(parts):
-        raise click.UsageError(f"RUN {text!r}: between two commas there must be a run")
-    return parts
-
-
-def _open_runs(source: RunSource, side: Sequence[str]) -> list[TrainingSession]:
-    found = dict.fromkeys(str(source.find(part).run.id) for part in side)
-    return [source.open(run_id) for run_id in found]

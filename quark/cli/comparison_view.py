@@ -11,14 +11,16 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
+from quark.analysis.comparison.summary import describe_agreement, tell_common_step
+from quark.analysis.observations import format_number
 from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES, print_trimmed
 from quark.cli.texts import Console, Text, describe_number, describe_state
-from quark_core.analysis.observations import format_number
 from quark_core.records.names import decode_name
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
-    from quark_core.analysis.comparison.config import MetricTargetSpec
-    from quark_core.analysis.comparison.results import (
+    from quark.analysis.comparison.config import MetricTargetSpec
+    from quark.analysis.comparison.results import (
         AlertSighting,
         ChangeDiff,
         FigureDiff,
@@ -62,7 +64,7 @@ def print_comparison(
     parts: list[RenderableType] = [
         _sides(result),
         Text(),
-        *_change_parts(result.changes),
+        *_change_parts(result.changes, result.agreeing),
         *metric_parts(result.metric_diffs, width, ascii_only=ascii_only),
         *target_parts(result.metric_diffs, targets),
         *_alert_parts(result),
@@ -88,10 +90,13 @@ def _sides(result: RunComparisonResult) -> Table:
 
 
 def _describe_run(run: RunReference) -> Text:
-    text = Text.assemble((f"{run.project_name} ", "bold"), (run.run_id, "bold cyan"), "  ")
+    run_id = shorten_run_id(run.run_id)
+    text = Text.assemble((f"{run.project_name} ", "bold"), (run_id, "bold cyan"), "  ")
     if run.name:
         text.append(f"{run.name}  ")
     text.append_text(describe_state(run.state))
+    if run.ending is not None:
+        text.append(f": {run.ending.describe()}")
     if run.last_step is not None:
         text.append(f"  to step {run.last_step}", style="dim")
     if run.seed is not None:
@@ -99,9 +104,11 @@ def _describe_run(run: RunReference) -> Text:
     return text
 
 
-def _change_parts(changes: Sequence[ChangeDiff]) -> Iterator[RenderableType]:
+def _change_parts(
+    changes: Sequence[ChangeDiff], agreeing: Sequence[str]
+) -> Iterator[RenderableType]:
     if not changes:
-        yield Text("Nothing that is recorded changed: configuration, code and environment agree.")
+        yield Text(describe_agreement(agreeing))
         yield Text()
         return
     yield Text("What changed", style="bold")
@@ -429,7 +436,7 @@ def target_parts(
     """When each side reached what it was to reach."""
     if not targets:
         return
-    yield Text("Time to target", style="bold")
+    yield Text("Steps to a target", style="bold")
     for target in targets:
         words = target.direction.replace("_", " ")
         name = decode_name(target.metric_key)
@@ -492,6 +499,8 @@ def _block(diff: MetricDiff, width: int, *, ascii_only: bool) -> Iterator[Render
         yield line
     if diff.reason and diff.presence == "both":
         yield Padding(Text(diff.reason, style="dim"), (0, 0, 0, 4))
+    if early := tell_common_step(diff):
+        yield Padding(Text(early, style="dim"), (0, 0, 0, 4))
 
 
 def _describe_figure(figure: FigureDiff | None, side: str) -> str:
@@ -500,7 +509,7 @@ def _describe_figure(figure: FigureDiff | None, side: str) -> str:
 
 def _describe_effect(diff: MetricDiff) -> str:
     """Difference of the ends with its interval, and the effect size."""
-    ends, parts = diff.tail_median, []
+    ends, parts = diff.last, []
     if ends.difference is not None and diff.verdict != "equivalent":
         sign = "+" if ends.difference >= 0 else ""
         part = f"{sign}{format_number(ends.difference)}"

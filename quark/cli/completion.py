@@ -227,7 +227,7 @@ def _open(ctx: click.Context) -> SupportsRead:
         from quark_core.runs.foreign_runs import open_foreign_store
 
         return open_foreign_store(directory, str(backend)).reader
-    return open_reader(resolve_storage_dir(directory))
+    return open_reader(resolve_storage_dir(directory), takes_over=False)
 
 
 def install_option(command: Callable[..., T]) -> Callable[..., T]:

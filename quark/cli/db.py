@@ -24,7 +24,7 @@ def db() -> None:
 @store_option
 def upgrade(store: str) -> None:
     """Bring all databases to this version; a newer one is refused and left as it is."""
-    with closing(open_deployment(store, make=True)) as deployment:
+    with closing(open_deployment(store)) as deployment:
         for name, version in deployment.upgrade().items():
             what = f"workspace {name}" if name else "control"
             click.echo(f"{what}: version {version}")

@@ -34,7 +34,7 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
     damaged: list[DamagedRecords] = []
     place = str(root / ".quark")
     try:
-        store = open_reader(root)
+        store = open_reader(root, takes_over=False)
         place = describe_place(store)
         damaged = _list_damaged(store)
     except SessionStoreError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.store_access import (
+    count_things,
     describe_place,
     json_option,
     open_store,
@@ -196,7 +197,7 @@ def _total_table(usage: StoreUsage) -> Table:
     kept = [run for run in usage.runs if run.trashed_at is None]
     trash_bytes = sum(run.total_bytes for run in usage.trash)
     rows = [
-        (f"{len(kept)} runs", sum(run.total_bytes for run in kept), ""),
+        (count_things(len(kept), "run"), sum(run.total_bytes for run in kept), ""),
         (f"{len(usage.trash)} in the trash", trash_bytes, "quark gc" if trash_bytes else ""),
         ("free in the database", usage.free_bytes, "quark gc" if usage.free_bytes else ""),
         ("database overhead", usage.overhead_bytes, "indexes, page ends, write-ahead log"),

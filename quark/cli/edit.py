@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_groups, complete_runs, complete_tags
 from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
 from quark_core.config.arguments import resolve_storage_dir
@@ -51,6 +52,7 @@ __all__ = ["edit"]
 @click.option(
     "-f",
     "--field",
+    cls=LongInHelp,
     metavar="NAME=VALUE",
     multiple=True,
     help="Note this field; the value is read as JSON, else as text. Repeat for several.",
@@ -82,7 +84,7 @@ def edit(
     archived: bool | None,
     as_json: bool,
 ) -> None:
-    """Change what is said of RUN (its id, the beginning of it, or its name).
+    """Change what is said of RUN (its ID, unique prefix or name).
 
     Who changed what, and what was before, is among the run's events. An archived run
     keeps everything (`quark rm` is what removes one): `quark runs --archived` lists it.

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.export_files import FORMATS, FileSet, check_format
 from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import storage_option
+from quark.cli.store_access import (
+    count_things,
+    storage_option,
+)
 from quark_core.config.arguments import check_run_id
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) 
     "-f",
     "--format",
     "file_format",
+    cls=LongInHelp,
     type=click.Choice(FORMATS),
     required=True,
     help="What the files are to be; parquet needs pyarrow.",
@@ -77,7 +82,7 @@ def export(
     all_attempts: bool,
     force: bool,
 ) -> None:
-    """Write RUN (its id, the beginning of it, or its name) to files.
+    """Write RUN (its ID, unique prefix or name) to files.
 
     One file for each kind of record, and run.json with the run itself, its
     config and its environment. The files appear together and whole, or not at
@@ -85,6 +90,7 @@ def export(
     """
     from rich.filesize import decimal
 
+    from quark_core.errors import UnknownKindError
     from quark_core.records.query import Query
     from quark_core.runs.reading import iterate
 
@@ -105,7 +111,12 @@ def export(
             for kind in kinds or _list_kinds():
                 parts = progress.follow(kind, iterate(store, run_id, kind, query))
                 name = targets.name(kind)
-                files.write(name, file_format, kind, parts, optional=not kinds)
+                try:
+                    files.write(name, file_format, kind, parts, optional=not kinds)
+                except UnknownKindError as error:
+                    if kinds:
+                        raise
+                    click.echo(f"quark: {kind} records are not exported: {error}", err=True)
             files.write_json(targets.name_run(), _describe(stored, files.rows))
     except KeyboardInterrupt:
         click.echo("Broken off. What had been begun is removed.", err=True)
@@ -116,8 +127,8 @@ def export(
             f"--output {directory} cannot be written: {error.strerror or error}"
         ) from error
     click.echo(
-        f"{sum(files.rows.values()):,} rows, {decimal(files.size_bytes)} in "
-        f"{len(files.written)} files: {', '.join(map(str, files.written))}"
+        f"{count_things(sum(files.rows.values()), 'row')}, {decimal(files.size_bytes)} in "
+        f"{count_things(len(files.written), 'file')}: {', '.join(map(str, files.written))}"
     )
     if (not kinds or "artifact" in kinds) and files.rows.get(targets.name("artifact")):
         click.echo(

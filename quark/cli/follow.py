@@ -21,6 +21,7 @@ from quark.cli.store_access import find_run, json_option, make_finite, storage_o
 from quark.cli.waiting import Waiting
 
 if TYPE_CHECKING:
+    from quark.cli.follow_view import Frame
     from quark.cli.followed_run import FollowedRun, Look
     from quark.cli.texts import Console
     from quark_core.backends.run_summary import RunSummary
@@ -36,6 +37,7 @@ _LINES_S = 5.0
 _ANALYSIS_S = 60.0
 _LAST_ANALYSIS_S = 10.0
 _END_S = 0.5
+_FRAME = 100  # columns, where no terminal says how many
 _NOTE = "Ctrl-C ends this; the run goes on"
 
 
@@ -72,7 +74,7 @@ def follow(
     no_analyze: bool,
     as_json: bool,
 ) -> None:
-    """Follow RUN (its id, the beginning of it, or its name) while it goes on.
+    """Follow RUN (its ID, unique prefix or name) while it goes on.
 
     Shows curves, step, pace, time to go, phase, health, alerts and log lines as
     they come, on a screen of the terminal's size. Where there is none (a pipe, a
@@ -96,7 +98,7 @@ def follow(
 
     try:
         source = open_source(storage_dir, backend)
-        run_id = str(find_run(source.reader, run).run.id)
+        run_id = str(find_run(source.reader, run, source.place).run.id)
         _check_metrics(source.summarize(run_id), metrics)
         followed = FollowedRun(source, run_id, names=metrics, analyze=not no_analyze)
         console = Console(highlight=False)
@@ -118,27 +120,36 @@ def follow(
 
 
 def _check_metrics(summary: RunSummary, names: tuple[str, ...]) -> None:
-    """Refuse a metric that a run has not, where a name is near it; one that goes on may get it."""
-    from quark_core.runs.near_names import describe_unknown_metric
-    from quark_core.runs.reading import encode_key
+    """Refuse a metric that a run has not; one that goes on may get it."""
+    from quark_core.errors import SchemaValidationError
+    from quark_core.runs.near_names import refuse_unknown_metric
 
     for name in names:
-        said = describe_unknown_metric(name, summary.metrics)
-        if said is None or encode_key(name, "--metric") in summary.metrics:
-            continue
-        if summary.state != "running":
-            raise click.UsageError(f"--metric: the run {said}")
-        click.echo(f"quark: --metric: the run {said}, so far", err=True)
+        try:
+            refuse_unknown_metric(name, summary.metrics, "--metric", "the run")
+        except SchemaValidationError as error:
+            if summary.state != "running":
+                raise click.UsageError(str(error)) from None
+            click.echo(f"quark: {error}, so far", err=True)
+
+
+def _make_frame(console: Console) -> Frame:
+    """A frame of the terminal's width, or of one that can be read where there is none."""
+    from quark.cli.follow_view import Frame
+    from quark.cli.texts import UNBOUNDED
+
+    width = _FRAME if console.width == UNBOUNDED else console.width
+    return Frame(width=width, height=None, ascii_only=console.options.ascii_only)
 
 
 def _show_once(followed: FollowedRun, console: Console, *, as_json: bool) -> Look:
-    from quark.cli.follow_view import Frame, build_frame
+    from quark.cli.follow_view import build_frame
 
     look = _look_after_analysis(followed, _ANALYSIS_S)
     if as_json:
         _print_json_line(followed, look)
         return look
-    frame = Frame(width=console.width, height=None, ascii_only=console.options.ascii_only)
+    frame = _make_frame(console)
     console.print(build_frame(look, followed.keys, frame))
     return look
 
@@ -222,7 +233,7 @@ def _follow_on_screen(followed: FollowedRun, console: Console, interval_s: float
     finally:
         logger.removeHandler(warnings)
     last = _need(last)
-    frame = Frame(width=console.width, height=None, ascii_only=console.options.ascii_only)
+    frame = _make_frame(console)
     console.print(build_frame(last, followed.keys, frame))
     _print_line(describe_end(last))
     return last

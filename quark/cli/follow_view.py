@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 
+from quark.analysis.rank_rates import RATES
 from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES
 from quark.cli.plots import draw_curve
 from quark.cli.texts import (
     Text,
     describe_duration,
     describe_number,
-    describe_state,
+    describe_run_state,
     find_duration_s,
 )
 from quark_core.records.names import decode_name
-from quark_core.runs.rank_rates import RATES
 
 if TYPE_CHECKING:
     from quark.cli.followed_run import Look, Points
@@ -100,9 +100,7 @@ def _title(look: Look) -> Text:
     if stored.run.name:
         line.append(f"  {stored.run.name}")
     line.append("  ")
-    line.append(describe_state(stored.state))
-    if stored.lost_reason:
-        line.append(f" ({stored.lost_reason})", style="dim")
+    line.append(describe_run_state(stored))
     duration = describe_duration(find_duration_s(stored, look.summary.last_metric_at))
     return line.append(f" {'for' if stored.state == 'running' else 'after'} {duration}")
 
@@ -185,8 +183,8 @@ def _find_health(look: Look) -> HealthScoreRecord | None:
 def describe_health(health: HealthScoreRecord) -> str:
     """Such as `82 of 100 (watch)`."""
     if not health.is_known:
-        return f"not known: {health.unknown_reason}" if health.unknown_reason else "not known"
-    return f"{health.score:.0f} of 100 ({health.status})"
+        return f"{health.word}: {health.unknown_reason}" if health.unknown_reason else health.word
+    return f"{health.score:.0f} of 100 ({health.word})"
 
 
 def _count_alerts(look: Look) -> list[str]:
@@ -364,7 +362,7 @@ def describe_end(look: Look) -> str:
     duration = describe_duration(find_duration_s(stored, look.summary.last_metric_at))
     if stored.state == "running":
         return f"run {look.summary.run_id} goes on, at step {look.progress.get('step')}"
-    reason = f" ({stored.lost_reason})" if stored.lost_reason else ""
+    reason = "" if stored.ending is None else f" ({stored.ending.describe()})"
     code = "" if stored.exit_code is None else f", exit code {stored.exit_code}"
     return f"run {look.summary.run_id} is {stored.state}{reason} after {duration}{code}"
 
@@ -380,6 +378,7 @@ def describe_look(look: Look, keys: Sequence[str]) -> dict[str, Any]:
         "state": stored.state,
         "lost_reason": stored.lost_reason,
         "exit_code": stored.exit_code,
+        "ending": None if stored.ending is None else stored.ending.to_dict(),
         "duration_s": find_duration_s(stored, look.summary.last_metric_at),
         "last_metric_at": look.summary.last_metric_at,
         "progress": dict(look.progress),
@@ -396,7 +395,12 @@ def describe_look(look: Look, keys: Sequence[str]) -> dict[str, Any]:
         },
         "health": None
         if health is None
-        else {"known": health.is_known, "score": health.score, "status": health.status},
+        else {
+            "known": health.is_known,
+            "score": health.score,
+            "status": health.status,
+            "word": health.word,
+        },
         "phase": analysis.phases[-1].phase_name if analysis and analysis.phases else None,
         "alerts": [
             {

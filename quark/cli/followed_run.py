@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.metric_roles import find_main_metric
+from quark.analysis.run_end import BROKEN_OFF, place_alert
 from quark.page.api.analyses import AnalysisDesk
-from quark.page.api.rows import find_main
 from quark.page.api.run_analysis import LocalAnalyzer
 from quark.page.api.standings import describe_progress
 from quark_core.backends.contract import SupportsGenerations
 from quark_core.backends.curves import CurveQuery
 from quark_core.records import AlertRecord, EventRecord, MetricRecord
 from quark_core.records.query import Query
+from quark_core.records.raised_alerts import ALERT_RAISED, is_user_alert
+from quark_core.runs.console_lines import sort_by_time
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
 from quark_core.runs.reading import encode_key
 
@@ -38,8 +41,6 @@ _FIRST_EVENTS = 5
 # Of a backend that only knows by reading every point.
 _RESTS_S = 5.0
 _OWN = ("system/", "quark/")
-_ALERT_RAISED = "alert_raised"
-_SEVERITIES = ("critical", "error", "warning", "info")
 
 
 @dataclass(slots=True)
@@ -289,12 +290,12 @@ class FollowedRun:
             return
         # Told by the alerts themselves, where they are kept.
         has_outputs = isinstance(self._source.reader, SupportsGenerations)
+        rows = sort_by_time(rows)
         newest: Any = rows.take(slice(max(0, rows.count - _KEPT_EVENTS), rows.count)).to_records()
         new = [
             event
             for event in newest
-            if event.id not in self._events
-            and not (has_outputs and event.event_type == _ALERT_RAISED)
+            if event.id not in self._events and not (has_outputs and _is_found(event))
         ]
         self._events.update((event.id, event) for event in new)
         for event_id in list(self._events)[:-_KEPT_EVENTS]:
@@ -307,7 +308,8 @@ class FollowedRun:
         if not isinstance(reader, SupportsGenerations):
             return ()
         found: Any = reader.read_outputs(self._run_id, AlertRecord.KIND).to_records()
-        return tuple(found)
+        # How the run ended the analysis says, which knows of the newest attempt.
+        return tuple(alert for alert in found if alert.rule_id != BROKEN_OFF)
 
     def _take_new_alerts(self, alerts: Sequence[AlertRecord]) -> list[AlertRecord]:
         known = self._known.alerts
@@ -321,13 +323,20 @@ def _identify(alert: AlertRecord) -> tuple[str, str | None]:
     return alert.rule_id, alert.culprit
 
 
+def _is_found(event: EventRecord) -> bool:
+    """Whether it tells of an alert that an analysis has found."""
+    payload: Mapping[str, Any] = event.payload or {}
+    rule_id = payload.get("rule_id", "")
+    return event.event_type == ALERT_RAISED and not is_user_alert(str(rule_id))
+
+
 def _merge_alerts(*found: Sequence[AlertRecord]) -> list[AlertRecord]:
     """Alerts of several analyses, of the same ones those of the first, the worst first."""
     merged: dict[tuple[str, str | None], AlertRecord] = {}
     for alerts in found:
         for alert in alerts:
             merged.setdefault(_identify(alert), alert)
-    return sorted(merged.values(), key=lambda alert: _SEVERITIES.index(alert.severity))
+    return sorted(merged.values(), key=place_alert)
 
 
 def choose_metrics(summary: RunSummary, most: int) -> tuple[str, ...]:
@@ -337,9 +346,9 @@ def choose_metrics(summary: RunSummary, most: int) -> tuple[str, ...]:
         summary: The run.
         most: How many.
     """
-    from quark_core.analysis.metric_roles import is_held_out, is_loss, is_score
+    from quark.analysis.metric_roles import is_held_out, is_loss, is_score
 
-    main = find_main(summary)
+    main = find_main_metric(summary)
 
     def place(metric: MetricSummary) -> tuple[bool, bool, int, bool, str]:
         role = 0 if is_loss(metric.key) else 1 if is_score(metric.key) else 2

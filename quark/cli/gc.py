@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from quark.cli.du import describe_bytes, measure, print_usages
 from quark.cli.store_access import json_option, open_store, print_json, storage_option
 from quark.cli.trash import SHOWN_RUNS, count_runs, open_for_removal, yes_option
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.runs.run_ids import name_store
 
 if TYPE_CHECKING:
     from quark_core.backends.removal import Collection, SupportsRemoval
@@ -44,15 +46,16 @@ def gc(
     it is the trash of the whole workspace, and needs the scope admin.
     """
     older_than_s = older_than * _DAY_S
-    plan = measure(open_store(storage_dir)).collect_trash(older_than_s=older_than_s, dry_run=True)
+    store = open_store(storage_dir)
+    plan = measure(store).collect_trash(older_than_s=older_than_s, dry_run=True)
     if dry_run:
         if as_json:
             print_json(plan.to_dict())
         else:
-            _print_plan(plan)
+            _print_plan(plan, name_store(store))
         return
     if not as_json:
-        _print_plan(plan)
+        _print_plan(plan, name_store(store))
     if plan.runs and not yes:
         total = describe_bytes(sum(usage.total_bytes for usage in plan.runs))
         question = f"Remove {count_runs(len(plan.runs))} ({total}) for good?"
@@ -65,8 +68,11 @@ def gc(
             click.echo("Broken off. The store is whole; `quark gc` goes on from here.", err=True)
             sys.exit(130)
     if as_json:
-        print_json(done.to_dict())
+        # Those that the plan left out were not asked for a second time.
+        print_json(replace(done, skipped={**plan.skipped, **done.skipped}).to_dict())
         return
+    for run_id, reason in done.skipped.items():
+        click.echo(f"{run_id} stays: {reason}.")
     click.echo(
         f"{count_runs(len(done.runs))} removed. The store took {describe_bytes(done.before_bytes)} "
         f"and takes {describe_bytes(done.after_bytes)}: "
@@ -98,11 +104,11 @@ def _collect(removal: SupportsRemoval, older_than_s: float, run_ids: Sequence[st
         return removal.collect_trash(older_than_s=older_than_s, run_ids=run_ids, on_progress=show)
 
 
-def _print_plan(plan: Collection) -> None:
+def _print_plan(plan: Collection, where: str) -> None:
     if plan.runs:
         print_usages(plan.runs, limit=SHOWN_RUNS)
     else:
-        click.echo("No run in the trash is to be removed.")
+        click.echo(f"No run in the trash of {where} is to be removed.")
     for run_id, reason in plan.skipped.items():
         click.echo(f"{run_id} stays: {reason}.")
     for path, size_bytes in plan.leftovers.items():

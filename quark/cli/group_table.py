@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from quark.cli.run_table import find_loss
+from quark.analysis.metric_roles import find_main_metric
 from quark.cli.texts import Text, describe_age, describe_number
 from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
-    from quark_core.analysis.run_groups import GroupedRuns
+    from quark.analysis.run_groups import GroupedRuns
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records.expression import Field
 
@@ -21,21 +21,28 @@ __all__ = ["make_group_table", "make_measure"]
 
 _SHOWN_RUNS = 3
 _RUN_CHARACTERS = 8
+_MOST_METRICS = 2
 
 
-def make_measure(field: Field | None) -> tuple[str, Callable[[RunSummary], float | None]]:
+def make_measure(
+    field: Field | None, runs: Sequence[RunSummary] = ()
+) -> tuple[str, Callable[[RunSummary], float | None]]:
     """What the figure of a run is called, and how it is found.
 
     Args:
         field: A metric, or any field that is a number; None for what a run is judged by.
+        runs: The runs, which say what they are judged by.
     """
     if field is None:
+        mains = (find_main_metric(run) for run in runs)
+        keys = sorted({decode_name(main.key) for main in mains if main is not None})
 
         def find(run: RunSummary) -> float | None:
-            loss = find_loss(run)
+            loss = find_main_metric(run)
             return None if loss is None else loss.last
 
-        return "last loss", find
+        few = 0 < len(keys) <= _MOST_METRICS
+        return f"last {' or '.join(keys) if few else 'loss or objective'}", find
     from quark_core.search.evaluation import find_value
     from quark_core.search.resolution import spell_name
 
@@ -51,7 +58,9 @@ def make_measure(field: Field | None) -> tuple[str, Callable[[RunSummary], float
     name = decode_name(field.name) if field.scope == "metric" else field.name
     if field.scope in ("config", "field"):
         name = f"{field.scope}.{name}"
-    return (name if field.statistic == "last" else f"{field.statistic}({name})"), look_up
+    if field.statistic == "last":
+        return (f"last {name}" if field.scope == "metric" else name), look_up
+    return f"{field.statistic}({name})", look_up
 
 
 def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> Table:
@@ -60,7 +69,7 @@ def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> T
     Args:
         groups: The groups.
         by: What they have in common.
-        measured: What the figures are of.
+        measured: What the figures are of: each group shows their mean and deviation.
     """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(Text(by), style="bold", overflow="fold", min_width=len(by))
@@ -85,9 +94,9 @@ def _describe_mean(group: GroupedRuns) -> str:
     if group.mean is None:
         return "-"
     mean = describe_number(group.mean)
-    if group.deviation is None:
-        return mean
     few = "" if len(group.values) == len(group.runs) else f" of {len(group.values)}"
+    if group.deviation is None:
+        return f"{mean}{few}"
     return f"{mean} ± {describe_number(group.deviation)}{few}"
 
 

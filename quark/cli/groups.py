@@ -11,7 +11,12 @@ import click
 
 from quark.cli.completion import complete_groups, complete_metrics, complete_projects
 from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.store_access import (
+    json_option,
+    open_store,
+    print_json,
+    storage_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,19 +79,23 @@ def list_groups(
     as_json: bool,
 ) -> None:
     """List the groups of PROJECT, or of all, each with what lies in it."""
-    from quark_core.runs import projects
+    from quark import projects
 
-    reader = RunSource(storage_dir, backend).reader
+    source = RunSource(storage_dir, backend)
+    reader = source.reader
     best = {} if metric is None else _find_best(reader, project, metric, mode)
     found = projects.list_groups(reader, project)
+    if not found:
+        source.check_project(project, "PROJECT")
     if as_json:
         print_json([_describe(group, best) for group in found])
     elif found:
         _print_tree(found, metric, best)
     else:
         click.echo(
-            'No run is in a group here. start_run(group="paper/fig3") puts one there, and so does '
-            "quark edit RUN --group PATH."
+            f"No run in {source.store} is in a group. "
+            'start_run(group="paper/fig3") puts one there, and so does '
+            "`quark edit RUN --group PATH`."
         )
 
 
@@ -105,8 +114,8 @@ def describe(path: str, text: str, project: str | None, storage_dir: Path | None
 
     With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the scopes read and write.
     """
+    from quark import projects
     from quark_core.errors import SchemaValidationError
-    from quark_core.runs import projects
     from quark_core.system.terminal_text import clean_line
 
     try:
@@ -120,7 +129,7 @@ def describe(path: str, text: str, project: str | None, storage_dir: Path | None
 
 
 def _has_runs(project: str, path: str, storage_dir: Path | None) -> bool:
-    from quark_core.runs import projects
+    from quark import projects
 
     with contextlib.closing(open_store(storage_dir)) as reader:
         return any(
@@ -132,7 +141,7 @@ def _find_project(path: str, storage_dir: Path | None) -> str:
     """The project that has a group, or the only one of a store."""
     reader = open_store(storage_dir)
     try:
-        from quark_core.runs import projects
+        from quark import projects
 
         having = {group.project for group in projects.list_groups(reader) if group.path == path}
         names = having or {run.project.name for run in reader.list_runs()}
@@ -155,6 +164,7 @@ def _find_best(
     reader: SupportsRead, project: str | None, metric: str, mode: str | None
 ) -> dict[tuple[str, str], tuple[float, str]]:
     """The best value of each group, and of those above it, with the run that has it."""
+    from quark.analysis.best_run import choose_mode
     from quark.cli.group_table import make_measure
     from quark_core.errors import SchemaValidationError
     from quark_core.runs.searching import build_search, find_runs
@@ -162,9 +172,9 @@ def _find_best(
 
     try:
         field = parse_column(metric, "--metric")
-        downwards = _find_mode(field, mode) == "min"
-        _, measure = make_measure(_choose_figure(field, metric, downwards=downwards))
         runs = find_runs(reader, build_search(project=project))
+        downwards = choose_mode(field.name, mode, runs) == "min"  # type: ignore[arg-type]
+        _, measure = make_measure(_choose_figure(field, metric, downwards=downwards))
     except SchemaValidationError as error:
         raise click.UsageError(str(error)) from None
     best: dict[tuple[str, str], tuple[float, str]] = {}
@@ -184,12 +194,6 @@ def _list_up(path: str) -> list[str]:
     """A path, and those that it lies in."""
     parts = path.split("/")
     return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
-
-
-def _find_mode(field: Field, mode: str | None) -> str:
-    from quark_core.analysis.best_run import choose_mode
-
-    return choose_mode(field.name, mode)  # type: ignore[arg-type]
 
 
 def _choose_figure(field: Field, written: str, *, downwards: bool) -> Field:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import (
+    count_things,
+    json_option,
+    print_json,
+    storage_option,
+)
 from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
 
 if TYPE_CHECKING:
@@ -22,6 +28,8 @@ __all__ = ["import_runs"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LEAST_INTERVAL_S = 0.1
+# As of other mistakes in the command line.
+_NOTHING_READ = 2
 
 
 @click.group("import")
@@ -216,6 +224,8 @@ def run_import(
 ) -> None:
     """Import what is found, and say what has come; exit status 1 where a run failed.
 
+    Where nothing can be read the status is 2, and nothing is made.
+
     Args:
         tool: The tool.
         find: Finds its runs; with `watch` again and again.
@@ -230,17 +240,53 @@ def run_import(
         tags=check_tags(tags),
     )
     began_s = time.monotonic()
-    with open_intake(root, tool, asked) as intake:
-        if watch:
-            results = watch_all(intake, find, interval_s, None if as_json else _say_progress)
-        else:
-            results = import_all(intake, find)
+    found, broken = _find_first(tool, find, is_awaited=watch)
+    if not found and not watch:
+        results = broken
+    else:
+        with open_intake(root, tool, asked) as intake:
+            if watch:
+                results = watch_all(intake, find, interval_s, None if as_json else _say_progress)
+            else:
+                results = broken + import_all(intake, lambda: found)
     if as_json:
         print_json({"tool": tool, "runs": [result.to_dict() for result in results]})
     else:
         _print_results(results, time.monotonic() - began_s, root)
     if any(result.failure for result in results):
-        sys.exit(1)
+        sys.exit(1 if any(result.run_id for result in results) else _NOTHING_READ)
+
+
+def _find_first(
+    tool: str, find: Callable[[], Iterable[ForeignRun]], *, is_awaited: bool
+) -> tuple[Iterable[ForeignRun], list[RunImport]]:
+    """The runs from the first one on that can be read, and those before it.
+
+    Args:
+        tool: The tool.
+        find: Finds its runs.
+        is_awaited: Runs may come later.
+
+    Raises:
+        ImportFailure: There is no such place, or no run there.
+    """
+    from quark.importing.foreign import ImportFailure
+    from quark.importing.intake import RunImport
+
+    broken: list[RunImport] = []
+    runs = iter(find())
+    for run in runs:
+        try:
+            run.describe()
+        except ImportFailure as error:
+            broken.append(RunImport(identity=run.key, failure=str(error)))
+        except Exception:  # noqa: BLE001 - what is read is anybody's: it is told as it is taken
+            return chain([run], runs), broken
+        else:
+            return chain([run], runs), broken
+    if not broken and not is_awaited:
+        raise ImportFailure(f"there are no runs of {tool} at this place")
+    return (), broken
 
 
 def _say_progress(result: RunImport) -> None:
@@ -258,7 +304,7 @@ def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
 
     console = Console()
     if not results:
-        console.print("There are no runs here.")
+        console.print("No runs came.")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("run", "name", "project", "points", "records", "files", ""):
@@ -274,7 +320,7 @@ def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
         )
     console.print(table)
     points = sum(one.points for one in results)
-    console.print(f"{points:,} points in {took_s:.1f} s, under {root}", markup=False)
+    console.print(f"{count_things(points, 'point')} in {took_s:.1f} s, under {root}", markup=False)
     _print_losses(results, console)
 
 

@@ -56,7 +56,7 @@ def create(
     from quark_core.records.times import now_us
 
     lifetime_s = None if expires is None else _parse_duration(expires, "--expires")
-    with closing(_open(store, make=True)) as deployment:
+    with closing(_open(store)) as deployment:
         if deployment.add_workspace(workspace):
             click.echo(f"The workspace {workspace} is new.", err=True)
         key, _ = make_key(
@@ -149,8 +149,8 @@ def rotate(store: str, key_id: str, overlap: str) -> None:
     click.echo(key)
 
 
-def _open(store: str, *, make: bool = False) -> Deployment:
-    deployment = open_deployment(store, make=make)
+def _open(store: str) -> Deployment:
+    deployment = open_deployment(store)
     if deployment.control.read_version() == 0:
         deployment.upgrade()
     deployment.control.check_version()

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.command_groups import LongInHelp
 from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import json_option, storage_option
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
     from quark_core.records import EventRecord
@@ -48,8 +50,17 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 )
 @click.option("--since", metavar="TIME", help="From then on: 10m, 2h, 1d, or an ISO 8601 time.")
 @click.option("--search", metavar="TEXT", help="Only lines that hold this, in whatever case.")
-@click.option("-t", "--time", "with_time", is_flag=True, help="Print when each line came (UTC).")
-@click.option("--events", "with_events", is_flag=True, help="Events and log lines between them.")
+@click.option(
+    "-t",
+    "--time",
+    "with_time",
+    cls=LongInHelp,
+    is_flag=True,
+    help="Print when each line came (UTC).",
+)
+@click.option(
+    "--events", "with_events", is_flag=True, help="Events, tracebacks and log lines between them."
+)
 @json_option
 def logs(
     run: str,
@@ -65,7 +76,7 @@ def logs(
     with_events: bool,
     as_json: bool,
 ) -> None:
-    """Print what RUN (its id, the beginning of it, or its name) has printed.
+    """Print what RUN (its ID, unique prefix or name) has printed.
 
     Each line once, without what a terminal would be steered by; a progress bar
     is the line that it last was. With --json each line is an object.
@@ -102,8 +113,8 @@ def logs(
 def _say_nothing(source: RunSource, run_id: str) -> str:
     unstored = source.describe_unstored(run_id)
     told = (
-        "quark: no such line was kept of this run: it has printed none, "
-        "or start_run(capture=None) has kept none"
+        f"quark: run {shorten_run_id(run_id)} of {source.store} has no such line: it printed none, "
+        "or start_run(capture=None) kept none"
     )
     return f"{told}\n{unstored}" if unstored else told
 
@@ -202,6 +213,8 @@ class _Printer:
             head += f"[rank {record.rank}] "
         if is_event:
             click.echo(f"{head}{clean_line(_describe_event(record))}")
+            if trace := (record.payload or {}).get("traceback"):
+                click.echo(clean_text(str(trace).rstrip()))
             return
         if record.left_out:
             noun = "line was" if record.left_out == 1 else "lines were"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from io import StringIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,8 +16,17 @@ from quark.cli.command_groups import SuggestingGroup
 from quark.cli.completion import answer_shell, install_option, is_completing
 from quark.cli.terminal import guard_streams
 from quark_core.config import settings
-from quark_core.errors import QuarkError
+from quark_core.errors import (
+    ArtifactNotFoundError,
+    QuarkError,
+    RunNotFoundError,
+    StoreNotFoundError,
+    UnknownBackendError,
+)
 from quark_core.version import __version__
+
+if TYPE_CHECKING:
+    from quark.cli.plugin_commands import PluginCommand
 
 __all__ = ["cli", "main"]
 
@@ -53,6 +66,8 @@ _COMMANDS = {
 }
 """Name of a command, which its module and its function bear too -> what it does."""
 
+_NOT_THERE = (ArtifactNotFoundError, RunNotFoundError, StoreNotFoundError, UnknownBackendError)
+
 _MODULES = {"import": "import_runs"}
 """Those whose names Python keeps for itself."""
 
@@ -60,12 +75,39 @@ _MODULES = {"import": "import_runs"}
 class _Commands(SuggestingGroup):
     """A group whose commands are imported when they are called, so that --help is quick."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click gives it
-        return list(_COMMANDS)
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """See `click.Group`; mistakes of the command line begin as all of Quark's errors do."""
+        run: Callable[..., Any] = super().main
+        if not standalone_mode:
+            return run(*args, standalone_mode=False, **extra)
+        try:
+            status = run(*args, standalone_mode=False, **extra)
+        except click.ClickException as error:
+            told = StringIO()
+            error.show(told)
+            click.echo(re.sub("(?m)^Error: ", "quark: ", told.getvalue()), nl=False, err=True)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("quark: aborted", err=True)
+            sys.exit(1)
+        # What --help and --version exit with comes back as a number.
+        sys.exit(status if isinstance(status, int) else 0)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click gives it
+        return [*_COMMANDS, *sorted(_find_plugin_commands())]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
-            return None
+            # Plugins are looked for only here and for help: that takes time.
+            declared = _find_plugin_commands().get(cmd_name)
+            if declared is None:
+                return None
+            try:
+                return declared.load()
+            except click.ClickException:
+                if ctx.resilient_parsing:  # a shell asks what it may offer
+                    return None
+                raise
         name = _MODULES.get(cmd_name, cmd_name)
         command = getattr(import_module(f"quark.cli.{name}"), name)
         assert isinstance(command, click.Command)
@@ -78,6 +120,19 @@ class _Commands(SuggestingGroup):
     ) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
+        declared = _find_plugin_commands()
+        if declared:
+            # Their modules are not imported: one that is slow or broken must not spoil the help.
+            with formatter.section("Commands of plugins"):
+                formatter.write_dl(
+                    [(name, f"From {declared[name].plugin}.") for name in sorted(declared)]
+                )
+
+
+def _find_plugin_commands() -> dict[str, PluginCommand]:
+    from quark.cli.plugin_commands import find_plugin_commands
+
+    return find_plugin_commands(frozenset(_COMMANDS))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -88,7 +143,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: an error of Quark's, or of the system's, is one line and exit status 1."""
+    """Entry point: an error of Quark's, or of the system's, is one line and exit status 1 or 2."""
     if is_completing():
         answer_shell(cli)
     guard_streams()
@@ -102,4 +157,5 @@ def main() -> None:
         sys.exit(141)
     except (QuarkError, OSError) as error:
         click.echo(f"quark: {error}", err=True)
-        sys.exit(1)
+        # What does not exist was mistyped, mostly: a mistake in the command line.
+        sys.exit(2 if type(error) in _NOT_THERE else getattr(error, "exit_status", 1))

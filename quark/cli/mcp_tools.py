@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.backends.contract import StoredRun
     from quark_core.backends.curves import Curve
-    from quark_core.sessions.session import TrainingSession
 
 __all__ = ["DATA_NOTE", "TOOLS", "Tool", "Workbench"]
 
@@ -36,9 +35,7 @@ _MOST_CURVE_ENTRIES = 2_000
 _ANALYSIS_S = 60.0
 _CONFIG_ENTRIES = 100
 
-Run = Annotated[
-    str, Meta(description="Id of a run, the beginning of one, or its name.", max_length=500)
-]
+Run = Annotated[str, Meta(description="Run ID, unique prefix or name.", max_length=500)]
 Runs = Annotated[list[Run], Meta(min_length=1, max_length=20)]
 
 
@@ -192,20 +189,14 @@ class Workbench:
             return self._desk
 
     def find(self, run: str) -> StoredRun:
-        """The run whose id, the beginning of it, or whose name is given.
+        """The run whose id or name, or the beginning of one, is given.
 
         Raises:
             RunNotFoundError: No run, or more than one, fits.
         """
         from quark.cli.store_access import find_run
 
-        return find_run(self.source.reader, run)
-
-    def open(self, run: str) -> TrainingSession:
-        """A run for reading."""
-        from quark_core.sessions.session import TrainingSession
-
-        return TrainingSession(self.source.open_run(str(self.find(run).run.id)))
+        return find_run(self.source.reader, run, self.source.place)
 
     def close(self) -> None:
         """Give up what was opened."""
@@ -402,10 +393,10 @@ def _shorten(values: Sequence[float]) -> list[float]:
 
 def compare_runs(bench: Workbench, arguments: CompareArguments) -> str:
     """What differs between runs, and whether it matters."""
-    from quark_core.analysis.comparison.engine import ComparisonEngine
+    from quark.analysis.comparison.engine import ComparisonEngine
 
     sides = [
-        [bench.open(run) for run in dict.fromkeys(side)]
+        [bench.source.open_run(str(bench.find(run).run.id)) for run in dict.fromkeys(side)]
         for side in (arguments.primary, arguments.reference)
     ]
     result = ComparisonEngine.compare_runs(*sides)
@@ -424,14 +415,14 @@ def compare_runs(bench: Workbench, arguments: CompareArguments) -> str:
 
 def write_report(bench: Workbench, arguments: ReportArguments) -> str:
     """A run as a text: what `quark show` and `quark analyze` print."""
+    from quark.analysis.case import Case
+    from quark.analysis.config import AnalyzerEngineConfig
+    from quark.analysis.diagnosis import analyze_run
+    from quark.analysis.outputs import AnalysisTarget
+    from quark.analysis.phases import analyze_phases
     from quark.cli.analysis_view import print_analysis
     from quark.cli.show import print_run
     from quark.cli.texts import Console
-    from quark_core.analysis.case import Case
-    from quark_core.analysis.config import AnalyzerEngineConfig
-    from quark_core.analysis.diagnosis import analyze_run
-    from quark_core.analysis.outputs import AnalysisTarget
-    from quark_core.analysis.phases import analyze_phases
     from quark_core.system.terminal_text import clean_text
 
     stored = bench.find(arguments.run)

@@ -21,14 +21,15 @@ from quark.cli.store_access import (
     storage_option,
 )
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.runs.run_ids import name_store
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from quark.mirrors.comparison import Comparison
+    from quark.mirrors.replay import Replay
+    from quark.mirrors.survey import MirrorState
     from quark_core.backends.contract import StoredRun, SupportsPrimary, SupportsRead
-    from quark_core.mirrors.comparison import Comparison
-    from quark_core.mirrors.replay import Replay
-    from quark_core.mirrors.survey import MirrorState
     from quark_core.runs.backend_choice import BackendChoice
 
 __all__ = ["mirror"]
@@ -52,7 +53,7 @@ def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
     Exit status 1 where something waits, was refused, is unknown, or was found
     by an analyzer and never sent.
     """
-    from quark_core.mirrors.survey import load_generations, note_outputs
+    from quark.mirrors.survey import load_generations, note_outputs
 
     store = open_store(storage_dir)
     stored = find_run(store, run)
@@ -63,7 +64,9 @@ def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
     if as_json:
         print_json([state.to_dict() for state in states])
     elif not states:
-        click.echo(f"Run {stored.run.id} has no mirror, and nothing of it waits.")
+        click.echo(
+            f"Run {stored.run.id} of {name_store(store)} has no mirror, and nothing of it waits."
+        )
     else:
         _print(_make_status_table(states))
     if any(s.waiting or s.quarantined or s.unknown or s.unsent for s in states):
@@ -87,10 +90,10 @@ def verify(
 ) -> None:
     """Compare the number of records in the primary and in each mirror of RUN.
 
-    By metric key and by kind. Exit status 1 where they differ; 2 where no
-    mirror could be compared.
+    By metric key and by kind. Exit status 1 if they differ, or if no mirror
+    could be compared.
     """
-    from quark_core.mirrors.comparison import count_records
+    from quark.mirrors.comparison import count_records
 
     store = open_store(storage_dir)
     stored = find_run(store, run)
@@ -114,10 +117,9 @@ def verify(
         for comparison in found:
             _print_comparison(comparison)
     compared = [each for each in found if each.refusal is None]
-    if any(not each.equal or (all_kinds and each.not_kept) for each in compared):
+    different = any(not each.equal or (all_kinds and each.not_kept) for each in compared)
+    if different or not compared:
         sys.exit(1)
-    if not compared:
-        sys.exit(2)
 
 
 @mirror.command()
@@ -138,8 +140,8 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
     where it has got anything of the run. Exit status 1 where something was
     refused or is not there afterwards.
     """
+    from quark.mirrors.survey import find_journals
     from quark_core.delivery.sync import sync_folder
-    from quark_core.mirrors.survey import find_journals
 
     root = resolve_storage_dir(storage_dir)
     store = open_store(storage_dir)
@@ -171,7 +173,7 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
 def _survey(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> list[MirrorState]:
-    from quark_core.mirrors.survey import survey_mirrors
+    from quark.mirrors.survey import survey_mirrors
     from quark_core.runs.composition import find_local_path
 
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
@@ -181,7 +183,7 @@ def _survey(
 def _find_sent(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> dict[str, set[str]]:
-    from quark_core.mirrors.survey import find_sent
+    from quark.mirrors.survey import find_sent
     from quark_core.runs.composition import find_local_path
 
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
@@ -207,8 +209,8 @@ def _choose(place: str, root: Path, *, asked: bool) -> BackendChoice:
 def _compare(
     counts: Any, place: str, stored: StoredRun, root: Path, sent: set[str], *, asked: bool
 ) -> Comparison:
+    from quark.mirrors.comparison import Comparison, compare_counts
     from quark_core.errors import BackendError, SessionStoreError
-    from quark_core.mirrors.comparison import Comparison, compare_counts
 
     try:
         with _open_mirror(_choose(place, root, asked=asked), stored, root) as reader:
@@ -251,8 +253,8 @@ def _replay(
     from rich.progress import BarColumn, Progress
 
     from quark.cli.texts import Console, TextColumn
+    from quark.mirrors.replay import replay_run
     from quark_core.config.redaction import redact_text
-    from quark_core.mirrors.replay import replay_run
 
     named = (place, redact_text(place))
     known = next((s for s in states if s.specification in named or s.backend == place), None)

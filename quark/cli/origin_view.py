@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.store_access import print_json
-from quark_core.config.layering.manual import tell_chain
+from quark.configuration.layering.manual import tell_chain
 from quark_core.records.json_object import flatten_json
 from quark_core.system.terminal_text import clean_line
 

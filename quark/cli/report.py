@@ -13,7 +13,7 @@ from quark.cli.run_source import backend_option
 from quark.cli.store_access import find_run, json_option, print_json, storage_option
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import SupportsRead
+    from quark.page.api.source import PageSource
 
 __all__ = ["report", "write_file"]
 
@@ -29,10 +29,12 @@ def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
         ) from error
 
 
-def _print_short(reader: SupportsRead, runs: tuple[str, ...], *, as_json: bool) -> None:
+def _print_short(source: PageSource, runs: tuple[str, ...], *, as_json: bool) -> None:
     from quark_core.runs.short_report import read_short_report
 
-    reports = [read_short_report(reader, find_run(reader, run)) for run in runs]
+    reader = source.reader
+    found = [find_run(reader, run, source.place) for run in runs]
+    reports = [read_short_report(reader, stored) for stored in found]
     if as_json:
         print_json(reports[0].to_dict() if len(reports) == 1 else [r.to_dict() for r in reports])
         return
@@ -73,7 +75,7 @@ def report(
     short: bool,
     as_json: bool,
 ) -> None:
-    """Write one HTML file about each RUN (an id, the beginning of it, or a name).
+    """Write one HTML file about each RUN (an ID, unique prefix or name).
 
     What is wrong with it and the curves that show it, health, phases, up to 60
     curves, maps of layers, configuration and the newest log lines; of several
@@ -90,12 +92,12 @@ def report(
     source = open_source(storage_dir, backend)
     if short:
         try:
-            _print_short(source.reader, runs, as_json=as_json)
+            _print_short(source, runs, as_json=as_json)
         finally:
             source.close()
         return
     try:
-        chosen = [(source, str(find_run(source.reader, run).run.id)) for run in runs]
+        chosen = [(source, str(find_run(source.reader, run, source.place).run.id)) for run in runs]
         with show_warnings():
             made = compose_report(chosen, ReportOptions(config=not no_config, logs=not no_logs))
     finally:

@@ -10,6 +10,7 @@ from quark.cli.du import measure
 from quark.cli.store_access import json_option, open_store, print_json, storage_option
 from quark.cli.trash import choose_runs, open_for_removal
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.runs.run_ids import name_store
 
 __all__ = ["restore"]
 
@@ -19,12 +20,13 @@ __all__ = ["restore"]
 @storage_option
 @json_option
 def restore(runs: tuple[str, ...], storage_dir: Path | None, as_json: bool) -> None:
-    """Put RUNs (ids, beginnings of ids, names) back out of the trash.
+    """Put RUNs (IDs, unique prefixes or names) back out of the trash.
 
     Of a service, with QUARK_PERSISTENCE_URL, that needs the scopes read and write.
     """
-    in_trash = {u.run_id: u.name for u in measure(open_store(storage_dir)).list_trash()}
-    chosen = choose_runs(runs, in_trash, None)
+    store = open_store(storage_dir)
+    in_trash = {usage.run_id: usage.name for usage in measure(store).list_trash()}
+    chosen = choose_runs(runs, in_trash, None, name_store(store))
     with open_for_removal(resolve_storage_dir(storage_dir)) as removal:
         removal.restore_runs(chosen)
     if as_json:

@@ -12,17 +12,18 @@ import click
 
 from quark.cli.completion import complete_runs
 from quark.cli.du import describe_bytes, measure, print_usages, shorten_ids
-from quark.cli.store_access import find_by_id, json_option, open_store, print_json, storage_option
-from quark.cli.trash import (
-    SHOWN_RUNS,
-    choose_runs,
-    count_runs,
+from quark.cli.store_access import (
+    find_by_id,
     find_ids,
-    open_for_removal,
-    yes_option,
+    json_option,
+    open_store,
+    print_json,
+    storage_option,
 )
+from quark.cli.trash import SHOWN_RUNS, choose_runs, count_runs, open_for_removal, yes_option
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import InvalidRunStateError, RunNotFoundError
+from quark_core.runs.run_ids import name_store
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def rm(
     list_only: bool,
     as_json: bool,
 ) -> None:
-    """Put RUNs (ids, beginnings of ids, names) into the trash.
+    """Put RUNs (IDs, unique prefixes or names) into the trash.
 
     They vanish from every list; `quark restore` puts them back, `quark gc`
     frees their space. What a mirror has of them (MLflow, csv:DIR) stays.
@@ -58,7 +59,7 @@ def rm(
     store = open_store(storage_dir)
     trash = measure(store)
     if list_only:
-        _print_trash(trash.list_trash(), as_json)
+        _print_trash(trash.list_trash(), name_store(store), as_json)
         return
     if not runs:
         raise click.UsageError("name at least one RUN, or give --list")
@@ -68,7 +69,7 @@ def rm(
     for text in runs:
         if not find_ids(text, known) and (stored := find_by_id(store, text)) is not None:
             known[str(stored.run.id)] = stored.run.name
-    chosen = choose_runs(runs, known, in_trash)
+    chosen = choose_runs(runs, known, in_trash, name_store(store))
     usages = trash.measure_runs(chosen)
     _refuse_living(usages)
     root = resolve_storage_dir(storage_dir)
@@ -158,11 +159,11 @@ def _find_undelivered(root: Path, run_ids: Sequence[str]) -> dict[str, list[str]
     return found
 
 
-def _print_trash(usages: Sequence[RunUsage], as_json: bool) -> None:
+def _print_trash(usages: Sequence[RunUsage], where: str, as_json: bool) -> None:
     if as_json:
         print_json([usage.to_dict() for usage in usages])
     elif not usages:
-        click.echo("The trash is empty.")
+        click.echo(f"The trash of {where} is empty.")
     else:
         print_usages(usages)
         total = describe_bytes(sum(usage.total_bytes for usage in usages))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.table import Table
 
+from quark.analysis.metric_roles import find_main_metric, is_loss
 from quark.cli.texts import (
     Text,
     describe_age,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import MetricSummary, RunSummary
     from quark_core.records.expression import Field
 
-__all__ = ["MANY_RUNS", "find_loss", "list_blocks", "make_table"]
+__all__ = ["MANY_RUNS", "list_blocks", "make_table"]
 
 # Fields of a run that have a column of their own anyway.
 _SHOWN = frozenset({"created", "duration", "id", "name", "project", "state", "status", "tags"})
@@ -40,8 +41,18 @@ _MAX_CELL = 40
 _DIGEST_CHARACTERS = 8
 _GAP = 2
 _NARROW = 9
+_CAUSE = 24
 # What goes first where a terminal has no room for what was asked for.
-_EXPENDABLE = ("duration", "tags", "forked from", "last loss", "project", "started", "name")
+_EXPENDABLE = (
+    "duration",
+    "tags",
+    "forked from",
+    "last loss",
+    "project",
+    "started",
+    "ended by",
+    "name",
+)
 
 
 @dataclass(slots=True)
@@ -52,6 +63,8 @@ class _Column:
     cells: list[Text]
     right: bool = False
     flexible: bool = False
+    narrow: int = _NARROW
+    key: str = ""
 
     @property
     def head(self) -> int:
@@ -66,7 +79,7 @@ class _Column:
     @property
     def least(self) -> int:
         """Columns of the terminal without which it cannot be read."""
-        return min(self.width, max(_NARROW, self.head)) if self.flexible else self.width
+        return min(self.width, max(self.narrow, self.head)) if self.flexible else self.width
 
 
 def make_table(runs: Sequence[RunSummary], asked: Sequence[Field], width: int) -> Table:
@@ -148,18 +161,6 @@ def _join_lines(lines: Sequence[Text]) -> Text:
     return block
 
 
-def find_loss(run: RunSummary) -> MetricSummary | None:
-    """The metric that a run is judged by: what the user named, else its loss by the names."""
-    from quark_core.analysis.metric_roles import choose_loss
-    from quark_core.config.objective import read_objective
-
-    named = read_objective(run.config)
-    if named is not None:
-        return run.metrics.get(named.metric)
-    found = choose_loss({key: metric.count for key, metric in run.metrics.items()})
-    return None if found is None else run.metrics[found]
-
-
 def _describe_status(stored: StoredRun) -> Text:
     text = describe_state(stored.state)
     if stored.progress is not None and stored.state == "running":
@@ -177,6 +178,7 @@ def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_C
     columns += [
         _Column("project", [Text(each.project.name) for each in stored], flexible=True),
         _Column("status", [_describe_status(each) for each in stored]),
+        *_list_causes(stored),
         _Column("started", [Text(describe_age(each.run.created_at)) for each in stored]),
         _Column(
             "duration",
@@ -186,11 +188,7 @@ def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_C
             ],
             right=True,
         ),
-        _Column(
-            "last loss",
-            [Text(_describe_metric(find_loss(run), "last")) for run in runs],
-            right=True,
-        ),
+        _make_main_column(runs),
     ]
     for field in asked:
         if field.scope == "run" and field.name in _SHOWN:
@@ -210,6 +208,14 @@ def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_C
     return columns
 
 
+def _list_causes(runs: Sequence[StoredRun]) -> Iterator[_Column]:
+    """Why runs broke off, where any did."""
+    causes = ["" if run.ending is None else run.ending.describe() for run in runs]
+    if any(causes):
+        cells = [Text(_describe_value(cause) if cause else "") for cause in causes]
+        yield _Column("ended by", cells, flexible=True, narrow=_CAUSE)
+
+
 def _fit(columns: list[_Column], width: int, *, has_extra: bool) -> list[_Column]:
     """The columns that there is room for; what was asked for and how a run went are kept."""
     kept = list(columns)
@@ -218,8 +224,25 @@ def _fit(columns: list[_Column], width: int, *, has_extra: bool) -> list[_Column
             break
         if label == "last loss" and not has_extra:
             continue
-        kept = [column for column in kept if column.label != label]
+        kept = [column for column in kept if (column.key or column.label) != label]
     return kept
+
+
+def _make_main_column(runs: Sequence[RunSummary]) -> _Column:
+    """The last values of what runs are judged by: losses, or named where they are of none."""
+    mains = [find_main_metric(run) for run in runs]
+    names = {main.key for main in mains if main is not None and not is_loss(main.key)}
+    others = len({main.key for main in mains if main is not None}) > 1
+    label = "last loss" if not names else "last value" if others else f"last {decode_name(*names)}"
+    cells = [
+        Text(
+            f"{decode_name(main.key)} {_describe_metric(main, 'last')}"
+            if main is not None and main.key in names and others
+            else _describe_metric(main, "last")
+        )
+        for main in mains
+    ]
+    return _Column(label, cells, right=True, key="last loss")
 
 
 def _measure(columns: Sequence[_Column]) -> int:

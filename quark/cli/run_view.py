@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quark.analysis.rank_rates import measure_rates
+from quark_core.config.metric_directions import find_mode
+from quark_core.config.objective import read_objective
 from quark_core.records.names import decode_name
-from quark_core.runs.rank_rates import measure_rates
 from quark_core.runs.reading import encode_key, read_series
 from quark_core.runs.searching import summarize_run
 
@@ -19,25 +20,25 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from quark.analysis.rank_paces import RankPace, RankPaces
+    from quark.analysis.rank_rates import RunRates
     from quark.cli.texts import Console
     from quark_core.backends.contract import SupportsRead
     from quark_core.backends.run_summary import MetricSummary as StoredSummary
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
+    from quark_core.config.objective import ObjectiveMode
     from quark_core.records import (
         ArtifactRecord,
         BatchDiagnosticRecord,
         SystemTelemetryRecord,
     )
-    from quark_core.runs.rank_paces import RankPace, RankPaces
-    from quark_core.runs.rank_rates import RunRates
 
 __all__ = [
     "MetricSummary",
     "describe_contents",
     "describe_late",
     "describe_rates",
-    "find_direction",
     "list_points",
     "print_contents",
     "print_ranks",
@@ -50,12 +51,6 @@ _CURVE_POINTS = 500
 _MANY_METRICS = 10_000
 # Rates from here on are written without decimals.
 _WHOLE = 10_000
-_WORDS = re.compile(r"[a-z]+[0-9]*")
-_DOWN = frozenset("loss error err perplexity ppl mse mae rmse nll wer cer fid".split())
-_UP = frozenset(
-    "acc accuracy f1 auc auroc precision recall score bleu rouge reward return iou miou map psnr"
-    " ssim r2 top1 top5".split()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +96,6 @@ class MetricSummary:
         return values
 
 
-def find_direction(key: str) -> str | None:
-    """Whether less ("min") or more ("max") of a metric is better, by its name; None if unknown."""
-    words = set(_WORDS.findall(key.rpartition("/")[2].lower()))
-    if not words.isdisjoint(_DOWN):
-        return "min"
-    return None if words.isdisjoint(_UP) else "max"
-
-
 def summarize_metrics(
     reader: SupportsRead, run: RunSummary, *, after: str | None = None, limit: int | None = None
 ) -> list[MetricSummary]:
@@ -127,17 +114,20 @@ def summarize_metrics(
     start = 0 if after is None else bisect_right(keys, encode_key(after, "after"))
     chosen = keys[start : None if limit is None else start + limit]
     with_curves = len(keys) <= _MANY_METRICS
+    objective = read_objective(run.config)
     return [
         _summarize(
             run.metrics[key],
             read_series(reader, run.run_id, key, _CURVE_POINTS) if with_curves else None,
+            find_mode(key, objective),
         )
         for key in chosen
     ]
 
 
-def _summarize(metric: StoredSummary, series: Series | None) -> MetricSummary:
-    direction = find_direction(metric.key)
+def _summarize(
+    metric: StoredSummary, series: Series | None, direction: ObjectiveMode | None
+) -> MetricSummary:
     best = best_at = None
     if direction is not None and metric.low is not None:
         downwards = direction == "min"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,16 +15,27 @@ from quark.cli.completion import (
     complete_tags,
 )
 from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import (
+    describe_unstored,
+    json_option,
+    print_json,
+    storage_option,
+)
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quark_core.backends.contract import SupportsRead
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records.expression import Field, RunSearch
 
 __all__ = ["runs"]
 
+# Journals of so many runs are looked at under a list.
+_MOST_ASKED = 20
+_SHOWN_GROUPS = 10
 _STATES = ("running", "completed", "failed", "interrupted", "lost")
 
 
@@ -98,7 +110,7 @@ class _SearchMistake(click.ClickException):
     "--metric",
     metavar="EXPR",
     shell_complete=complete_metrics,
-    help='What --group-by sums up, such as "max(val/acc)" [default: the last loss].',
+    help='Metric of --group-by: its last value, or "max(val/acc)" [default: loss or objective].',
 )
 @json_option
 def runs(
@@ -119,8 +131,9 @@ def runs(
 ) -> None:
     """List runs, newest first, or those that fit an expression, sorted.
 
-    The metrics and settings that --where and --sort ask for become columns. The
-    language is described in docs/reference/search.md.
+    The metrics and settings that --where and --sort ask for become columns.
+    Expressions know comparisons, and, or, not, in, ~ (contains), and last,
+    first, min, max and count of a metric.
     """
     from quark_core.errors import SchemaValidationError
     from quark_core.runs.searching import build_search, find_runs
@@ -138,37 +151,76 @@ def runs(
         )
         asked = list(dict.fromkeys([*search.fields, *_parse_columns(columns)]))
         grouping = None if group_by is None else _Grouping(group_by, metric)
-        store = RunSource(storage_dir, backend).reader
+        source = RunSource(storage_dir, backend)
+        store = source.reader
         found = find_runs(store, _add_filters(search, status, tag, group))
     except SchemaValidationError as error:
         raise _SearchMistake(str(error)) from None
+    if not found:
+        if backend is not None and not store.list_runs(limit=1):
+            from quark_core.system.terminal_text import clean_line
+
+            raise click.UsageError(f"--backend: there are no runs at {clean_line(backend)}")
+        source.check_project(project, "--project")
+        _check_group(store, group)
     if grouping is not None and found:
         grouping.show(found, limit, as_json=as_json)
         return
     shown = found[:limit]
     if not as_json:
-        _print_table(shown, asked, has_more=len(found) > limit)
+        none_words = f"No run fits in {source.store}."
+        _print_table(shown, asked, none_words, has_more=len(found) > limit)
+        if backend is None:
+            _tell_unstored(store, storage_dir, shown)
         name = getattr(store, "store_name", None)
         if not found and name is not None:
             click.echo(
-                f"Only the project store {name!r} of the service was asked: QUARK_STORE_NAME names "
-                "another one, and ?store=* behind the service's URL asks for all of them."
+                f"Only the project store {name!r} of the service was asked: QUARK_STORE_NAME or "
+                "?store= names it. Without them, or with ?store=*, all of the workspace is asked."
             )
         return
     print_json([_describe(run) for run in shown])
 
 
+def _tell_unstored(
+    store: SupportsRead, storage_dir: Path | None, shown: Sequence[RunSummary]
+) -> None:
+    """Say of which runs the end may wait outside of the store, as where its disk was full."""
+    from quark_core.runs.recovery import list_lost
+
+    place = resolve_storage_dir(storage_dir)
+    root = shlex.quote(str(place))
+    ids_shown = [run.stored.run.id or "" for run in shown]
+    damaged = [run_id for run_id in ids_shown if list_lost(place, run_id)]
+    if damaged:
+        ids = ", ".join(map(shorten_run_id, damaged))
+        click.echo(f"A part of {ids} is lost: quark doctor -d {root}")
+    lost = [run.stored.run.id or "" for run in shown if run.state == "lost"]
+    waiting = [
+        run_id
+        for run_id in lost[:_MOST_ASKED]
+        if run_id not in damaged and describe_unstored(store, storage_dir, run_id)
+    ]
+    if waiting:
+        ids = ", ".join(map(shorten_run_id, waiting))
+        click.echo(
+            f"Not everything of {ids} is in the store yet, and perhaps not how it ended: "
+            f"quark sync {root}"
+        )
+
+
 def _describe(run: RunSummary) -> dict[str, Any]:
     """A run for other programs."""
-    from quark.cli.run_table import find_loss
+    from quark.analysis.metric_roles import find_main_metric
     from quark.cli.texts import find_duration_s
 
-    loss = find_loss(run)
+    loss = find_main_metric(run)
     progress = run.stored.progress if run.state == "running" else None
     return {
         **run.stored.run.to_dict(),
         "state": run.state,
         "exit_code": run.stored.exit_code,
+        "ending": None if run.stored.ending is None else run.stored.ending.to_dict(),
         "duration_s": find_duration_s(run.stored, run.last_metric_at),
         "last_loss": None if loss is None else loss.last,
         "loss_metric": None if loss is None else loss.key,
@@ -199,6 +251,23 @@ def _parse_columns(columns: Sequence[str]) -> list[Field]:
     return found
 
 
+def _check_group(store: SupportsRead, group: str | None) -> None:
+    """Refuse a group that no run is in; for where nothing was found."""
+    if group is None:
+        return
+    from quark_core.config.belonging import is_below
+
+    stored = store.list_runs()
+    known = sorted({path for run in stored for path in run.run.groups})
+    if not stored or any(is_below(path, group) for path in known):
+        return
+    more = f" and {len(known) - _SHOWN_GROUPS} more" if len(known) > _SHOWN_GROUPS else ""
+    there = f"there are {', '.join(map(repr, known[:_SHOWN_GROUPS]))}{more}"
+    raise click.UsageError(
+        f"--group: there is no group {group!r} here; {there if known else 'no run is in any'}"
+    )
+
+
 class _Grouping:
     """What `--group-by` and `--metric` ask for.
 
@@ -207,30 +276,46 @@ class _Grouping:
     """
 
     def __init__(self, by: str, metric: str | None) -> None:
-        from quark.cli.group_table import make_measure
-        from quark_core.analysis.run_groups import check_grouping
+        from quark.analysis.run_groups import check_grouping
         from quark_core.search.parser import parse_column
 
         self._by = check_grouping(by, "--group-by")
-        field = None if metric is None else parse_column(metric, "--metric")
-        self._measured, self._measure = make_measure(field)
+        self._metric = metric
+        self._field = None if metric is None else parse_column(metric, "--metric")
 
     def show(self, runs: Sequence[RunSummary], limit: int, *, as_json: bool) -> None:
         """Print the groups of some runs, at least one."""
-        from quark.cli.group_table import make_group_table
+        from quark.analysis.run_groups import group_runs
+        from quark.cli.group_table import make_group_table, make_measure
         from quark.cli.texts import Console
-        from quark_core.analysis.run_groups import group_runs
 
-        groups = group_runs(runs, self._by, self._measure)
+        measured, measure = make_measure(self._field, runs)
+        groups = group_runs(runs, self._by, measure)
+        if not any(measure(run) is not None for run in runs):
+            self._check(runs)
         if as_json:
-            told = [{"by": self._by, "metric": self._measured, **g.to_dict()} for g in groups]
+            metric = self._metric or measured
+            told = [{"by": self._by, "metric": metric, **g.to_dict()} for g in groups]
             print_json(told[:limit])
             return
         console = Console()
         if limit:
-            console.print(make_group_table(groups[:limit], self._by, self._measured))
+            console.print(make_group_table(groups[:limit], self._by, measured))
         if len(groups) > limit:
             console.print(f"There are {len(groups)} groups; --limit shows more.", style="dim")
+
+    def _check(self, runs: Sequence[RunSummary]) -> None:
+        """Refuse a metric that none of the runs has."""
+        from quark_core.errors import SchemaValidationError
+        from quark_core.runs.near_names import refuse_unknown_metric
+
+        if self._field is None or self._field.scope != "metric":
+            return
+        known = {key for run in runs for key in run.metrics}
+        try:
+            refuse_unknown_metric(self._field.name, known, "--metric", "none of the runs")
+        except SchemaValidationError as error:
+            raise click.UsageError(str(error).replace("has no", "has", 1)) from None
 
 
 def _add_filters(
@@ -266,13 +351,15 @@ def _quote(text: str) -> str:
     return "'" + escaped.replace("\n", "\\n").replace("\t", "\\t") + "'"
 
 
-def _print_table(runs: Sequence[RunSummary], asked: Sequence[Field], *, has_more: bool) -> None:
+def _print_table(
+    runs: Sequence[RunSummary], asked: Sequence[Field], none_words: str, *, has_more: bool
+) -> None:
     from quark.cli.run_table import MANY_RUNS, list_blocks, make_table
     from quark.cli.texts import Console
 
     console = Console()
     if not runs:
-        console.print("There are runs; --limit shows them." if has_more else "No runs here fit.")
+        console.print("There are runs; --limit shows them." if has_more else none_words)
         return
     if len(runs) <= MANY_RUNS:
         console.print(make_table(runs, asked, console.width))

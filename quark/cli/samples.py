@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.command_groups import LongInHelp
 from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import (
+    count_things,
+    json_option,
+    print_json,
+    storage_option,
+)
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
     from quark.cli.texts import Console
@@ -22,7 +29,9 @@ _TEXT_CHARACTERS = 1_000
 
 @click.command()
 @click.argument("run")
-@click.option("-s", "--search", metavar="TEXT", help="Only rows in whose texts this stands.")
+@click.option(
+    "-s", "--search", cls=LongInHelp, metavar="TEXT", help="Only rows in whose texts this stands."
+)
 @click.option(
     "-w",
     "--where",
@@ -61,12 +70,12 @@ def samples(
     backend: str | None,
     as_json: bool,
 ) -> None:
-    """List the text samples of RUN (its id, the beginning of it, or its name), the newest first."""
+    """List the text samples of RUN (its ID, unique prefix or name), the newest first."""
     from quark_core.runs.sample_search import find_samples, order_samples
 
     source = RunSource(storage_dir, backend)
-    session = source.open(str(source.find(run).run.id))
-    found = find_samples(session, search=search, where=where, name=name, step=step)
+    reader = source.open(run)
+    found = find_samples(reader, search=search, where=where, name=name, step=step)
     is_descending = sort is not None and sort.startswith("-")
     column = sort[1:] if sort is not None and is_descending else sort
     shown = found.take(order_samples(found, column, descending=is_descending, near=near)[:limit])
@@ -75,14 +84,15 @@ def samples(
         return
     is_asked = search or where or name or step is not None
     if not found.count:
-        click.echo("No samples fit." if is_asked else "This run has no text samples.")
+        what = "no text samples that fit" if is_asked else "no text samples"
+        click.echo(f"Run {shorten_run_id(str(reader.run_id))} of {source.store} has {what}.")
         return
     from quark.cli.texts import Console
 
     console = Console()
     _print_rows(console, shown, characters=None if full else _TEXT_CHARACTERS)
     rest = "" if shown.count == found.count else f" of {found.count}; --limit shows more"
-    click.echo(f"{shown.count} samples{rest}.")
+    click.echo(f"{count_things(shown.count, 'sample')}{rest}.")
 
 
 def _print_rows(console: Console, rows: Columns, *, characters: int | None) -> None:

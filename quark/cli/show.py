@@ -11,7 +11,12 @@ import click
 
 from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import (
+    count_things,
+    json_option,
+    print_json,
+    storage_option,
+)
 from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 from quark_core.records.json_object import flatten_json
 
@@ -83,7 +88,7 @@ def show(
     why: str | None,
     as_json: bool,
 ) -> None:
-    """Show RUN (its id, the beginning of it, or its name): summary, config, metrics, logs."""
+    """Show RUN (its ID, unique prefix or name): summary, config, metrics, logs."""
     source = RunSource(storage_dir, backend)
     stored = source.find(run)
     if why is not None:
@@ -118,11 +123,12 @@ def print_run(
         after: Only metrics whose keys come after this.
         console: Where to; stdout by default.
     """
+    from quark.analysis.rank_paces import measure_paces
     from quark.cli.aggregate_view import print_aggregates
     from quark.cli.run_view import print_contents, print_ranks, summarize_metrics
     from quark.cli.texts import Console
-    from quark_core.runs.projects import find_inherited
-    from quark_core.runs.rank_paces import measure_paces
+    from quark.projects import find_inherited
+    from quark_core.runs.console_lines import read_newest_events
     from quark_core.runs.searching import summarize_run
 
     console = console or Console()
@@ -130,7 +136,8 @@ def print_run(
     summary = summarize_run(reader, run_id)
     summaries = summarize_metrics(reader, summary, after=after, limit=metrics)
     inherited = find_inherited(reader, stored)
-    console.print(_summary_panel(stored, summary.last_metric_at, inherited.tags))
+    traceback = _find_traceback(reader, stored)
+    console.print(_summary_panel(stored, summary.last_metric_at, inherited.tags, traceback))
     if stored.config is not None and stored.config.values:
         labels = {key: each[0].label for key, each in stored.config.group_origins().items()}
         console.print(_values_table("config", dict(stored.config.values), labels))
@@ -142,7 +149,8 @@ def print_run(
             _print_plots(console, summaries)
         _print_rest(console, summary, summaries[-1].key)
     elif summary.metrics:
-        console.print(f"{len(summary.metrics)} metrics; --metrics shows them.", style="dim")
+        counted = count_things(len(summary.metrics), "metric")
+        console.print(f"{counted}; --metrics shows them.", style="dim")
     else:
         console.print("No metrics yet.")
     print_contents(console, reader, run_id)
@@ -151,7 +159,7 @@ def print_run(
     if paces is not None:
         print_ranks(console, paces)
     if logs:
-        _print_logs(console, _read_events(reader, run_id, logs))
+        _print_logs(console, read_newest_events(reader, run_id, logs))
 
 
 def print_session(session: TrainingSession) -> None:
@@ -161,18 +169,12 @@ def print_session(session: TrainingSession) -> None:
         print_run(reader, reader.load_run(run_id))
 
 
-def _read_events(reader: SupportsRead, run_id: str, limit: int) -> Columns:
-    from quark_core.records import EventRecord
-    from quark_core.records.query import Query
-
-    return reader.read(run_id, EventRecord.KIND, Query(limit=limit))
-
-
 def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
+    from quark.analysis.rank_paces import measure_paces
     from quark.cli.run_view import describe_contents, summarize_metrics
+    from quark.projects import find_inherited
     from quark_core.runs.aggregates import read_summaries
-    from quark_core.runs.projects import find_inherited
-    from quark_core.runs.rank_paces import measure_paces
+    from quark_core.runs.console_lines import read_newest_events
     from quark_core.runs.searching import summarize_run
 
     run_id = str(stored.run.id)
@@ -188,13 +190,13 @@ def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
             **describe_contents(reader, run_id),
             "aggregates": read_summaries(reader, run_id).to_dict(),
             "ranks": [] if paces is None else [rank.to_dict() for rank in paces.ranks],
-            "events": [r.to_dict() for r in _read_events(reader, run_id, logs).to_records()],
+            "events": [r.to_dict() for r in read_newest_events(reader, run_id, logs).to_records()],
         }
     )
 
 
 def _summary_panel(
-    stored: StoredRun, last_metric_at: str | None, tags: Sequence[str]
+    stored: StoredRun, last_metric_at: str | None, tags: Sequence[str], traceback: str | None
 ) -> RenderableType:
     from rich.panel import Panel
     from rich.table import Table
@@ -203,7 +205,7 @@ def _summary_panel(
         Text,
         describe_duration,
         describe_fork,
-        describe_state,
+        describe_run_state,
         find_duration_s,
     )
 
@@ -214,13 +216,12 @@ def _summary_panel(
     if commit:
         commit += f" ({git['branch']})" if git.get("branch") else ""
         commit += " with local changes" if git.get("dirty") else ""
-    state = describe_state(stored.state)
+    state = describe_run_state(stored)
     if stored.progress is not None and stored.state == "running":
         from quark_core.records.times import now_us
 
         state.append(f" ({stored.progress.describe(now_us())})", style="dim")
-    if stored.lost_reason:
-        state.append(f" ({_describe_loss(stored, last_metric_at)})", style="dim")
+    state.append(_describe_last_sign(stored, last_metric_at), style="dim")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
@@ -231,6 +232,7 @@ def _summary_panel(
     gpus = environment.get("gpus") or []
     rows: list[tuple[str, str | Text | None]] = [
         ("status", state),
+        ("traceback", traceback),
         ("started", f"{_shorten_time(run.created_at)}, {verb} {duration}"),
         ("name", run.name),
         ("tags", ", ".join(tags)),
@@ -265,17 +267,30 @@ def _find_place(run_path: str | None) -> str | None:
     return f"{store} (all of it is in the store's files)" if store.is_dir() else run_path
 
 
-def _describe_loss(stored: StoredRun, last_metric_at: str | None) -> str:
-    """Why a run is lost, and its last sign of life, which may be younger than its last beat."""
-    reason = stored.lost_reason or ""
-    if last_metric_at is None:
-        return reason
+def _describe_last_sign(stored: StoredRun, last_metric_at: str | None) -> str:
+    """The last sign of life of a lost run, where it is younger than its last beat."""
+    if stored.state != "lost" or last_metric_at is None:
+        return ""
     at = datetime.fromisoformat(last_metric_at)
     beat = stored.heartbeat_at
     if beat is not None and (at - datetime.fromisoformat(beat)).total_seconds() < 1:
-        return reason
+        return ""
     age_s = (datetime.now(UTC) - at).total_seconds()
-    return f"{reason}, last metric {max(0.0, age_s):.0f} s ago"
+    return f", last metric {max(0.0, age_s):.0f} s ago"
+
+
+def _find_traceback(reader: SupportsRead, stored: StoredRun) -> str | None:
+    """What prints the traceback of what ended a run; None where it has kept none."""
+    from quark_core.records import EventRecord
+    from quark_core.records.query import Query
+
+    if not stored.is_broken_off:
+        return None
+    query = Query(any_of={"event_type": ("runtime_error", "runtime_interruption")}, limit=1)
+    for record in reader.read(str(stored.run.id), EventRecord.KIND, query).to_records():
+        if (getattr(record, "payload", None) or {}).get("traceback"):
+            return f"quark logs {stored.run.id} --events"
+    return None
 
 
 def _shorten_time(text: str) -> str:

@@ -9,13 +9,19 @@ import click
 
 from quark.cli.completion import complete_runs
 from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import (
+    count_things,
+    json_option,
+    print_json,
+    storage_option,
+)
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quark_core.provenance.kept_sources import KeptSource, KeptSources
-    from quark_core.provenance.source_diffs import SourceDiff
+    from quark.provenance.kept_sources import KeptSource, KeptSources
+    from quark.provenance.source_diffs import SourceDiff
 
 __all__ = ["sources"]
 
@@ -54,13 +60,13 @@ def sources(
     backend: str | None,
     as_json: bool,
 ) -> None:
-    """List the code that RUN (an id, the beginning of it, or a name) was made of.
+    """List the code that RUN (an ID, unique prefix or name) was made of.
 
     With PATH that file is printed; with --diff what another run had in its place, with
-    --restore the files are written out. What a run keeps of its code, and how to switch that
-    off: docs/how-to/see-what-a-run-was-made-of.md.
+    --restore the files are written out. With
+    QUARK_SOURCES=off runs keep none of their code.
     """
-    from quark_core.provenance.kept_sources import read_git_changes, read_sources
+    from quark.provenance.kept_sources import read_git_changes, read_sources
 
     if sum((path is not None and other is None, restore is not None, wants_git)) > 1 or (
         other is not None and (restore is not None or wants_git)
@@ -83,7 +89,7 @@ def sources(
     elif as_json:
         print_json(_describe(kept))
     else:
-        from quark_core.provenance.kept_sources import list_attempts
+        from quark.provenance.kept_sources import list_attempts
 
         _print_list(kept, list_attempts(source.reader, run_id))
 
@@ -143,7 +149,8 @@ def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
     if kept.outside:
         console.print(Text(f"imported from elsewhere, not kept: {', '.join(kept.outside)}"))
     total = decimal(sum(file.size_bytes for file in kept.files))
-    console.print(Text(f"{len(kept.files)} files, {total}, digest {kept.digest[:_SHOWN_DIGITS]}"))
+    counted = count_things(len(kept.files), "file")
+    console.print(Text(f"{counted}, {total}, digest {kept.digest[:_SHOWN_DIGITS]}"))
     console.print(
         Text(f"They lay in {kept.root}; attempt {kept.attempt} was begun as {kept.entry}.")
     )
@@ -155,7 +162,11 @@ def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
 def _print_file(kept: KeptSources, path: str, *, as_json: bool) -> None:
     file = kept.find(path)
     if file is None:
-        raise click.ClickException(f"{path} is none of the run's {len(kept.files)} files")
+        raise click.ClickException(
+            f"run {shorten_run_id(kept.run_id)} has no source file {path!r}: it has "
+            f"{count_things(len(kept.files), 'file')}, which `quark sources "
+            f"{shorten_run_id(kept.run_id)}` lists"
+        )
     if as_json:
         print_json({**(_describe_file(file) or {}), "text": file.text})
     elif file.text is None:
@@ -173,7 +184,7 @@ def _print_text(text: str) -> None:
 def _print_diff(
     before: KeptSources, after: KeptSources, path: str | None, *, as_json: bool
 ) -> None:
-    from quark_core.provenance.source_diffs import count_equal, diff_sources
+    from quark.provenance.source_diffs import count_equal, diff_sources
 
     found = [diff for diff in diff_sources(before, after) if path in (None, diff.path)]
     if as_json:
@@ -202,7 +213,7 @@ def _print_diff(
         f"{len(found)} file{' differs' if len(found) == 1 else 's differ'}, {count} "
         f"{'is' if count == 1 else 'are'} the same."
         if found
-        else f"The sources are the same: {len(before)} files."
+        else f"The sources are the same: {count_things(len(before), 'file')}."
     )
 
 

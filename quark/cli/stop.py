@@ -42,7 +42,7 @@ _WAIT_S = 30.0
 def stop(
     run: str, storage_dir: Path | None, reason: str | None, wait_s: float, as_json: bool
 ) -> None:
-    """Ask the training of RUN (its id, the beginning of it, or its name) to stop.
+    """Ask the training of RUN (its ID, unique prefix or name) to stop.
 
     It learns of it within a heartbeat (10 s), and stops where its loop looks at
     session.stop_requested, was started with on_stop="raise", or is that of Lightning,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,14 +20,17 @@ from quark_core.backends.removal import SupportsRemoval
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.runs.composition import open_reader
-from quark_core.runs.run_ids import describe_near, find_labels
-from quark_core.system.terminal_text import escape_json
+from quark_core.runs.run_ids import describe_near, find_labels, name_store
+from quark_core.system.terminal_text import clean_line, escape_json
 
 __all__ = [
+    "count_things",
     "describe_analysis",
     "describe_place",
+    "describe_several",
     "describe_unstored",
     "find_by_id",
+    "find_ids",
     "find_run",
     "json_option",
     "make_finite",
@@ -36,8 +39,9 @@ __all__ = [
     "storage_option",
 ]
 
-# As `quark_core.analysis.engine.ANALYZER_NAME`, which is too much to load for one line.
+# As `quark.analysis.engine.ANALYZER_NAME`, which is too much to load for one line.
 _ANALYZER = "analyzer"
+_LISTED = 5
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,41 +78,65 @@ def describe_place(store: SupportsPrimary) -> str:
     return str(store.locate("unknown").store_root)
 
 
-def find_run(store: SupportsRead, prefix: str) -> StoredRun:
-    """The run whose id, or whose name, is given; a prefix of the id is enough.
+def find_run(store: SupportsRead, text: str, place: str | None = None) -> StoredRun:
+    """The run whose id or name is given, or is the only one that begins so.
 
-    Of a store that is not Quark's own, a whole id is asked for first: there may be
-    more runs than one wants to list.
+    A whole id is asked for first: there may be more runs than one wants to list.
+
+    Args:
+        store: The store.
+        text: The id, the name, or the beginning of one.
+        place: How a backend was asked for that is read in place of the store.
 
     Raises:
         RunNotFoundError: No run, or more than one, fits, or it is in the trash.
     """
-    reader: object = store
-    if not isinstance(reader, SupportsPrimary):
-        known = find_by_id(store, prefix)
-        if known is not None:
-            return known
-    runs = find_labels(store, "")
-    found = [label.run_id for label in runs if prefix in (label.run_id, label.name)]
+    known = find_by_id(store, text)
+    if known is not None:
+        return known
+    labels = {label.run_id: label.name for label in find_labels(store, "")}
+    found = find_ids(text, labels)
+    where = name_store(store, place)
     if not found:
-        found = [label.run_id for label in runs if label.run_id.startswith(prefix)]
-    if not found and (elsewhere := find_by_id(store, prefix)) is not None:
-        return elsewhere
-    if not found:
-        if trashed := _find_in_trash(store, prefix):
+        if trashed := _find_in_trash(store, text):
             raise RunNotFoundError(
-                f"{prefix!r} is in the trash ({', '.join(trashed[:5])}): "
-                f"`quark restore {prefix}` puts it back"
+                f"{text!r} is in the trash ({', '.join(trashed[:5])}) of {where}: "
+                f"`quark restore {text}` puts it back"
             )
-        near = describe_near(store, prefix) if prefix else ""
-        raise RunNotFoundError(f"no run begins with {prefix!r}; `quark runs` lists them{near}")
+        near = describe_near(store, text) if text else ""
+        raise RunNotFoundError(
+            f"no run begins with {text!r} in {where}; `quark runs` lists them{near}"
+        )
     if len(found) > 1:
-        ids = ", ".join(found[:5])
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        is_name = any(label.name == prefix for label in runs)
-        hint = "name one by its id" if is_name else "give more of it"
-        raise RunNotFoundError(f"{prefix!r} fits {len(found)} runs: {ids}{more}; {hint}")
+        raise RunNotFoundError(describe_several(text, found, labels))
     return store.load_run(found[0])
+
+
+def find_ids(text: str, names: Mapping[str, str | None]) -> list[str]:
+    """The ids of runs that a text names, or else of those whose id or name begins so.
+
+    Args:
+        text: The id, the name, or the beginning of one.
+        names: The name of each run by its id.
+    """
+    found = [run_id for run_id, name in names.items() if text in (run_id, name)]
+    # An empty text is the beginning of every id, and surely not what was meant.
+    return found or [
+        run_id
+        for run_id, name in names.items()
+        if text and (run_id.startswith(text) or (name or "").startswith(text))
+    ]
+
+
+def describe_several(text: str, found: Sequence[str], names: Mapping[str, str | None]) -> str:
+    """What to say of a text that several runs fit: which ones, and how to name one."""
+    listed = [
+        run_id if names[run_id] in (None, "", text) else f'{run_id} "{names[run_id]}"'
+        for run_id in found[:_LISTED]
+    ]
+    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    hint = "name one by its id" if text in map(names.get, found) else "give more of it"
+    return f"{text!r} fits {len(found)} runs: {clean_line(', '.join(listed))}{more}; {hint}"
 
 
 def describe_unstored(store: SupportsRead, storage_dir: Path | None, run_id: str) -> str | None:
@@ -116,9 +144,11 @@ def describe_unstored(store: SupportsRead, storage_dir: Path | None, run_id: str
 
     What a living process, or another `quark sync`, is about to deliver is not meant.
     """
-    from quark_core.runs.recovery import count_unstored
+    from quark_core.runs.recovery import count_unstored, list_lost
 
     root = resolve_storage_dir(storage_dir)
+    if list_lost(root, run_id):
+        return f"a part of this run is lost: quark doctor -d {shlex.quote(str(root))}"
     keeps_journal = bool(getattr(store, "keeps_journal", False))
     if not count_unstored(root, run_id, keeps_journal=keeps_journal):
         return None
@@ -130,12 +160,19 @@ def describe_analysis(store: SupportsRead, run_id: str) -> str | None:
     reader: object = store
     if not isinstance(reader, SupportsGenerations):
         return None
+    from quark.analysis.run_end import is_of_another_end, tell_end
     from quark_core.records import AlertRecord, HealthScoreRecord
 
     scores = reader.read_outputs(run_id, HealthScoreRecord.KIND, _ANALYZER)
     if not scores.count:
         return None
-    severities = reader.read_outputs(run_id, AlertRecord.KIND, _ANALYZER)["severity"].tolist()
+    records: Any = scores.to_records()
+    alerts: Any = reader.read_outputs(run_id, AlertRecord.KIND, _ANALYZER).to_records()
+    stored = store.load_run(run_id)
+    if is_of_another_end(stored, alerts):
+        return None
+    alerts, records = tell_end(stored, alerts, records, None)
+    severities = [alert.severity for alert in alerts]
     counted = [
         f"{severities.count(name)} {name}"
         for name in ("critical", "error", "warning", "info")
@@ -143,11 +180,15 @@ def describe_analysis(store: SupportsRead, run_id: str) -> str | None:
     ]
     told = f"{len(severities)} ({', '.join(counted)})" if counted else "none"
     number = str(scores["writer_id"][-1]).rpartition(".")[2]
-    records: Any = scores.to_records()
     unknown = [record.score_key for record in records if not record.is_known]
     if unknown:
         told += f"; health not known: {', '.join(dict.fromkeys(unknown))}"
     return f"alerts: {told}, analyzed at generation {number}: quark analyze {run_id}"
+
+
+def count_things(number: int, noun: str) -> str:
+    """`1 file`, `3 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def find_by_id(store: SupportsRead, run_id: str) -> StoredRun | None:
@@ -158,13 +199,11 @@ def find_by_id(store: SupportsRead, run_id: str) -> StoredRun | None:
         return None
 
 
-def _find_in_trash(store: object, prefix: str) -> list[str]:
+def _find_in_trash(store: object, text: str) -> list[str]:
     """Ids of the runs in the trash that a text fits."""
-    if not prefix or not isinstance(store, SupportsRemoval):
+    if not isinstance(store, SupportsRemoval):
         return []
-    trash = store.list_trash()
-    found = [usage.run_id for usage in trash if prefix in (usage.run_id, usage.name)]
-    return found or [usage.run_id for usage in trash if usage.run_id.startswith(prefix)]
+    return find_ids(text, {usage.run_id: usage.name for usage in store.list_trash()})
 
 
 def print_json(value: Any) -> None:

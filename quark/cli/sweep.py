@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from quark.cli.command_groups import SuggestingGroup
+from quark.cli.command_groups import LongInHelp, SuggestingGroup
 from quark.cli.completion import complete_metrics, complete_projects, complete_sweeps
 from quark.cli.store_access import json_option, print_json, storage_option
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
+from quark_core.runs.run_ids import name_store
 
 if TYPE_CHECKING:
+    from quark.sweeps.sweep import Sweep
     from quark_core.backends.coordination import SupportsCoordination
     from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState
-    from quark_core.sweeps.sweep import Sweep
 
 __all__ = ["sweep"]
 
@@ -145,7 +146,7 @@ def new(
     Nothing runs by this: `quark sweep run NAME -- COMMAND` does, here and on any machine
     that reaches the store.
     """
-    from quark_core.sweeps.opening import sweep as open_sweep
+    from quark.sweeps.opening import sweep as open_sweep
 
     with _refusing():
         space = _read_space(settings, space_file)
@@ -170,7 +171,7 @@ def new(
 
 
 def _read_space(settings: tuple[str, ...], space_file: Path | None) -> dict[str, object]:
-    from quark_core.sweeps.space_texts import FORMS, read_setting, read_space_file
+    from quark.sweeps.space_texts import FORMS, read_setting, read_space_file
 
     space = {} if space_file is None else read_space_file(space_file)
     for text in settings:
@@ -184,7 +185,7 @@ def _read_space(settings: tuple[str, ...], space_file: Path | None) -> dict[str,
 
 
 def _find_modes(metrics: tuple[str, ...], modes: tuple[str, ...]) -> str | list[str]:
-    from quark_core.analysis.best_run import choose_mode
+    from quark.analysis.best_run import choose_mode
 
     if len(modes) not in (0, 1, len(metrics)):
         raise SchemaValidationError(
@@ -208,6 +209,7 @@ def _find_modes(metrics: tuple[str, ...], modes: tuple[str, ...]) -> str | list[
 @click.option(
     "-w",
     "--workers",
+    cls=LongInHelp,
     type=click.IntRange(1, _MOST_WORKERS),
     default=1,
     show_default=True,
@@ -308,7 +310,7 @@ def show(
             if as_json:
                 print_json([each.to_dict() for each in found])
             else:
-                _print_sweeps(found)
+                _print_sweeps(found, _name_place(store, project))
             return
         stored = _find(store, name, project)
         trials = _list_trials(store, stored)
@@ -318,7 +320,13 @@ def show(
             _print_sweep(store, stored, trials, limit or len(trials))
 
 
-def _print_sweeps(found: list[StoredSweep]) -> None:
+def _name_place(store: SupportsCoordination, project: str | None) -> str:
+    """Where sweeps are looked for, in words."""
+    of = "" if project is None else f"project {project!r} of "
+    return f"{of}{name_store(store)}"
+
+
+def _print_sweeps(found: list[StoredSweep], where: str) -> None:
     from quark.cli.sweep_view import make_sweeps_table
     from quark.cli.texts import Console
 
@@ -326,7 +334,10 @@ def _print_sweeps(found: list[StoredSweep]) -> None:
         console = Console()
         console.print(make_sweeps_table(found, console.width))
     else:
-        click.echo("There is no sweep here. quark sweep new opens one, and so does quark.sweep(…).")
+        click.echo(
+            f"There is no sweep in {where}. `quark sweep new` opens one, and so does "
+            "quark.sweep(…)."
+        )
 
 
 def _print_sweep(
@@ -363,6 +374,7 @@ def resume(name: str, project: str | None, storage_dir: Path | None) -> None:
     "-t",
     "--trial",
     "numbers",
+    cls=LongInHelp,
     type=click.IntRange(0),
     multiple=True,
     help="Only this one, which may also have failed; may be given several times.",
@@ -407,8 +419,8 @@ def _change(
     name: str, project: str | None, storage_dir: Path | None, state: SweepState, said: str
 ) -> None:
     from quark.cli.sweep_view import describe_counts
+    from quark.sweeps.store_link import StoreLink
     from quark_core.runs.run_editing import find_user
-    from quark_core.sweeps.store_link import StoreLink
 
     with _refusing():
         # Found before anything is opened for writing: a wrong root must leave no store.
@@ -423,7 +435,7 @@ def _change(
 
 
 def _join(name: str, project: str | None, storage_dir: Path | None) -> Sweep:
-    from quark_core.sweeps.opening import join_sweep
+    from quark.sweeps.opening import join_sweep
 
     with _open(storage_dir) as store:
         found = _find(store, name, project)
@@ -448,13 +460,14 @@ def _find(store: SupportsCoordination, name: str, project: str | None) -> Stored
     near = get_close_matches(name, [each.name for each in known], n=_NEAR)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise SchemaValidationError(
-        f"there is no sweep {name!r} here; quark sweep show lists those there are{hint}"
+        f"there is no sweep {name!r} in {_name_place(store, project)}; `quark sweep show` lists "
+        f"the sweeps{hint}"
     )
 
 
 def _list_trials(store: SupportsCoordination, stored: StoredSweep) -> list[StoredTrial]:
-    from quark_core.sweeps.definition import SweepDefinition
-    from quark_core.sweeps.results import fill_values
+    from quark.sweeps.definition import SweepDefinition
+    from quark.sweeps.results import fill_values
 
     trials = store.list_trials(stored.id)
     try:
@@ -472,7 +485,7 @@ def _open(storage_dir: Path | None) -> Iterator[SupportsCoordination]:
     Raises:
         SessionStoreError: There is none, or it cannot give trials to workers.
     """
-    from quark_core.sweeps.store_link import StoreLink
+    from quark.sweeps.store_link import StoreLink
 
     link = StoreLink(resolve_storage_dir(storage_dir), read_only=True)
     try:

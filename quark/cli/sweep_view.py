@@ -11,10 +11,10 @@ from rich import box
 from rich.cells import cell_len
 from rich.table import Table
 
+from quark.analysis.sweep_verdict import SweepVerdict, judge_sweep
+from quark.analysis.trial_values import list_objectives
 from quark.cli.sweep_commands import describe_value
 from quark.cli.texts import Text, describe_age, describe_number
-from quark_core.analysis.sweep_verdict import SweepVerdict, judge_sweep
-from quark_core.analysis.trial_values import list_objectives
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _describe_verdict(verdict: SweepVerdict) -> Text:
 
 
 def _describe_importances(sweep: StoredSweep, trials: Sequence[StoredTrial]) -> list[Text]:
-    from quark_core.analysis.importances import measure_importances
+    from quark.analysis.importances import measure_importances
 
     lines = []
     for found in measure_importances(sweep, trials):

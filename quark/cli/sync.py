@@ -35,8 +35,9 @@ def sync(directory: Path | None, dry_run: bool, allowed: tuple[str, ...], as_jso
     What its store has not compacted yet, because a process was killed, is compacted.
     Journals of runs that are still being written are left to their process.
     What a killed process left in the database's log is brought into quark.db.
-    May be repeated at any time. Exit status 1 where something still waits, or
-    where a journal turns out to be damaged: it says which batches are missing.
+    What a backend has refused before is offered to it once more.
+    May be repeated at any time. Exit status 1 where something still waits or is
+    refused, or where a journal turns out to be damaged: it says which batches are missing.
 
     A folder says itself where its records go. They are delivered to its own
     store, and to backends that the environment names or that you have used or
@@ -65,7 +66,9 @@ def sync(directory: Path | None, dry_run: bool, allowed: tuple[str, ...], as_jso
         print_lanes(results, nothing="Nothing waits here.")
     if not dry_run:
         _settle(root)
-    if any(result.damage or (result.state == "waiting" and not dry_run) for result in results):
+    if any(result.damage or result.quarantined for result in results):
+        sys.exit(1)
+    if not dry_run and any(result.state == "waiting" for result in results):
         sys.exit(1)
 
 
@@ -98,7 +101,7 @@ def _check_store(root: Path) -> None:
     """
     from quark_core.runs.composition import open_reader
 
-    open_reader(root).list_runs(limit=1)
+    open_reader(root, takes_over=False).list_runs(limit=1)
 
 
 def _settle(root: Path) -> None:

@@ -7,6 +7,7 @@ name such as `[red]x` is those six characters.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -24,6 +25,7 @@ from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line, clean_text
 
 __all__ = [
+    "UNBOUNDED",
     "Console",
     "Text",
     "TextColumn",
@@ -31,9 +33,14 @@ __all__ = [
     "describe_duration",
     "describe_fork",
     "describe_number",
+    "describe_run_state",
     "describe_state",
     "find_duration_s",
 ]
+
+
+UNBOUNDED = 2_000
+"""Columns of what is no terminal."""
 
 
 class Text(rich.text.Text):
@@ -71,10 +78,16 @@ class Text(rich.text.Text):
 
 
 class Console(rich.console.Console):
-    """Prints to the terminal with styles; `stderr=True` to standard error."""
+    """Prints to the terminal with styles; `stderr=True` to standard error.
+
+    Lines for a pipe or a file are as long as what they say: programs that read them need whole
+    names. COLUMNS bounds them all the same.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})
+        if not self.is_terminal and "width" not in options and "COLUMNS" not in os.environ:
+            self.width = UNBOUNDED
 
     @property
     def file(self) -> IO[str]:
@@ -129,6 +142,14 @@ def describe_fork(run: RunRecord, *, short: bool = False) -> str | None:
 def describe_state(state: str) -> Text:
     """A run's state in its colour."""
     return Text(state, style=_STYLES.get(state, ""))
+
+
+def describe_run_state(stored: StoredRun) -> Text:
+    """A run's state in its colour, and where it broke off, why."""
+    text = describe_state(stored.state)
+    if stored.is_broken_off:
+        text.append(stored.describe_end().removeprefix(stored.state))
+    return text
 
 
 def describe_number(value: float | None) -> str:

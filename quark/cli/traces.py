@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.completion import complete_metrics, complete_projects
-from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.run_source import RunSource
+from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
-    from quark_core.analysis.trace_statistics import TraceStatistics, TraceVersion
+    from quark.analysis.trace_statistics import TraceStatistics, TraceVersion
     from quark_core.config.objective import ObjectiveMode
 
 __all__ = ["traces"]
@@ -52,18 +53,25 @@ def traces(
     """List the versions of each function under quark.trace that runs of PROJECT had.
 
     With NAME only those of one traced function. Comments, layout and names of local
-    variables make no version; see docs/how-to/trace-a-function.md.
+    variables make no version.
     """
-    from quark_core.analysis.trace_statistics import collect_statistics
+    from quark.analysis.trace_statistics import collect_statistics
 
-    found = collect_statistics(open_store(storage_dir), project, name, metric=metric, mode=mode)
+    source = RunSource(storage_dir)
+    found = collect_statistics(source.reader, project, name, metric=metric, mode=mode)
+    if not found:
+        source.check_project(project, "PROJECT")
     if as_json:
         print_json({"project": project, "traces": [each.to_dict() for each in found]})
         return
     if not found:
         from quark_core.system.terminal_text import clean_line
 
-        click.echo(clean_line(f"No run of project {project!r} has a function under quark.trace."))
+        click.echo(
+            clean_line(
+                f"No run of project {project!r} in {source.store} has a function under quark.trace."
+            )
+        )
     for each in found:
         _print_trace(each, with_diff=diff)
 
@@ -72,8 +80,8 @@ def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
     from rich import box
     from rich.table import Table
 
+    from quark.analysis.trace_statistics import diff_versions
     from quark.cli.texts import Console, Text, describe_age, describe_number
-    from quark_core.analysis.trace_statistics import diff_versions
     from quark_core.system.terminal_text import clean_line
 
     count = len(statistics.versions)

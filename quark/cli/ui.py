@@ -63,7 +63,8 @@ def ui(
     """Look at the runs below DIRECTORY (by default the working directory) in the browser.
 
     Reads and changes no run, unless --allow-edit lets the page do that. The address that it
-    prints has a token, which is good once: the browser trades it for a cookie. Ctrl-C ends it.
+    prints has a token, which is good once: the browser trades it for a cookie, which is good for
+    a week. Where there is no run yet, the page waits for the first one. Ctrl-C ends it.
     """
     if directory is not None and storage_dir is not None:
         raise click.UsageError("give DIRECTORY or --storage-dir, not both")
@@ -80,7 +81,7 @@ def ui(
     base = check_base(base)
     if no_compact:
         os.environ[settings.HELPERS] = "0"
-    source = open_source(directory or storage_dir, backend)
+    source = open_source(directory or storage_dir, backend, awaits_store=True)
     bound = bind_socket(host, port)
 
     def show_next() -> None:
@@ -88,7 +89,13 @@ def ui(
         sys.stdout.flush()
 
     server = PageServer(
-        source, bound, base=base, hosts=allowed_hosts, on_trade=show_next, allow_edit=allow_edit
+        source,
+        bound,
+        base=base,
+        hosts=allowed_hosts,
+        on_trade=show_next,
+        allow_edit=allow_edit,
+        keeps_sessions=port != 0,
     )
     if not is_loopback(host):
         click.echo(

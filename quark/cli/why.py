@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.analyze import FAILED_CHECK
-from quark.cli.compare import split_side
+from quark.cli.compare import fail_on_ends
 from quark.cli.completion import complete_runs
 from quark.cli.run_source import RunSource
 from quark.cli.store_access import json_option, print_json, storage_option
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
-    from quark_core.analysis.explanation.results import ChangeExplanation
-    from quark_core.sessions.session import TrainingSession
+    from quark.analysis.explanation.results import ChangeExplanation
 
 __all__ = ["why"]
 
@@ -25,8 +25,8 @@ _ALGEBRA = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @click.command()
-@click.argument("before", metavar="RUN", shell_complete=complete_runs)
-@click.argument("after", metavar="[RUN]", required=False, shell_complete=complete_runs)
+@click.argument("before", metavar="[OLD]", shell_complete=complete_runs)
+@click.argument("after", metavar="NEW", required=False, shell_complete=complete_runs)
 @storage_option
 @click.option("-m", "--metric", metavar="KEY", default=None, help="The metric that it is about.")
 @click.option(
@@ -38,7 +38,11 @@ _ALGEBRA = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     help="Say which runs would settle it, N of each; with --yes run them.",
 )
 @click.option("-y", "--yes", "confirmed", is_flag=True, help="With --check: run them, here.")
-@click.option("--fail-on-worse", is_flag=True, help="Exit with status 3 where it is worse.")
+@click.option(
+    "--fail-on-worse",
+    is_flag=True,
+    help="Exit with status 3 where it is worse or may be, or a run did not complete.",
+)
 @json_option
 def why(
     before: str,
@@ -50,11 +54,13 @@ def why(
     fail_on_worse: bool,
     as_json: bool,
 ) -> None:
-    """Say why the result of the second RUN is not that of the first.
+    """Explain why the result of NEW differs from that of OLD.
 
-    With one RUN it is held against the last good run of its configuration: the newest
-    that completed with a result as good as that of half of them.
-    Each is an id, the beginning of one, or a name; several by comma are a group,
+    The order is that of time; `quark compare NEW OLD` takes the new run first.
+    Without OLD, NEW is compared with the last good run of its configuration: the newest
+    that began before it and completed, with a result no worse than its own and than that
+    of half of them, and with no critical finding. Where all ended worse, nothing got worse.
+    Each is a run ID, unique prefix or name; several by comma are a group,
     such as the seeds of one configuration: quark why a1,a2,a3 b1,b2,b3.
     Nothing is stored. --check N says which runs would settle it: the first side
     again, with one difference of the second. With --yes they are run one after the
@@ -66,18 +72,30 @@ def why(
       0    explained
       1    a run or the store cannot be read
       2    a mistake in the command line
-      3    with --fail-on-worse: the second is worse
+      3    with --fail-on-worse: the second is worse, that is inconclusive and it
+           ends worse by more than the tolerance, or a run did not complete
     """  # noqa: D301 - click wants the character
     _load_numpy()
-    from quark_core.analysis.explanation.engine import explain_change
+    from quark.analysis.comparison.unfinished import tell_ends
+    from quark.analysis.explanation.engine import explain_change
+    from quark.analysis.explanation.good_runs import NothingGotWorseError
+    from quark_core.errors import SchemaValidationError
     from quark_core.system.terminal_text import clean_line
 
     source = RunSource(storage_dir)
-    first = _open_side(source, before)
-    second = None if after is None else _open_side(source, after)
-    result = explain_change(first, second, metric)
+    first = source.open_side(before)
+    second = None if after is None else source.open_side(after)
+    try:
+        result = explain_change(first, second, metric)
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+    except NothingGotWorseError as error:
+        if as_json:
+            raise
+        click.echo(clean_line(f"{str(error)[:1].upper()}{str(error)[1:]}"))
+        return
     if second is None and not as_json:
-        good = result.before.run_id
+        good = shorten_run_id(result.before.run_id)
         if result.before.name:
             good += f' "{result.before.name}"'
         click.echo(clean_line(f"Held against {good}, the last good run of its configuration."))
@@ -91,7 +109,20 @@ def why(
             click.echo()
             result = explain_change(first, second, metric)
             _print(result, as_json=False)
-    if fail_on_worse and result.verdict == "worse":
+    if fail_on_worse:
+        ends = ("the first", result.before), ("the second", result.after)
+        fail_on_ends(tell_ends(*ends, running=True))
+        _refuse_worse(result)
+
+
+def _refuse_worse(result: ChangeExplanation) -> None:
+    from quark.analysis.comparison.verdicts import may_be_worse
+    from quark.cli.compare import tell_doubt
+
+    if result.verdict == "worse":
+        sys.exit(FAILED_CHECK)
+    if result.verdict == "cannot_tell" and result.metric and may_be_worse(result.metric):
+        click.echo(tell_doubt(result.metric), err=True)
         sys.exit(FAILED_CHECK)
 
 
@@ -117,8 +148,3 @@ def _print(result: ChangeExplanation, *, as_json: bool) -> None:
     from quark.cli.why_view import print_explanation
 
     print_explanation(result)
-
-
-def _open_side(source: RunSource, text: str) -> list[TrainingSession]:
-    found = dict.fromkeys(str(source.find(part).run.id) for part in split_side(text))
-    return [source.open(run_id) for run_id in found]

@@ -16,11 +16,16 @@ import click
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
-    from quark_core.analysis.explanation.checks import Exchange
-    from quark_core.analysis.explanation.results import ChangeExplanation
-    from quark_core.sessions.session import TrainingSession
+    from quark.analysis.explanation.checks import Exchange
+    from quark.analysis.explanation.history import PastRun
+    from quark.analysis.explanation.results import Cause, ChangeExplanation
+    from quark.provenance.kept_sources import KeptSource
+    from quark_core.runs.run_reader import RunReader
 
 __all__ = ["check_causes"]
+
+_MOST_GROUPS = 16
+"""Causes, or halves of them, of which runs are made in one go."""
 
 _RUN_ID_BYTES = 8
 _NAME_CHARACTERS = 100
@@ -28,8 +33,8 @@ _NAME_CHARACTERS = 100
 
 def check_causes(
     result: ChangeExplanation,
-    before: TrainingSession,
-    after: TrainingSession,
+    before: RunReader,
+    after: RunReader,
     runs: int,
     *,
     confirmed: bool,
@@ -42,61 +47,167 @@ def check_causes(
     Raises:
         click.ClickException: The sources of a run are not there.
     """
-    from quark_core.analysis.explanation.checks import describe_check, plan_exchange
+    from quark.analysis.explanation.checks import list_checkable, split_causes
 
-    stored = before.open_run.reader.load_run(str(before.run_id))  # type: ignore[union-attr]
-    by_place = {cause.place: cause for cause in result.causes}
-    did_run = False
-    for check in result.checks:
-        parts = [by_place[place] for place in check.place.split(", ") if place in by_place]
-        exchange = plan_exchange(stored, parts)
-        click.echo(clean_line(describe_check(parts, runs)))
-        if exchange.refusal is not None:
-            click.echo(clean_line(f"  cannot be run: {exchange.refusal}"))
-            continue
-        if not confirmed:
-            continue
-        did_run = _run(exchange, before, after, runs) or did_run
+    checker = _Checker(result, before, after, runs)
+    causes = list_checkable(result.causes)
     if not confirmed:
+        for parts in split_causes(causes):
+            checker.plan(parts)
         click.echo("Nothing was run; --yes runs them, here, one after the other.")
-    return did_run
+        return False
+    checker.isolate(causes)
+    return checker.did_run
+
+
+class _Checker:
+    """Makes runs that differ in one thing each, until the guilty one is found or they are many.
+
+    Args:
+        result: What is checked.
+        before, after: A run of each side.
+        runs: How many of each.
+    """
+
+    def __init__(
+        self,
+        result: ChangeExplanation,
+        before: RunReader,
+        after: RunReader,
+        runs: int,
+    ) -> None:
+        from quark.analysis.explanation.unnamed_arguments import find_seed_argument
+
+        self._result, self._before, self._after, self._runs = result, before, after, runs
+        assert before.reader is not None
+        self._reader = before.reader
+        self._stored = self._reader.load_run(str(before.run_id))
+        own = next((run for run in self._load_history() if run.run_id == before.run_id), None)
+        self._seed = None if own is None else find_seed_argument(own.traits)
+        self.did_run = False
+
+    def plan(self, causes: Sequence[Cause]) -> Exchange | None:
+        """Print what is run, and return how; None where it cannot be."""
+        from quark.analysis.explanation.checks import describe_check, plan_exchange
+
+        exchange = plan_exchange(self._stored, causes, self._seed)
+        click.echo(clean_line(describe_check(causes, self._runs)))
+        if exchange.refusal is None:
+            return exchange
+        click.echo(clean_line(f"  cannot be run: {exchange.refusal}"))
+        return None
+
+    def isolate(self, causes: Sequence[Cause]) -> None:
+        """Run each alone, of many halves first; then all together where none explains it alone."""
+        from quark.analysis.explanation.checks import split_causes
+
+        waiting = split_causes(causes)
+        is_found, groups = False, 0
+        while waiting and groups < _MOST_GROUPS:
+            parts, *waiting = waiting
+            groups += 1
+            explains = self._check(parts)
+            if len(parts) == 1:
+                is_found = is_found or explains is True
+            elif explains is not False:
+                waiting += split_causes(parts)
+        if waiting:
+            names = ", ".join(cause.place for parts in waiting for cause in parts)
+            click.echo(clean_line(f"These are too many; not run: {names}"))
+        if not is_found and len(causes) > 1:
+            self._check(causes)
+
+    def _check(self, causes: Sequence[Cause]) -> bool | None:
+        """Run the first side with these; whether they explain the change, or None."""
+        from quark.analysis.explanation.attribution import measure_checks
+        from quark.analysis.explanation.checks import join_places
+        from quark.analysis.explanation.ranking import judge_effect
+
+        exchange = self.plan(causes)
+        metric = self._result.metric
+        if exchange is None or not _run(exchange, self._before, self._after, self._runs):
+            return None
+        self.did_run = True
+        history = self._load_history()
+        own = next((run for run in history if run.run_id == self._before.run_id), None)
+        change = None if metric is None else metric.last.difference
+        if own is None or not change:
+            return None
+        found = measure_checks(history, own, str(self._after.run_id), self._result.noise_floor).get(
+            join_places(causes)
+        )
+        standing = "possible" if found is None else judge_effect(found, change)
+        return {"probable": True, "unlikely": False}.get(standing)
+
+    def _load_history(self) -> list[PastRun]:
+        from quark.analysis.explanation.history import load_history
+
+        return load_history(self._reader, self._stored.run.project_name, self._result.metric_key)
 
 
 def _run(
     exchange: Exchange,
-    before: TrainingSession,
-    after: TrainingSession,
+    before: RunReader,
+    after: RunReader,
     runs: int,
 ) -> bool:
+    from quark.analysis.explanation.checks import refuse_sources
+    from quark.provenance.kept_sources import read_sources
     from quark_core.errors import ArtifactDamagedError, ArtifactNotFoundError
-    from quark_core.provenance.kept_sources import read_sources
+    from quark_core.runs.run_ids import shorten_run_id
 
-    reader, other = before.open_run.reader, after.open_run.reader
+    reader, other = before.reader, after.reader
     assert reader is not None
     assert other is not None
     try:
         kept = read_sources(reader, str(before.run_id))
-        taken = read_sources(other, str(after.run_id)) if exchange.files else None
+        taken = read_sources(other, str(after.run_id)) if exchange.code else None
     except (ArtifactNotFoundError, ArtifactDamagedError) as error:
         raise click.ClickException(f"{error}") from None
-    if kept.main is None or kept.entry != "script":
-        raise click.ClickException(
-            f"run {before.run_id} was begun as {kept.entry or 'something unknown'}, and only "
-            "scripts can be started again"
-        )
-    altered = [file.path for file in kept.files if not file.is_exact]
-    if altered:
-        raise click.ClickException(
-            f"not all sources of run {before.run_id} are as they ran: {', '.join(altered[:5])}"
-        )
+    if (refusal := refuse_sources(kept)) is not None or kept.main is None:
+        raise click.ClickException(f"run {shorten_run_id(str(before.run_id))}: {refusal}")
     with tempfile.TemporaryDirectory(prefix="quark-why-") as name:
         folder = Path(name)
         for file in kept.files:
             _write(folder, file.path, file.data)
-        for path in exchange.files:
-            source = None if taken is None else taken.find(path)
-            _write(folder, path, None if source is None else source.data)
+        for path, names in exchange.code.items():
+            one, two = kept.find(path), None if taken is None else taken.find(path)
+            data = _exchange_file(one, two, names)
+            if data is None:
+                click.echo(
+                    clean_line(
+                        f"  cannot be run: {path} cannot be put together so that "
+                        f"{', '.join(filter(None, names)) or 'this'} alone differs"
+                    )
+                )
+                return False
+            _write(folder, path, data or None)
         return _start_all(exchange, folder, kept.main, before, after, runs)
+
+
+def _exchange_file(
+    one: KeptSource | None, two: KeptSource | None, names: Sequence[str]
+) -> bytes | None:
+    """A file of the first side with these functions of the second; b"" where it is taken away."""
+    from quark.provenance.code_exchange import exchange_units
+
+    if two is None:
+        return b""
+    is_whole = one is None or not two.path.endswith(".py")
+    if is_whole or one is None or one.text is None or two.text is None:
+        return two.data
+    text = exchange_units(one.text, two.text, names)
+    if text is not None:
+        return text.encode()
+    # A module that cannot be taken apart is exchanged as a whole, where it is meant so.
+    return two.data if tuple(names) == ("",) and not _can_be_read(one.text, two.text) else None
+
+
+def _can_be_read(*texts: str) -> bool:
+    from quark.provenance.code_fingerprints import fingerprint_module
+    from quark.provenance.normal_form import LEVEL_SYNTAX
+
+    return all(fingerprint_module(text).level == LEVEL_SYNTAX for text in texts)
 
 
 def _write(folder: Path, path: str, data: bytes | None) -> None:
@@ -119,16 +230,16 @@ def _start_all(
     exchange: Exchange,
     folder: Path,
     main: str,
-    before: TrainingSession,
-    after: TrainingSession,
+    before: RunReader,
+    after: RunReader,
     runs: int,
 ) -> bool:
-    from quark_core.analysis.explanation.attribution import name_check_group
+    from quark.analysis.explanation.attribution import name_check_group
     from quark_core.config.belonging import EXCHANGED_FIELD
     from quark_core.errors import RunNotFoundError
     from quark_core.runs.run_editing import edit_run
 
-    reader = before.open_run.reader
+    reader = before.reader
     assert reader is not None
     stored = reader.load_run(str(before.run_id))
     process = {} if stored.environment is None else stored.environment.values.get("process") or {}
@@ -148,7 +259,7 @@ def _start_all(
             check=False,
         ).returncode
         if status:
-            click.echo(f"  it ended with status {status}")
+            click.echo(clean_line(f"  it ended with status {status}: no evidence of {places}"))
             return done
         try:
             edit_run(
@@ -171,10 +282,8 @@ def _start_all(
 def _seed(exchange: Exchange, number: int) -> Sequence[str]:
     arguments = list(exchange.arguments)
     if exchange.seed is not None:
-        place, first = exchange.seed
-        head, equals, _ = arguments[place].partition("=")
-        text = str(first + number)
-        arguments[place] = f"{head}={text}" if equals else text
+        place, prefix, first = exchange.seed
+        arguments[place] = f"{prefix}{first + number}"
     return arguments
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from quark.analysis.explanation.words import describe_change, list_rows, tell_ends
 from quark.cli.analysis_view import print_trimmed
 from quark.cli.texts import Console, Text
-from quark_core.analysis.explanation.words import describe_change, list_rows
 
 if TYPE_CHECKING:
-    from quark_core.analysis.explanation.results import ChangeExplanation
+    from quark.analysis.explanation.results import ChangeExplanation
 
 __all__ = ["print_explanation"]
 
@@ -27,7 +27,9 @@ def print_explanation(result: ChangeExplanation, *, console: Console | None = No
         console: Where to; stdout by default.
     """
     console = console or Console(highlight=False)
-    width = min(console.width, _WIDEST)
+    width = min(console.width, _WIDEST) if console.is_terminal else console.width
+    for end in tell_ends(result):
+        print_trimmed(console, Text(end, "red"), width)
     print_trimmed(console, Text(describe_change(result), "bold"), width)
     said = result.first_difference.summary
     print_trimmed(console, Text(f"{result.reason[:1].upper()}{result.reason[1:]}."), width)

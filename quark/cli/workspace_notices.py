@@ -15,6 +15,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from quark.notifications.notices import (
+    NoticeChoice,
+    describe_alert,
+    describe_end,
+    parse_choice,
+)
+from quark.notifications.notifier import Notifier, Pacing
+from quark.notifications.targets import Target, parse_targets
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.workspaces.control_database import (
     ControlDatabase,
@@ -22,19 +30,11 @@ from quark_backends.service.server.workspaces.control_database import (
 )
 from quark_backends.service.server.workspaces.deployment import Deployment
 from quark_backends.service.server.workspaces.workspace_reader import WorkspaceReader
-from quark_core.analysis.monitor import ALERT_EVENT_TYPE
 from quark_core.backends.contract import StoredRun
 from quark_core.errors import QuarkError, SchemaValidationError
-from quark_core.notifications.notices import (
-    NoticeChoice,
-    describe_alert,
-    describe_end,
-    parse_choice,
-)
-from quark_core.notifications.notifier import Notifier, Pacing
-from quark_core.notifications.targets import Target, parse_targets
 from quark_core.records import EventRecord, format_time
 from quark_core.records.query import Query
+from quark_core.records.raised_alerts import ALERT_RAISED
 from quark_core.records.times import now_us
 from quark_core.runs.following import read_changes, read_mark
 from quark_core.runs.searching import build_search, find_runs
@@ -213,8 +213,8 @@ class _Workspace:
     def _tell_end(self, run_id: str, stored: StoredRun) -> None:
         if stored.state == "running":
             return
-        reason = stored.lost_reason
-        if stored.state == "failed":
+        reason = None if stored.ending is None else stored.ending.describe()
+        if stored.state == "failed" and reason is None:  # of a client that is older
             query = Query(equals={"event_type": "runtime_error"}, limit=1)
             for record in self._reader.read(run_id, EventRecord.KIND, query).to_records():
                 payload: Any = getattr(record, "payload", None) or {}
@@ -239,7 +239,7 @@ class _Workspace:
         seen.mark = mark
 
     def _tell_alert(self, stored: StoredRun, event: EventRecord) -> None:
-        if event.event_type != ALERT_EVENT_TYPE or event.time_us < self._since_us:
+        if event.event_type != ALERT_RAISED or event.time_us < self._since_us:
             return
         if event.severity in _SEVERITIES:
             self.notifier.tell(describe_alert(stored.run, event.payload or {}, event.severity))

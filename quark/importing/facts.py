@@ -23,7 +23,7 @@ from quark_core.config.belonging import check_fields, check_group_path
 from quark_core.config.redaction import redact_text
 from quark_core.config.snapshot import snapshot_config
 from quark_core.errors import SchemaValidationError
-from quark_core.records import ProjectRecord
+from quark_core.records import EnvironmentSnapshot, ProjectRecord
 from quark_core.records.json_object import normalize_object
 from quark_core.records.names import MAX_NAME_LENGTH
 from quark_core.records.schema import TERMINAL_STATUSES
@@ -256,7 +256,8 @@ def _take_fields(fields: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]
 
 def _take_environment(known: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:
     try:
-        return snapshot_config(dict(known)).values
+        # A part that is none would be refused by a service, and the run with it.
+        return EnvironmentSnapshot.from_data(snapshot_config(dict(known)).values).values
     except SchemaValidationError as error:
         losses.add("environment", "environment", str(error))
         return normalize_object({}, "environment") or {}

@@ -64,7 +64,13 @@ PORTION_POINTS = 50_000
 
 
 class ImportFailure(QuarkError):
-    """A place or a run that cannot be read; the message says what to do."""
+    """A place or a run that cannot be read; the message says what to do.
+
+    Attributes:
+        exit_status: Of a command that was given the place.
+    """
+
+    exit_status = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +201,7 @@ class ForeignFile:
         payload_format: json, text or bytes.
         step, time_us: Where and when it was logged.
         metadata: JSON values.
+        aliases: Names of this version, such as `best`.
     """
 
     artifact_type: str
@@ -204,6 +211,7 @@ class ForeignFile:
     step: int | None = None
     time_us: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,18 +23,21 @@ from quark.importing.facts import (
     take_facts,
 )
 from quark.importing.files import FileIntake
-from quark.importing.foreign import ForeignRun, ImportFailure, Portion, RunFacts
+from quark.importing.foreign import ForeignFile, ForeignRun, ImportFailure, Portion, RunFacts
 from quark.importing.losses import Loss, Losses
 from quark.importing.story import ACTION, Story, derive_run_id, is_run_id, load_story
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backends.contract import Batch, SupportsGroups, SupportsPrimary
+from quark_core.backends.edits import RUN_EDITED
 from quark_core.backends.registry import default_registry
+from quark_core.config.redaction import redact_text
 from quark_core.delivery.sending import send_payloads
 from quark_core.errors import (
     BackendRejected,
     BackendUnavailable,
     QuarkError,
     RunNotFoundError,
+    SchemaValidationError,
     SessionStoreError,
 )
 from quark_core.records import (
@@ -44,9 +47,11 @@ from quark_core.records import (
     MetricRecord,
     StreamRecord,
 )
+from quark_core.records.artifact_links import LATEST, check_alias
 from quark_core.records.base import start_fields
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
+from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
 from quark_core.records.query import Query
 from quark_core.records.times import now_us
 from quark_core.runs.backend_choice import choose_primary
@@ -395,13 +400,41 @@ class _RunWriting:
         for record in keep_records(portion.records, losses):
             by_kind.setdefault(record.KIND, []).append(record)
         group.records = sum(map(len, by_kind.values()))
-        artifacts = [kept for item in portion.files if (kept := files.keep(item))]
-        group.files = len(artifacts)
-        by_kind[ArtifactRecord.KIND] = [*artifacts]
+        kept = [(item, one) for item in portion.files if (one := files.keep(item))]
+        group.files = len(kept)
+        by_kind[ArtifactRecord.KIND] = [one for _, one in kept]
+        by_kind[ArtifactLinkRecord.KIND] = [*self._name_versions(group.story, kept, losses)]
         for kind, records in by_kind.items():
             self._add_records(group, kind, records)
         self._add_lifecycle(group, [], now_us())
         return group
+
+    def _name_versions(
+        self, story: Story, kept: Sequence[tuple[ForeignFile, ArtifactRecord]], losses: Losses
+    ) -> Iterator[ArtifactLinkRecord]:
+        """The aliases of artifacts that come next, as links to them."""
+        first = story.sequences.get(ArtifactRecord.KIND, 0)
+        for place, (item, record) in enumerate(kept):
+            # Of its own is that of the newest version.
+            for alias in (each for each in item.aliases if each != LATEST):
+                try:
+                    named = check_alias(redact_text(alias))
+                except SchemaValidationError as error:
+                    losses.add("alias", f"{item.name}:{alias}", str(error))
+                    continue
+                placed = msgspec.structs.replace(
+                    record, writer_id=story.name_writer(self._run_id), sequence=first + place
+                )
+                yield ArtifactLinkRecord(
+                    *start_fields(None)[:5],
+                    record.time_us,
+                    "alias",
+                    record.artifact_key,
+                    self._run_id,
+                    placed.id,
+                    record.sha256,
+                    alias=named,
+                )
 
     def store(self, group: _Group, folder: PayloadFolder) -> bool:
         """Store a group; False where another import has stored something in its place."""
@@ -427,6 +460,11 @@ class _RunWriting:
             self._add_records(group, EventRecord.KIND, [self._make_event(outcome)])
         for action, data, time_us in changes.records:
             self._add_action(group, action, data, time_us)
+            if action == "edit":
+                # As every edit: a service takes none of which nobody is told.
+                told = {"message": f"edited by {data['by']}", **data}
+                event = (*start_fields(None), RUN_EDITED, "info", None, None, None)
+                self._add_records(group, EventRecord.KIND, [EventRecord(*event, JsonObject(told))])
         self._add_lifecycle(group, [], now_us())
         # Where another import says it meanwhile, it says the same.
         self.store(group, PayloadFolder(self._storage_dir))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass
+from typing import Any
 
 __all__ = ["Loss", "Losses"]
 
 _MOST_NAMES = 200
 _OTHERS = "(others)"
 _SHOWN = 200
+# From here on float64 has not every integer.
+_ROUNDED_FROM = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,35 @@ class Losses:
                 key = (_OTHERS, _OTHERS, _OTHERS)
         self._counts[key] += count
 
+    def read_number(self, kind: str, name: str, given: Any) -> float:
+        """A number of a tool, or its text, as a float64; what that cannot hold of it is told.
+
+        One beyond it becomes an infinity, and an integer above 2**53 is rounded.
+
+        Raises:
+            TypeError, ValueError: It is no number.
+        """
+        try:
+            number = float(given)
+        except OverflowError:
+            number = math.inf if given > 0 else -math.inf
+        if math.isinf(number):
+            if isinstance(given, int) or (isinstance(given, str) and "n" not in given.lower()):
+                self.add(kind, name, "it is beyond float64, and kept as an infinity")
+        elif abs(number) >= _ROUNDED_FROM and _find_integer(given) not in (None, int(number)):
+            self.add(kind, name, "an integer above 2**53, which is rounded to a float64")
+        return number
+
     def list(self) -> list[Loss]:
         """All of it, in the order in which it was met."""
         return [Loss(*key, count) for key, count in self._counts.items()]
+
+
+def _find_integer(given: Any) -> int | None:
+    """The integer that a number or a text is; None of one with a point or an exponent."""
+    if isinstance(given, float):
+        return None
+    try:
+        return int(given)
+    except ValueError:
+        return None

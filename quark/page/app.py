@@ -52,6 +52,7 @@ from quark.page.api.sources import (
 from quark.page.api.sweeps import NoSuchSweep, SweepDesk
 from quark.page.api.system import pack_system
 from quark.page.api.tables import TableDesk, read_text
+from quark.page.api.views import read_view
 from quark.page.http_replies import SANDBOX_POLICY, VISITOR, Visitor, make_error
 from quark.page.pack import PACK_TYPE, encode_json
 from quark.page.static_files import StaticFiles, load_installed_files
@@ -171,6 +172,7 @@ class PageApplication:
     def _call(self, handler: Answer, request: Request) -> Response:
         pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
+            self.source.catch_up()
             return handler(self, request, Parameters(pairs)) or Response(status_code=204)
         except (RunNotFoundError, ArtifactNotFoundError, NoSuchSweep) as error:
             return _say(404, str(error))
@@ -477,6 +479,10 @@ def _sample(page: PageApplication, request: Request, parameters: Parameters) -> 
     return _send_json(tell_sample(page.source, request.path_params["run_id"], parameters))
 
 
+def _view(page: PageApplication, request: Request, _: Parameters) -> Response:
+    return _send_json(read_view(page.source, **request.path_params))
+
+
 def _artifacts(page: PageApplication, request: Request, parameters: Parameters) -> Response:
     return _send_json(list_artifacts(page.source, request.path_params["run_id"], parameters))
 
@@ -596,6 +602,7 @@ _ANSWERS: dict[str, Answer] = {
     "/api/runs/{run_id}/system": _system,
     "/api/runs/{run_id}/samples": _samples,
     "/api/runs/{run_id}/sample": _sample,
+    "/api/runs/{run_id}/views/{name}": _view,
     "/artifacts/{run_id}/{sha256}": _payload,
 }
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.observations import format_number
+from quark.page.markup import escape
 from quark.page.report_texts import GLYPHS, draw_line, is_steep
-from quark_core.analysis.observations import format_number
 from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def show_card(title: str, facts: Sequence[object], body: str) -> str:
 
 def show_metrics(summary: RunSummary) -> str:
     """The metrics of a run as a table, the one that it is judged by first."""
-    from quark.page.api.rows import find_main
+    from quark.analysis.metric_roles import find_main_metric
 
-    main = find_main(summary)
+    main = find_main_metric(summary)
     keys = list(dict.fromkeys([*([main.key] if main else []), *summary.metrics]))
     rows = "".join(
         f"<tr><td>{escape(decode_name(key))}</td><td>{write_figure(summary.metrics[key].last)}</td>"
@@ -129,10 +129,10 @@ def show_still(said: Mapping[str, Any], lines: Mapping[str, Line]) -> str:
     figure = f" {health['score']:.0f}" if health.get("known") else ""
     main = next(iter(lines.items()), None)
     facts = [
-        run.get("state"),
+        f"{run.get('state')}{_say_ending(run)}",
         None if step is None else f"step {step:,}",
         None if main is None else f"{main[0]} {write_figure(float(main[1][1][-1]))}",
-        f"health{figure} {GLYPHS.get(str(status), '')} {status}",
+        f"health{figure} {GLYPHS.get(str(status), '')} {health.get('word') or status}",
         f"as of {at} UTC",
     ]
     name = escape(str(run.get("name") or run.get("id") or ""))
@@ -142,6 +142,11 @@ def show_still(said: Mapping[str, Any], lines: Mapping[str, Line]) -> str:
         f"<details><summary>In words: <b>{name}</b> {head}</summary>"
         f"{findings}{draw_lines(lines)}</details>"
     )
+
+
+def _say_ending(run: Mapping[str, Any]) -> str:
+    ending = run.get("ending")
+    return "" if ending is None else f": {ending['message']}"
 
 
 def write_figure(value: float | None) -> str:

@@ -6,10 +6,14 @@ docs/explanation/security.md lists what each of these is against.
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import secrets
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from quark.page.forgery import derive_csrf, find_forgery
@@ -26,11 +30,15 @@ from quark.page.http_replies import (
     reply,
     strip_port,
 )
+from quark_core.config.private_files import read_private, write_private
 
 __all__ = ["Guard", "Sessions"]
 
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_log = logging.getLogger("quark")
+
 _MOST_SESSIONS = 64
+_KEPT_S = 7 * 86400.0
 _OUR_SITES = ("same-origin", "none")
 _LOCKED_OUT = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Quark</title>
@@ -49,12 +57,17 @@ class Sessions:
 
     Args:
         on_trade: Called after a token was used up.
+        kept: File of this user by which a server that is started again knows the cookies of the
+            last week; None where they end with this one.
     """
 
-    def __init__(self, on_trade: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, on_trade: Callable[[], None] | None = None, *, kept: Path | None = None
+    ) -> None:
         self._lock = threading.Lock()
-        self._tokens: OrderedDict[bytes, None] = OrderedDict()
-        self._cookies: OrderedDict[bytes, None] = OrderedDict()
+        self._tokens: OrderedDict[bytes, float] = OrderedDict()
+        self._kept = kept
+        self._cookies = OrderedDict() if kept is None else _read_cookies(kept)
         self._on_trade = on_trade
 
     def make_token(self) -> str:
@@ -72,9 +85,19 @@ class Sessions:
             del self._tokens[_hash(token)]
             cookie = secrets.token_urlsafe(32)
             _add(self._cookies, _hash(cookie))
+            self._keep()
         if self._on_trade is not None:
             self._on_trade()
         return cookie
+
+    def _keep(self) -> None:
+        if self._kept is None:
+            return
+        held = {key.hex(): at_s for key, at_s in self._cookies.items()}
+        try:
+            write_private(self._kept, json.dumps(held).encode())
+        except OSError as error:
+            _log.info("browsers must sign in again after a restart: %s", error)
 
     def find(self, cookie: str) -> bytes | None:
         """The session of a cookie, or None."""
@@ -215,7 +238,19 @@ def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
 
 
-def _add(kept: OrderedDict[bytes, None], key: bytes) -> None:
-    kept[key] = None
+def _read_cookies(path: Path) -> OrderedDict[bytes, float]:
+    """Hashes of cookies and when they were made; nothing where the file says nothing."""
+    now_s = time.time()
+    try:
+        held = json.loads(read_private(path) or b"{}")
+        pairs = sorted(held.items(), key=lambda pair: pair[1])
+        fresh = [(bytes.fromhex(key), float(at_s)) for key, at_s in pairs]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return OrderedDict()
+    return OrderedDict((key, at_s) for key, at_s in fresh if 0 <= now_s - at_s < _KEPT_S)
+
+
+def _add(kept: OrderedDict[bytes, float], key: bytes) -> None:
+    kept[key] = time.time()
     while len(kept) > _MOST_SESSIONS:
         kept.popitem(last=False)

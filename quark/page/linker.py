@@ -28,6 +28,8 @@ _LATE = re.compile(r"""\bimport\(\s*["'](\.[^"']+)["']\s*\)""")
 _COMMENT = re.compile(
     r"^[ \t]*//[^\n]*\n|^[ \t]*/\*\*(?:(?!\*/).)*\*/[ \t]*\n|/\*\*(?:(?!\*/).)*\*/", re.M | re.S
 )
+# Without meaning in scripts, and in the page's templates no more than one space.
+_INDENT = re.compile(r"^[ \t]+", re.M)
 _TAKE = """const linked = {}, taken = {};
 const takeLinked = (name) => taken[name] ??= linked[name]();"""
 _LEFT = re.compile(r"^\s*(?:import\s*[\w{*\"'(]|export\s)", re.M)
@@ -109,6 +111,7 @@ def _convert(name: str, text: str) -> tuple[str, dict[str, str]]:
     body = _LATE.sub(bring_in_late, body)
     body = _EXPORT.sub(keep, body)
     body = _EXPORT_LIST.sub(keep_list, body)
+    body = _INDENT.sub("", body)
     if left := _LEFT.search(body):
         line = body[: left.start() + 1].count("\n") + 1
         raise SessionStoreError(f"the page's module {name}, line {line}: this form is not linked")

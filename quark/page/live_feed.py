@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.metric_roles import find_main_metric
+from quark.analysis.run_end import place_alert
 from quark.page.api.analyses import AnalysisDesk
 from quark.page.api.analysis_process import AnalysisProcess
 from quark.page.api.curves import ChangeDesk, pack_series
 from quark.page.api.parameters import Parameters
-from quark.page.api.rows import find_main
+from quark.page.api.rows import describe_ending
 from quark.page.api.run_analysis import Analysis
 from quark.page.api.run_details import place_metric
 from quark.page.api.source import PageSource
@@ -114,7 +116,7 @@ class _LiveDesk(AnalysisDesk):
 
 def _read_monitor(run: OpenRun, summary: RunSummary) -> Analysis | None:
     """What the monitor of a run in this process knows; None before it has looked."""
-    from quark_core.analysis.monitor import TrainingMonitor
+    from quark.analysis.monitor import TrainingMonitor
 
     monitor = next(
         (each for each in list_members(run.writers) if isinstance(each, TrainingMonitor)), None
@@ -237,6 +239,7 @@ class LiveFeed:
                 "project": summary.stored.project.name,
                 "tags": list(run.tags),
                 "state": summary.state,
+                "ending": describe_ending(summary.stored),
                 "newest_step": summary.newest_step,
             },
             "progress": {
@@ -304,7 +307,7 @@ class LiveFeed:
 
 def _choose_metrics(summary: RunSummary) -> tuple[str, ...]:
     """What the run is judged by, then the others as a page has them; the machine's not."""
-    main = find_main(summary)
+    main = find_main_metric(summary)
     keys = {key: decode_name(key) for key in summary.metrics}
     ordered = sorted(keys, key=lambda key: place_metric(keys[key], keys[key].rpartition("/")[0]))
     kept = [key for key in ordered if not keys[key].startswith(("system/", "quark/"))]
@@ -318,7 +321,7 @@ def _is_grave(alert: AlertRecord) -> bool:
 
 def _list_findings(alerts: Sequence[AlertRecord]) -> list[dict[str, Any]]:
     """The worst, in few words."""
-    grave = sorted(filter(_is_grave, alerts), key=lambda alert: _RANKS.index(alert.severity))
+    grave = sorted(filter(_is_grave, alerts), key=place_alert)
     return [
         {
             "severity": alert.severity,
@@ -329,6 +332,3 @@ def _list_findings(alerts: Sequence[AlertRecord]) -> list[dict[str, Any]]:
         }
         for alert in grave[:_MOST_FINDINGS]
     ]
-
-
-_RANKS = ("critical", "error", "warning", "info")

@@ -19,9 +19,9 @@ from IPython.display import DisplayHandle, display
 from quark.page.cards import show_still
 from quark.page.live_feed import LiveFeed
 from quark.page.report_file import link_widget
-from quark_core.backends.hookspecs import hookimpl
 from quark_core.backends.registry import default_registry
 from quark_core.errors import QuarkError
+from quark_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -259,7 +259,7 @@ class _EndListener:
 
     @hookimpl
     def quark_run_ended(self, context: RunContext, report: DeliveryReport) -> None:  # noqa: ARG002
-        """See `quark_core.backends.hookspecs`."""
+        """See `quark_core.hookspecs`."""
         with _views_lock:
             view = _views.pop(str(context.run_id), None)
         if view is not None:

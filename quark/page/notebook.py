@@ -6,9 +6,9 @@ Where scripts do not run (a notebook on a code host, a mail), text and SVG stand
 from __future__ import annotations
 
 import contextlib
+import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
-from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from quark.page.cards import (
     show_metrics,
     write_figure,
 )
+from quark.page.markup import escape
 from quark.page.report_contents import ReportOptions
 from quark.page.report_texts import GLYPHS, show_comparison
 from quark_core.errors import QuarkError
@@ -27,11 +28,11 @@ from quark_core.presentation import find_runs
 from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
+    from quark.analysis.comparison.results import RunComparisonResult
+    from quark.analysis.diagnosis import AnalyzerResult
+    from quark.analysis.explanation.results import ChangeExplanation
     from quark.page.api.source import PageSource
     from quark.page.report import RunReport
-    from quark_core.analysis.comparison.results import RunComparisonResult
-    from quark_core.analysis.diagnosis import AnalyzerResult
-    from quark_core.analysis.explanation.results import ChangeExplanation
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records import RunRecord
     from quark_core.records.runs import RunContext
@@ -62,7 +63,7 @@ def show_report(report: RunReport, source: str | None = None) -> str:
         report: The report.
         source: What `report.to_html()` has given, where that is known already.
     """
-    text = escape(source or report.to_html(), quote=True)
+    text = html.escape(source or report.to_html())
     return (
         f'<iframe sandbox="allow-scripts" srcdoc="{text}" style="{_FRAME}" '
         f'title="Quark report"></iframe><details><summary>The report in words</summary>'
@@ -184,16 +185,15 @@ def _open(
 ) -> PageSource:
     """Where a run lies: as it is open here, else in the store of its storage root."""
     from quark.page.api.source import open_source
-    from quark.page.report import open_session_source
+    from quark.page.report import open_reader_source
     from quark_core.runs.open_run import open_runs
-    from quark_core.runs.opening import resolve_target
-    from quark_core.sessions.session import TrainingSession
+    from quark_core.runs.run_reader import RunReader, read_run
 
     known = open_runs.find(run_id)
-    if known is None and not isinstance(place, str) and place.backends and place.read_only:
-        known = resolve_target(place)
     if known is not None:
-        return open_session_source(TrainingSession(known))
+        return open_reader_source(RunReader.of(known))
+    if not isinstance(place, str) and place.backends and place.read_only:
+        return open_reader_source(read_run(place))
     root = _find_root(place)
     if root not in sources:
         sources[root] = opened.enter_context(_closing(open_source(root)))
@@ -223,7 +223,7 @@ def _closing(source: PageSource) -> Iterator[PageSource]:
 def _show_summary(summary: RunSummary) -> str:
     run = summary.stored.run
     step = None if summary.newest_step is None else f"step {summary.newest_step:,}"
-    facts = [summary.state, summary.stored.project.name, step, *run.tags]
+    facts = [summary.stored.describe_end(), summary.stored.project.name, step, *run.tags]
     hint = f"<code>quark.report({escape(repr(summary.run_id))})</code> has its findings and curves"
     body = f"{show_metrics(summary)}<div>{hint}</div>"
     frame = _frame([(run, str(run.run_path))])
@@ -231,16 +231,16 @@ def _show_summary(summary: RunSummary) -> str:
 
 
 def _show_found(found: Sequence[RunSummary]) -> str:
-    from quark.page.api.rows import find_main
+    from quark.analysis.metric_roles import find_main_metric
 
     rows = []
     for summary in found[:_MOST_ROWS]:
-        run, main = summary.stored.run, find_main(summary)
+        run, main = summary.stored.run, find_main_metric(summary)
         cells = [
             summary.run_id[:8],
             run.name or "",
             summary.stored.project.name,
-            summary.state,
+            summary.stored.describe_end(),
             run.created_at[:16].replace("T", " "),
             "" if summary.newest_step is None else f"{summary.newest_step:,}",
             "" if main is None else f"{decode_name(main.key)} {write_figure(main.last)}",
@@ -258,9 +258,9 @@ def _show_found(found: Sequence[RunSummary]) -> str:
 
 def _show_analysis(result: AnalyzerResult) -> str:
     scores = [
-        f"{GLYPHS.get(score.status, '')} {score.score_key} {score.score:.0f} {score.status}"
+        f"{GLYPHS.get(score.status, '')} {score.score_key} {score.score:.0f} {score.word}"
         if score.is_known
-        else f"{GLYPHS['unknown']} {score.score_key} not known"
+        else f"{GLYPHS['unknown']} {score.score_key} {score.word}"
         for score in result.health_scores
     ]
     findings = [
@@ -274,7 +274,7 @@ def _show_analysis(result: AnalyzerResult) -> str:
         for alert in result.alerts
     ]
     hint = f"<code>quark.report({escape(repr(result.run_id))})</code> draws what shows them"
-    body = f"{list_findings(findings)}<div>{hint}</div>" if findings else "Nothing found."
+    body = f"{list_findings(findings)}<div>{hint}</div>" if findings else "No problem found."
     frame = _frame([(context.run, context) for context in find_runs(result)])
     return show_card(result.run_id, scores, body) + frame
 
@@ -285,10 +285,11 @@ def _show_comparison(result: RunComparisonResult) -> str:
 
 
 def _show_explanation(result: ChangeExplanation) -> str:
-    from quark_core.analysis.explanation.words import describe_change, list_rows
+    from quark.analysis.explanation.words import describe_change, list_rows, tell_ends
 
     said = [result.reason, result.first_difference.summary]
-    lines = "".join(f"<div>{escape(text[:1].upper() + text[1:])}.</div>" for text in said)
+    lines = "".join(f"<div>{escape(text)}</div>" for text in tell_ends(result))
+    lines += "".join(f"<div>{escape(text[:1].upper() + text[1:])}.</div>" for text in said)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in astuple(row)) + "</tr>"
         for row in list_rows(result)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.page.api.source import PageSource
+from quark.page.markup import escape
 from quark.page.report_contents import MOST_RUNS, ReportOptions, RunContents, gather_run
 from quark.page.report_texts import (
     show_comparison,
@@ -25,14 +25,16 @@ from quark_core.errors import (
 from quark_core.presentation import bundle
 from quark_core.records import format_time
 from quark_core.records.times import now_us
+from quark_core.runs.run_reader import RunReader
+from quark_core.system.terminal_text import clean_text
 from quark_core.version import __version__
 
 if TYPE_CHECKING:
+    from quark.analysis.comparison.results import RunComparisonResult
     from quark.page.api.run_analysis import Analysis
-    from quark_core.analysis.comparison.results import RunComparisonResult
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["RunReport", "compose_report", "open_session_source", "report"]
+__all__ = ["RunReport", "compose_report", "open_reader_source", "open_session_source", "report"]
 
 
 class RunReport:
@@ -77,7 +79,7 @@ class RunReport:
     def __str__(self) -> str:
         parts = [tell_run_in_words(run.data) for run in self._runs]
         parts += [tell_comparison(result) for result in self._comparisons]
-        return "\n\n".join([*parts, *self._notes])
+        return clean_text("\n\n".join([*parts, *self._notes]))
 
     def to_dict(self) -> dict[str, Any]:
         """Runs with findings, scores, phases and what is known of metrics; no points of curves."""
@@ -243,32 +245,35 @@ def compose_report(
 
 
 def _compare(primary: tuple[PageSource, str], reference: tuple[PageSource, str]) -> Any:
-    from quark_core.analysis.comparison.engine import ComparisonEngine
-    from quark_core.sessions.session import TrainingSession
+    from quark.analysis.comparison.engine import ComparisonEngine
 
-    sides = [TrainingSession(source.open_run(run_id)) for source, run_id in (primary, reference)]
+    sides = [source.open_run(run_id) for source, run_id in (primary, reference)]
     return ComparisonEngine.compare_runs(*sides)
 
 
 def open_session_source(session: TrainingSession, *, flushes: bool = True) -> PageSource:
-    """The backend that a session reads from.
+    """The backend that a session reads from; see `open_reader_source`."""
+    return open_reader_source(RunReader.of(session.open_run), flushes=flushes)
+
+
+def open_reader_source(run: RunReader, *, flushes: bool = True) -> PageSource:
+    """The backend that a run is read from.
 
     Args:
-        session: The session.
-        flushes: Whether what it has logged so far is waited for.
+        run: The run.
+        flushes: Whether what a session of this process has logged so far is waited for.
 
     Raises:
         InvalidRunStateError: It keeps nothing that could be read back.
         SessionStoreError: What was logged cannot be flushed in time.
     """
-    run = session.open_run
-    if run.reader is None or run.context.run_id is None:
+    if run.reader is None or run.run_id is None:
         raise InvalidRunStateError(
             'this run is kept nowhere that can be read back (backends="none", or a rank that '
             "keeps no records): there is nothing to report"
         )
-    if flushes and not run.is_over and run.refusal is None:
-        run.flush()
+    if flushes and run.held is not None and run.held.refusal is None:
+        run.held.flush()
     context = run.context
     return PageSource(
         run.reader,

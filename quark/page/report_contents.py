@@ -141,6 +141,8 @@ def gather_run(
     data["curves"] = _gather_curves(source, desk, data, packs, lacks, options)
     data["maps"] = _gather_maps(source, desk, data, packs, options)
     data["events"] = _gather_events(source, run_id, options, lacks)
+    if not options.logs:
+        data["run"]["traceback"] = None
     data["config_notes"] = list(data["config_notes"])
     if data["contents"].get("artifact"):
         lacks.append("artifacts: `quark artifacts` copies them")
@@ -300,7 +302,7 @@ def _gather_events(
     source: PageSource, run_id: str, options: ReportOptions, lacks: list[str]
 ) -> list[dict[str, Any]]:
     if not options.logs:
-        lacks.append("events and log lines, by --no-logs")
+        lacks.append("events, log lines and tracebacks, by --no-logs")
         return []
     try:
         page = list_events(source, run_id, Parameters([("limit", str(options.events))]))
@@ -338,7 +340,7 @@ def _count(count: int, noun: str) -> str:
 
 
 _FREE_TEXTS = {
-    "run": ("name", "notes", "project", "path", "lost_reason"),
+    "run": ("name", "notes", "project", "path", "lost_reason", "traceback"),
     "finding": ("title", "summary", "fact", "inference", "advice"),
     "event": ("message", "traceback", "status"),
 }
@@ -365,6 +367,8 @@ def _redact(data: dict[str, Any]) -> dict[str, Any]:
         if data[name] is not None:
             data[name] = redact_values(data[name])
     run = data["run"] = _redact_fields(data["run"], "run")
+    if run["ending"] is not None:
+        run["ending"] = {**run["ending"], "message": redact_text(run["ending"]["message"])}
     for name in ("tags", "groups"):
         run[name] = [redact_text(text) for text in run[name]]
     command = run["user_command"]

@@ -12,12 +12,12 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 
 from quark.page.linker import link_modules
+from quark.page.markup import escape
 from quark.page.pack import encode_pack
 from quark.page.static_files import STATIC_DIRECTORY
 from quark_core.errors import SessionStoreError

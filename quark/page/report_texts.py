@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.observations import format_number
+from quark.page.markup import escape
 from quark.page.pack import decode_pack
 from quark.page.report_contents import RunContents
-from quark_core.analysis.observations import format_number
 from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quark_core.analysis.comparison.results import MetricDiff, RunComparisonResult, RunReference
+    from quark.analysis.comparison.results import MetricDiff, RunComparisonResult, RunReference
 
 __all__ = [
     "GLYPHS",
@@ -53,6 +53,8 @@ def _name_run(data: Mapping[str, Any]) -> str:
 def _list_facts(data: Mapping[str, Any]) -> list[str]:
     run = data["run"]
     facts = [run["state"], run["project"]]
+    if run["ending"] is not None:
+        facts[0] += f": {run['ending']['message']}"
     if run["newest_step"] is not None:
         facts.append(f"step {run['newest_step']:,}")
     if run["duration_s"] is not None:
@@ -72,7 +74,7 @@ def _tell_duration(seconds: float) -> str:
 def _tell_scores(data: Mapping[str, Any]) -> list[str]:
     said = []
     for score in data["analysis"]["scores"]:
-        known = f"{score['score']:.0f} {score['status']}" if score["known"] else "not known"
+        known = f"{score['score']:.0f} {score['word']}" if score["known"] else score["word"]
         said.append(f"{score['key']} {known}")
     return said
 
@@ -98,7 +100,7 @@ def _tell_nothing(data: Mapping[str, Any]) -> str:
         return f"The run could not be analyzed: {analysis['note']}"
     if not rules["with_data"]:
         return "Not known: no rule had the data that it needs."
-    return f"Nothing found; {rules['with_data']} of {rules['count']} rules had data."
+    return f"No problem found; {rules['with_data']} of {rules['count']} checks ran."
 
 
 # --- text
@@ -133,12 +135,12 @@ def tell_comparison(result: RunComparisonResult) -> str:
     lines = [f"{_name_side(result.primary)} against {_name_side(result.reference)}"]
     lines += [f"  {line}" for line in result.summary.splitlines()]
     for diff in _list_diffs(result):
-        ends = f"{_figure(diff.tail_median.primary)} against {_figure(diff.tail_median.reference)}"
+        ends = f"{_figure(diff.last.primary)} against {_figure(diff.last.reference)}"
         lines.append(
             f"  {decode_name(diff.metric_key)}: {diff.verdict or 'no verdict'}, {ends} "
             f"({diff.reason})"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
 
 
 def _name_side(side: RunReference) -> str:
@@ -211,16 +213,18 @@ def write_comparison(result: RunComparisonResult) -> str:
         "|---|---|---|---|---|",
     ]
     for diff in _list_diffs(result):
-        ends = diff.tail_median
+        ends = diff.last
         lines.append(
             f"| {_mark(decode_name(diff.metric_key))} | {diff.verdict or 'no verdict'} | "
             f"{_figure(ends.primary)} | {_figure(ends.reference)} | {_tell_difference(diff)} |"
         )
+    if result.notes:
+        lines += ["", *(f"- {_mark(note)}" for note in result.notes)]
     return "\n".join([*lines, ""])
 
 
 def _tell_difference(diff: MetricDiff) -> str:
-    said = _figure(diff.tail_median.difference)
+    said = _figure(diff.last.difference)
     if diff.interval_low is not None and diff.interval_high is not None:
         said += f" [{_figure(diff.interval_low)}, {_figure(diff.interval_high)}]"
     return said
@@ -348,13 +352,20 @@ def show_comparison(result: RunComparisonResult) -> str:
     )
 
 
+def _tell_reason(diff: MetricDiff) -> str:
+    from quark.analysis.comparison.summary import tell_common_step
+
+    return "; ".join(filter(None, (diff.reason, tell_common_step(diff))))
+
+
 def _show_diff(diff: MetricDiff) -> str:
     verdict = diff.verdict or "none"
-    ends = diff.tail_median
+    ends = diff.last
     return (
         f'<tr><th scope="row">{escape(decode_name(diff.metric_key))}</th>'
         f'<td class="verdict-{escape(verdict)}">{escape(diff.verdict or "no verdict")}</td>'
         f'<td class="number">{_figure(ends.primary)}</td>'
         f'<td class="number">{_figure(ends.reference)}</td>'
-        f'<td class="number">{_tell_difference(diff)}</td><td>{escape(diff.reason)}</td></tr>'
+        f'<td class="number">{_tell_difference(diff)}</td>'
+        f"<td>{escape(_tell_reason(diff))}</td></tr>"
     )

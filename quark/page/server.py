@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quark.page.api.edits import RootEditor
@@ -14,6 +16,7 @@ from quark.page.api.parameters import Parameters
 from quark.page.api.runs import list_rows
 from quark.page.app import make_app
 from quark.page.guard import Guard, Sessions
+from quark_core.config.private_files import find_private_folder
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.runs.run_editing import find_user
 
@@ -41,6 +44,8 @@ class PageServer:
         static: The page's files; by default those that come with Quark.
         on_trade: Called after a token was traded for a cookie.
         allow_edit: Whether the page may change runs, and ask them to stop.
+        keeps_sessions: Whether browsers that are signed in stay so when a server of the same
+            place is started again on the same port.
 
     Attributes:
         sessions: Tokens and cookies.
@@ -56,6 +61,7 @@ class PageServer:
         static: StaticFiles | None = None,
         on_trade: Callable[[], None] | None = None,
         allow_edit: bool = False,
+        keeps_sessions: bool = False,
     ) -> None:
         import uvicorn
 
@@ -64,7 +70,8 @@ class PageServer:
         host, self._port = bound.getsockname()[:2]
         self._base = base
         self._host = "127.0.0.1" if ipaddress.ip_address(host).is_unspecified else host
-        self.sessions = Sessions(on_trade)
+        kept = _find_kept(source, self._port, base) if keeps_sessions else None
+        self.sessions = Sessions(on_trade, kept=kept)
         editor = RootEditor(source.storage_dir) if allow_edit else None
         inner = make_app(source, static=static, base=base, editor=editor)
         self._tables = inner.state.page.tables
@@ -119,6 +126,13 @@ class PageServer:
     def end(self) -> None:
         """Have `run` return soon; from any thread."""
         self._server.should_exit = True
+
+
+def _find_kept(source: PageSource, port: int, base: str) -> Path | None:
+    """Where what is signed in is noted, of this place and this address of it alone."""
+    folder = find_private_folder("pages")
+    said = repr((str(source.storage_dir), source.specification, port, base)).encode()
+    return None if folder is None else folder / f"{hashlib.sha256(said).hexdigest()[:32]}.json"
 
 
 def _warm_up(source: PageSource) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 
 import msgspec
 
-from quark.tracker.values import read_step, settle_table, split_values
-from quark_core.config.origins.keeping import keep_change
-from quark_core.config.snapshot import snapshot_config
+from quark.tracker.values import settle_table, split_values
 from quark_core.errors import (
     SchemaValidationError,
     SessionStoreError,
@@ -21,6 +19,8 @@ from quark_core.errors import (
     TrainingHalted,
 )
 from quark_core.records import ConfigSnapshot
+from quark_core.runs.config_reading import change_config, read_config
+from quark_core.runs.step_counters import read_step
 from quark_core.sessions.session import TrainingSession
 from quark_core.writers.artifacts import ArtifactStore
 from quark_core.writers.events import EventLogger
@@ -31,6 +31,7 @@ __all__ = ["VALUES_EVENT", "RunLog"]
 VALUES_EVENT = "tracker_values"
 """Type of the event that has what was logged and is no number."""
 
+_NUMBERS = frozenset({float, int})
 _MAX_STEP = 2**63 - 1
 _WATCH_OPTIONS = (
     *("optimizer", "every_n_steps", "layers", "parameters", "distributions", "telemetry"),
@@ -129,7 +130,7 @@ class RunLog:
         Raises:
             SchemaValidationError: No config.
         """
-        snapshot = snapshot_config(config)
+        snapshot = read_config(config)
         with self._lock:
             known = self._load_config()
             raw = None
@@ -143,7 +144,7 @@ class RunLog:
             if known is None:
                 after = msgspec.structs.replace(after, origins=snapshot.origins)
             else:
-                after = keep_change(known, after, [snapshot], "log_config")
+                after = change_config(known, after, [snapshot], "log_config")
             self._config = after
             self.session.open_run.emit_lifecycle("config", after.to_data())
 
@@ -208,8 +209,13 @@ class RunLog:
     def _write(self, metrics: Mapping[str, Any], step: int | None) -> None:
         chosen = self._next_step if step is None else step
         try:
-            _despite_warnings(self._metrics.log_many, metrics, step=chosen)
-        except SchemaValidationError:
+            # The writer would leave out what is no number, which is an event here.
+            is_plain = _NUMBERS.issuperset(map(type, metrics.values()))
+            if is_plain:
+                _despite_warnings(self._metrics.log_many, metrics, step=chosen)
+        except (SchemaValidationError, AttributeError):
+            is_plain = False
+        if not is_plain:
             self._write_mixed(metrics, chosen)
         before, self._last_step = self._last_step, chosen
         self._next_step = chosen + 1
@@ -233,16 +239,17 @@ class RunLog:
 
     def _find_step(self, metrics: Mapping[str, Any], step: Any) -> int | None:
         """A step that is given in some other way, or that stands among the values."""
-        if step is not None:
-            found = read_step(step)
-            if found is None:
+        is_given = step is not None
+        if not is_given and isinstance(metrics, Mapping):
+            step = metrics.get("step")
+        try:
+            return read_step(self.session.open_run, step)
+        except SchemaValidationError:
+            if is_given:
                 raise SchemaValidationError(
                     f"step must be a non-negative integer, got {step!r:.60}; the row was not kept"
-                )
-            return found
-        if isinstance(metrics, Mapping) and "step" in metrics:
-            return read_step(metrics["step"])
-        return None
+                ) from None
+            return None
 
     def _load_config(self) -> ConfigSnapshot | None:
         known = self._config

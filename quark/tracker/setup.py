@@ -18,7 +18,7 @@ from quark_core.backends.registry import default_registry
 from quark_core.backends.tracker_backend import MirrorBackend, TrackerBackend
 from quark_core.config import settings
 from quark_core.config.snapshot import snapshot_config
-from quark_core.errors import QuarkError, SchemaValidationError
+from quark_core.errors import QuarkError, SchemaValidationError, UnknownBackendError
 from quark_core.ranks.launches import detect_rank
 from quark_core.runs.backend_choice import choose_backend
 from quark_core.sessions.session import TrainingSession
@@ -232,7 +232,9 @@ def _make_mirror(
 
 def _warn_of_unknown(name: str, error: QuarkError) -> None:
     known = ", ".join(sorted({*_registered, *default_registry().names}))
-    _log.warning("Unknown tracker backend %r (registered: %s): %s", name, known, error)
+    # That there is none is said by this line; a plugin that was left out has more to say.
+    more = "" if isinstance(error, UnknownBackendError) else f": {error}"
+    _log.warning("Unknown tracker backend %r (registered: %s)%s", name, known, more)
 
 
 def _find_project() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +11,9 @@ from quark_core.records.json_object import normalize_json
 from quark_core.records.names import MAX_NAME_LENGTH, encode_name
 from quark_core.writers.scalars import to_float
 
-__all__ = ["read_step", "settle_table", "snapshot_values", "split_values"]
+__all__ = ["settle_table", "snapshot_values", "split_values"]
 
 _MAX_TEXT = 10_000
-_MAX_STEP = 2**63 - 1
 _MAX_DEPTH = 16
 
 
@@ -43,16 +41,6 @@ def snapshot_values(metrics: Mapping[Any, Any]) -> dict[str, Any]:
         number = None if plain else _find_number(value)
         row[name] = value if number is None else number
     return row
-
-
-def read_step(step: Any) -> int | None:
-    """A step as an int, also of numpy and of floats that are whole; None for anything else."""
-    if type(step) is int:
-        return step if 0 <= step <= _MAX_STEP else None
-    number = None if isinstance(step, (bool, str, bytes)) else _find_number(step)
-    if number is None or not math.isfinite(number) or number != int(number):
-        return None
-    return int(number) if 0 <= number <= _MAX_STEP else None
 
 
 def settle_table(

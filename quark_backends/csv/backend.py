@@ -38,26 +38,29 @@ from quark_backends.csv.files import (
 )
 from quark_backends.csv.published import find_tables, name_payloads, publish_config, publish_table
 from quark_backends.csv.reader import CsvReader
-from quark_backends.csv.rows import TABLES, find_form
+from quark_backends.csv.rows import find_form
 from quark_backends.csv.run_file import RunFile
 from quark_backends.csv.wide import derive_aside, write_wide_tables
 from quark_backends.mirroring.saved_state import digest_batch, is_new, keep_payload, save_state
-from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.contract import BackendConfig, Batch, StoredRun
-from quark_core.config import settings
-from quark_core.errors import BackendRejected, BackendUnavailable
-from quark_core.records import (
+from quark_core.api import (
+    KEPT_SOURCES,
+    RECORD_TYPES,
     ArtifactRecord,
+    BackendConfig,
+    BackendRejected,
+    BackendUnavailable,
+    BackendUnusable,
+    Batch,
     EventRecord,
     LifecycleRecord,
     MetricRecord,
+    PayloadFolder,
+    StoredRun,
+    uses_helpers,
 )
-from quark_core.records.artifact_layout import KEPT_SOURCES
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import Payload
-    from quark_core.records.columns import Columns
-    from quark_core.records.query import Query
+    from quark_core.api import Columns, Payload, Query
 
 __all__ = ["EVENT_HEADER", "METRIC_HEADER", "CsvBackend"]
 
@@ -80,6 +83,10 @@ class CsvBackend:
     """
 
     def __init__(self, config: BackendConfig) -> None:
+        if unknown := sorted(set(config.options) - {"publish"}):
+            raise BackendUnusable(
+                f"the CSV mirror has no option {unknown[0]!r:.60}; it has publish", backend="csv"
+            )
         self._root = _find_root(config)
         self._reader = CsvReader(self._root)
         self._folder: Path | None = None
@@ -96,10 +103,15 @@ class CsvBackend:
         except OSError as error:
             raise BackendUnavailable(f"CSV files: {error}", backend="csv") from error
         self._tables = {
-            kind: AppendOnlyTable(self._folder / f"{name}{suffix}.csv", find_form(kind).header)
-            for kind, name in TABLES.items()
+            kind: AppendOnlyTable(
+                self._folder / f"{record_type.TABLE}{suffix}.csv", find_form(kind).header
+            )
+            for kind, record_type in RECORD_TYPES.items()
         }
         self._fitted: set[str] = set()
+        # The newest number that came of each writer, and the writers that were asked for all again.
+        self._heads: dict[str, int] = {}
+        self._asked: set[str] = set()
         self._run_file = RunFile(self._folder)
         self._wide_every_s = _WIDE_EVERY_S if self._published is None else _PUBLISHED_EVERY_S
         self._wide_due = time.monotonic() + self._wide_every_s
@@ -145,6 +157,11 @@ class CsvBackend:
         finally:
             self._claim.release()
 
+    @property
+    def place(self) -> str:
+        """Where its runs are, for messages."""
+        return f"csv:{self._root}"
+
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """See `SupportsRead`; records of every kind are kept."""
         return self._reader.read(run_id, kind, query)
@@ -168,14 +185,15 @@ class CsvBackend:
         rows: dict[str, list[Sequence[Any]]] = {}
         derived: list[tuple[str, list[Any]]] = []
         for batch in batches:
-            writer = state.writers.get(batch.writer_id)
+            writer = state.writers.get(batch.writer_id) or _find_writer(folder, batch.writer_id)
             number, digest = (writer.head, writer.digest) if writer else (-1, "")
+            self._check_is_whole(folder, batch, number)
             if not is_new(batch, number, digest, backend="csv"):
                 continue
-            if batch.kind not in TABLES:
+            if batch.kind not in self._tables:
                 raise BackendRejected(
                     f"the CSV mirror has no table for records of kind {batch.kind!r}; "
-                    "a newer version of Quark made them",
+                    "the plugin that defines them is not installed, or a newer Quark made them",
                     backend="csv",
                 )
             try:
@@ -201,8 +219,27 @@ class CsvBackend:
             widths[kind] = table.width
         for kind, records in derived:
             self._derive_from(folder, kind, records)
+        self._asked.clear()
         state = CsvState(state.writers, sizes_bytes, widths)
         save_state(self._state_path, state, is_synced=True)
+
+    def _check_is_whole(self, folder: Path, batch: Batch, head: int) -> None:
+        """Ask once for what a writer has written before, where its files are gone.
+
+        Raises:
+            BackendUnavailable: They are.
+        """
+        known = self._heads.get(batch.writer_id)
+        if known is None:
+            # Of another process only an empty folder says that there was something.
+            known = -1 if any(folder.glob("*.csv")) else batch.number - 1
+        self._heads[batch.writer_id] = max(known, batch.number)
+        if head >= 0 or known < 0 or batch.writer_id in self._asked:
+            return
+        self._asked.add(batch.writer_id)
+        raise BackendUnavailable(
+            f"the files of the CSV mirror in {folder} were deleted", backend="csv", lacks_from=0
+        )
 
     def _fit_tables(self, kinds: Iterable[str]) -> None:
         """See that the tables have all columns that we have, as far as they are acknowledged."""
@@ -245,7 +282,7 @@ class CsvBackend:
         assert self._folder is not None
         began = time.monotonic()
         large = self._tables[MetricRecord.KIND].size_bytes > _ASIDE_BYTES
-        if not (large and settings.uses_helpers() and derive_aside(self._folder, self._published)):
+        if not (large and uses_helpers() and derive_aside(self._folder, self._published)):
             self._derive()
             return
         self._note_derived(began)
@@ -294,6 +331,13 @@ def _is_behind(folder: Path, published: Path | None) -> bool:
     except OSError:
         return True
     return False
+
+
+def _find_writer(folder: Path, writer_id: str) -> CsvWriter | None:
+    """How far another process has brought a writer that it had before it was killed."""
+    states = map(load_csv_state, folder.glob("state*.json"))
+    found = [state.writers[writer_id] for state in states if writer_id in state.writers]
+    return max(found, key=lambda writer: writer.head, default=None)
 
 
 def _find_root(config: BackendConfig) -> Path | None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from quark_backends.mirroring.saved_state import load_state, replace_file
-from quark_core.system.process import ProcessIdentity, current_process, is_alive
+from quark_core.api import ProcessIdentity, current_process, is_alive
 
 __all__ = [
     "AppendOnlyTable",

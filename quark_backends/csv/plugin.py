@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quark_backends.declaration import declare, load_late, open_late
-from quark_core.backends.contract import (
+from quark_core.api import (
     BackendDefinition,
     Capability,
     RankPolicy,

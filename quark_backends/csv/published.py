@@ -24,16 +24,16 @@ import msgspec
 
 from quark_backends.csv.files import encode_rows
 from quark_backends.mirroring.saved_state import replace_file
-from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import (
+from quark_core.api import (
     ARTIFACT_STORAGE_LAYOUT,
+    ArtifactRecord,
+    PayloadFolder,
+    decode_json,
+    decode_name,
     is_sha256,
     object_path,
     split_path,
 )
-from quark_core.records.json_object import decode_json
-from quark_core.records.names import decode_name
 
 __all__ = ["find_tables", "name_payloads", "publish_config", "publish_table"]
 

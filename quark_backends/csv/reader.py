@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quark_backends.csv.files import load_csv_state
-from quark_backends.csv.rows import TABLES, find_form
+from quark_backends.csv.rows import find_form
 from quark_backends.csv.run_file import RunFile
-from quark_core.backends.contract import StoredRun
-from quark_core.errors import RunNotFoundError, SessionStoreError
+from quark_core.api import RECORD_TYPES, RunNotFoundError, SessionStoreError, StoredRun
 
 if TYPE_CHECKING:
-    from quark_core.records.columns import Columns
-    from quark_core.records.query import Query
+    from quark_core.api import Columns, Query
 
 __all__ = ["CsvReader", "read_in_order", "read_rows"]
 
@@ -46,15 +44,15 @@ class CsvReader:
             RunNotFoundError: No such run here.
             SessionStoreError: A file cannot be read.
         """
-        from quark_core.records.attempts import hide_superseded
-        from quark_core.records.columns import Columns
+        from quark_core.api import Columns, hide_superseded
 
         folder = self.folder_of(run_id)
         if not folder.is_dir():
             raise RunNotFoundError(f"the CSV mirror {self._root} has no run {run_id}")
         form = find_form(kind)
         try:
-            records = [form.decode(run_id, row) for row in read_in_order(folder, TABLES[kind])]
+            rows = read_in_order(folder, RECORD_TYPES[kind].TABLE)
+            records = [form.decode(run_id, row) for row in rows]
         except (OSError, ValueError, KeyError, csv.Error) as error:
             raise SessionStoreError(f"the CSV mirror {folder} cannot be read: {error}") from error
         columns = Columns.from_records(kind, records)
@@ -120,7 +118,13 @@ def read_in_order(folder: Path, name: str) -> list[dict[str, str]]:
             int(row["sequence"]),
         )
     )
-    return rows
+    # What a killed process has written and not acknowledged came again by another one.
+    pairs = zip([None, *rows], rows, strict=False)
+    return [row for before, row in pairs if before is None or _identify(before) != _identify(row)]
+
+
+def _identify(row: dict[str, str]) -> tuple[str, str]:
+    return row["writer"], row["sequence"]
 
 
 def _find_starts(folder: Path) -> dict[str, int]:

@@ -16,29 +16,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from quark_core.records import (
+from quark_core.api import (
     RECORD_TYPES,
+    DecodedBody,
     EventRecord,
     MetricRecord,
+    RecordField,
     StreamRecord,
+    decode_json,
+    describe_fields,
+    encode_json,
     format_time,
     parse_time,
+    split_name,
 )
-from quark_core.records.codec import DecodedBody
-from quark_core.records.fields import (
-    boolean_fields,
-    column_types,
-    default_value,
-    optional_fields,
-    restorers,
-)
-from quark_core.records.json_object import decode_json, encode_json
-from quark_core.records.names import split_name
 
-__all__ = ["TABLES", "RowForm", "find_form"]
-
-TABLES = {kind: record_type.TABLE for kind, record_type in RECORD_TYPES.items()}
-"""Kind of record -> name of its table, without `.csv`."""
+__all__ = ["RowForm", "find_form"]
 
 _WRITER = "writer"
 _ORIGIN_COLUMNS = {"writer_id": _WRITER, "attempt": "attempt", "rank": "rank"}
@@ -69,22 +62,22 @@ class RowForm:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        # In the order of the record's fields, after those of its origin.
+        own = describe_fields(kind)
         self.header: tuple[str, ...] = _SPECIAL_HEADERS.get(kind) or (
-            *(_RENAMED.get(name, name) for name in column_types(kind) if name != "sequence"),
+            *(_RENAMED.get(name, name) for name in own if name != "sequence"),
             *("attempt", "rank", "sequence", _WRITER),
         )
         # A record may have a field of a name that a table gives to another one.
-        own = column_types(kind)
         self._fields = [
             column if column in own else _FIELDS.get(column, column) for column in self.header
         ]
         self._type: Any = RECORD_TYPES[kind]
-        # In the order of the record's fields, after those of its origin.
         self._parsers = [
-            (_RENAMED.get(name, name), _make_parser(kind, name), name)
-            for name in column_types(kind)
+            (_RENAMED.get(name, name), _make_parser(name, field), field.default)
+            for name, field in own.items()
         ]
-        names = list(column_types(kind))
+        names = list(own)
         self._key = names.index("metric_key") if kind == MetricRecord.KIND else None
 
     def encode(
@@ -111,8 +104,8 @@ class RowForm:
             KeyError: A column is missing that every table has.
         """
         values = [
-            parse(row[column]) if column in row else default_value(self.kind, name)
-            for column, parse, name in self._parsers
+            parse(row[column]) if column in row else default
+            for column, parse, default in self._parsers
         ]
         if self._key is not None:
             # What follows the key in the record is made of it.
@@ -130,23 +123,23 @@ def find_form(kind: str) -> RowForm:
 
 def _format_column(body: DecodedBody, name: str) -> list[str]:
     """A column's cells."""
-    encoding = column_types(body.kind)[name]
+    field = describe_fields(body.kind)[name]
     column = body.column(name)
-    if encoding == "j":
+    if field.encoding == "j":
         if column.encoding == "j":
             return ["" if item is None else str(item, "utf-8") for item in column.head]
         spell: Callable[[Any], str] = _spell_json
     elif name == "time_us":
         spell = format_time
-    elif encoding == "f":
+    elif field.encoding == "f":
         spell = repr
-    elif name in boolean_fields(body.kind):
+    elif field.is_boolean:
         spell = _spell_truth
-    elif encoding == "t" and name in optional_fields(body.kind):
+    elif field.encoding == "t" and field.is_optional:
         spell = _spell_optional_text
     else:
         spell = str
-    values = column.to_list(body.count) if encoding == "j" else body.to_list(name)
+    values = column.to_list(body.count) if field.encoding == "j" else body.to_list(name)
     if column.encoding == "c":
         return [spell(value) if value is not None else "" for value in values[:1]] * body.count
     if name == "time_us":
@@ -170,29 +163,28 @@ def _spell_optional_text(value: str) -> str:
     return value if value.strip('"') else f'{value}""'
 
 
-def _make_parser(kind: str, name: str) -> Callable[[str], Any]:
-    parse = _choose_parser(kind, name)
-    if name not in optional_fields(kind):
+def _make_parser(name: str, field: RecordField) -> Callable[[str], Any]:
+    parse = _choose_parser(name, field)
+    if not field.is_optional:
         return parse
     return lambda text: parse(text) if text else None
 
 
-def _choose_parser(kind: str, name: str) -> Callable[[str], Any]:
+def _choose_parser(name: str, field: RecordField) -> Callable[[str], Any]:
     if name == "time_us":
         return parse_time
-    encoding = column_types(kind)[name]
-    if name in boolean_fields(kind):
+    if field.is_boolean:
         return _parse_truth
-    if encoding == "i":
+    if field.encoding == "i":
         return int
-    if encoding == "f":
+    if field.encoding == "f":
         return float
-    if encoding == "j":
-        restore = restorers(kind).get(name)
+    if field.encoding == "j":
+        restore = field.restore
         if restore is not None:
             return lambda text: restore(decode_json(text.encode()))
         return lambda text: decode_json(text.encode())
-    return _parse_optional_text if name in optional_fields(kind) else str
+    return _parse_optional_text if field.is_optional else str
 
 
 def _parse_optional_text(text: str) -> str:

@@ -11,17 +11,19 @@ import msgspec
 
 from quark_backends.mirroring.belonging import change_belonging
 from quark_backends.mirroring.saved_state import replace_file
-from quark_core.backends.contract import StoredRun
-from quark_core.records import (
+from quark_core.api import (
     ConfigSnapshot,
     EnvironmentSnapshot,
     LifecycleRecord,
+    ProcessIdentity,
     ProjectRecord,
+    RunEnding,
     RunRecord,
+    StoredRun,
+    find_loss,
     format_time,
+    renew_process,
 )
-from quark_core.records.json_object import JsonObject
-from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 __all__ = ["RunFile"]
 
@@ -64,6 +66,7 @@ class RunFile:
                 "created_us": created_us,
                 "ended_us": None,
                 "exit_code": None,
+                "ending": None,
                 "environment": known.get("environment"),
                 "from_steps": from_steps,
             }
@@ -77,10 +80,13 @@ class RunFile:
             return
         elif record.action == "heartbeat" and known.get("writer") != record.writer_id:
             return  # of a process that joined, and may have read what is no longer so
+        elif record.action == "heartbeat":
+            known["process"] = renew_process(known["process"], data)
         elif record.action == "status":
             known["status"] = data["status"]
             known["ended_us"] = record.time_us
             known["exit_code"] = data.get("exit_code")
+            known["ending"] = data.get("ending")
         elif record.action == "environment":
             known["environment"] = data
         elif record.action == "config":
@@ -101,7 +107,7 @@ class RunFile:
         if not known:
             return None
         project = known["project"]
-        lost_reason = find_lost_reason(
+        loss = find_loss(
             known["status"],
             msgspec.convert(known["process"], ProcessIdentity),
             known["heartbeat_us"],
@@ -132,12 +138,13 @@ class RunFile:
                 ended_at=None if known["ended_us"] is None else format_time(known["ended_us"]),
                 groups=tuple(known.get("groups") or ()),
             ),
-            state=known["status"] if lost_reason is None else "lost",
+            state=known["status"] if loss is None else "lost",
             config=ConfigSnapshot.from_data(config) if config else None,
-            environment=EnvironmentSnapshot(JsonObject(environment)) if environment else None,
+            environment=EnvironmentSnapshot.from_data(environment) if environment else None,
             heartbeat_at=format_time(known["heartbeat_us"]),
-            lost_reason=lost_reason,
+            lost_reason=None if loss is None else loss.message,
             exit_code=known.get("exit_code"),
+            ending=loss or RunEnding.from_data(known.get("ending")),
             fields=known.get("fields") or {},
         )
 

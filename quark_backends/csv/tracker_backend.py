@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from quark_core.backends.contract import BackendConfig, MirrorRun
-from quark_core.backends.tracker_backend import MirrorBackend
-from quark_core.records import RunRecord
+from quark_core.api import BackendConfig, MirrorBackend, MirrorRun, RunRecord
 
 __all__ = ["CSVBackend", "describe_run", "make_backend"]
 

@@ -15,9 +15,7 @@ from pathlib import Path
 from quark_backends.csv.files import encode_rows
 from quark_backends.csv.reader import read_in_order
 from quark_backends.mirroring.saved_state import replace_file
-from quark_core.hosting.endpoint import lower_priority
-from quark_core.records.names import decode_name
-from quark_core.system.process import importing
+from quark_core.api import decode_name, importing, lower_priority
 
 __all__ = ["derive_aside", "main", "render_wide_tables", "write_wide_tables"]
 

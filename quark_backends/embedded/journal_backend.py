@@ -47,7 +47,12 @@ from quark_core.backends.belonging import (
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
 from quark_core.backends.edits import RunEdit, make_edit, make_stop
 from quark_core.delivery.journal import SEGMENT_BYTES
-from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
+from quark_core.errors import (
+    BackendUnavailable,
+    SchemaValidationError,
+    SessionStoreError,
+    StoreNotFoundError,
+)
 
 if TYPE_CHECKING:
     from quark_backends.store.reading.search import RunFinder
@@ -167,7 +172,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
         self._read_only = config.read_only
         if config.read_only:
             if find_store(config.storage_dir) is None:
-                raise SessionStoreError(
+                raise StoreNotFoundError(
                     f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder); "
                     "the first run that is trained there makes one"
                 )
@@ -176,15 +181,16 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
         self._layout = StoreLayout(config.storage_dir)
         self._trash = JournalTrash(self._layout)
         self._unindexed_bytes = 0
-        self._player = JournalPlayer(config.storage_dir)
+        # Of whoever is at the player's database, by the reader and the finder too.
+        self._lock = threading.RLock()
+        self._player = JournalPlayer(config.storage_dir, self._lock)
         self._connection: SqliteConnection | None = None
         self._generations: set[Path] = set()
         # How far the journals had come when the figures of forks were made.
         self._forks_look: tuple[int, int] | None = None
         self._finder: RunFinder | None = None
         self._look: tuple[int, int, int] | None = None
-        self._lock = threading.Lock()
-        self._reader = StoreReader(self._connect)
+        self._reader = StoreReader(self._connect, lock=self._lock)
 
     def write(self, batch: Batch) -> None:
         """Nothing to do: what comes here is in the journal already."""
@@ -349,7 +355,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
             # SQLAlchemy is loaded by who searches only.
             from quark_backends.store.reading.search import RunFinder
 
-            self._finder = RunFinder(self._connect)
+            self._finder = RunFinder(self._connect, lock=self._lock)
         return self._finder
 
     def write_generation(self, generation: Generation) -> int:
@@ -475,7 +481,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
         connection = self._player.connection
         if connection is not self._connection:
             self._connection = connection
-            self._reader = StoreReader(self._connect)
+            self._reader = StoreReader(self._connect, lock=self._lock)
             self._finder = None
             self._generations.clear()
             self._forks_look = None

@@ -9,6 +9,7 @@ checked then.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,10 +220,12 @@ class JournalPlayer:
 
     Args:
         storage_dir: The storage root.
+        lock: Whoever is at the database holds this.
     """
 
-    def __init__(self, storage_dir: Path) -> None:
+    def __init__(self, storage_dir: Path, lock: threading.RLock) -> None:
         self._storage_dir = storage_dir
+        self._lock = lock
         self._tables: IndexedSegments | None = None
         self._close_tables: Callable[[], object] | None = None
         self._progress: dict[Path, _Progress] = {}
@@ -264,7 +267,7 @@ class JournalPlayer:
     def _open(self) -> IndexedSegments:
         if self._tables is None:
             self._tables = IndexedSegments()
-            self._close_tables = close_with(self, self._tables.connection.close)
+            self._close_tables = close_with(self, self._tables.connection.close, self._lock)
         return self._tables
 
     def forget(self) -> None:

@@ -8,7 +8,7 @@ released yet, and what is in neither is told by numbers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +23,12 @@ from quark_backends.store.writing.ingest import BatchIngest
 from quark_core.backends.contract import Batch
 from quark_core.delivery.attempt_starts import order_journals
 from quark_core.delivery.journal import JournalReader
-from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_folders
+from quark_core.delivery.journal_folder import (
+    JournalFolder,
+    LostBatches,
+    Manifest,
+    find_folders,
+)
 from quark_core.delivery.lost_batches import make_stand_ins
 from quark_core.errors import BackendRejected, RunNotFoundError
 
@@ -35,7 +40,11 @@ _MANY = 256
 
 
 def restore_run(
-    old: StoreConnection | None, new: StoreConnection, storage_dir: Path, run_id: str
+    old: StoreConnection | None,
+    new: StoreConnection,
+    storage_dir: Path,
+    run_id: str,
+    heads: Mapping[tuple[str, str], int],
 ) -> None:
     """Fill a store with a run, out of the deleted one and of the run's journals.
 
@@ -44,6 +53,7 @@ def restore_run(
         new: The store.
         storage_dir: Its storage root.
         run_id: The run.
+        heads: Number of the newest batch that was stored, by run and writer.
 
     Raises:
         BackendUnavailable: The new one is busy or full.
@@ -53,7 +63,7 @@ def restore_run(
         lost += [] if old is None else copy_run(old, new, run_id)
     except new.Error as error:
         _log.error("run %s: the deleted store cannot be read: %s", run_id, error)
-    lost += play_journals(storage_dir, new, run_id)
+    lost += play_journals(storage_dir, new, run_id, heads)
     if lost:
         _log.error("run %s: in no place any more: %s", run_id, "; ".join(lost))
 
@@ -105,8 +115,12 @@ def copy_run(old: StoreConnection, new: StoreConnection, run_id: str) -> list[st
     return lost
 
 
-def play_journals(storage_dir: Path, new: StoreConnection, run_id: str) -> list[str]:
+def play_journals(
+    storage_dir: Path, new: StoreConnection, run_id: str, heads: Mapping[tuple[str, str], int]
+) -> list[str]:
     """Store what the journals of a run still have, and say in the run what they have not.
+
+    What is gone is noted beside the journal, whose process goes on, so that it is told later too.
 
     Returns:
         What they have not, by writer and numbers.
@@ -116,18 +130,30 @@ def play_journals(storage_dir: Path, new: StoreConnection, run_id: str) -> list[
     for folder, manifest in order_journals(find_folders(storage_dir)):
         if manifest.run_id != run_id or manifest.generation:
             continue
+        writer_id = manifest.writer_id
         row = new.execute(
             "SELECT head FROM writer JOIN run ON run.pk = run_pk"
             " WHERE run.id = ? AND writer.id = ?",
-            (run_id, manifest.writer_id),
+            (run_id, writer_id),
         ).fetchone()
         wanted = 0 if row is None else row[0] + 1
+        gaps: list[tuple[int, int]] = []
         for batch in JournalReader(folder.path, is_written=True).read(wanted):
             if batch.number > wanted:
-                lost.append(_describe(manifest.writer_id, wanted, batch.number - 1))
-                _write(ingest, _stand_in(new, folder, manifest, wanted, batch.number - 1))
+                gaps.append((wanted, batch.number - 1))
+                _write(ingest, _stand_in(new, folder, manifest, *gaps[-1]))
             wanted = batch.number + 1
             _write(ingest, [batch])
+        head = heads.get((run_id, writer_id), -1)
+        if head >= wanted:
+            # The journal was put back, too.
+            gaps.append((wanted, head))
+            _write(ingest, _stand_in(new, folder, manifest, *gaps[-1]))
+        if gaps:
+            lanes = [entry.name for entry in manifest.lanes if entry.primary]
+            noted = [LostBatches(lane, *gap) for lane in lanes for gap in gaps]
+            folder.note_damage(manifest, noted, ["the store was replaced by an older copy"])
+            lost += [_describe(writer_id, *gap) for gap in gaps]
     return lost
 
 

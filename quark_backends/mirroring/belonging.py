@@ -6,10 +6,15 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from quark_core.records import LifecycleRecord, StreamRecord
-from quark_core.records.belonging import change_fields, change_groups
-from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
-from quark_core.records.run_digests import digest_config, digest_structure
+from quark_core.api import (
+    SOURCES_KEY,
+    FingerprintRecord,
+    LifecycleRecord,
+    StreamRecord,
+    change_fields,
+    change_groups,
+    make_digests,
+)
 
 __all__ = [
     "change_belonging",
@@ -64,9 +69,9 @@ def list_notes(run: Mapping[str, Any]) -> dict[str, str]:
 
 def list_digests(config: Mapping[str, Any]) -> dict[str, str]:
     """Name and digest of a configuration and of its structure; none of an empty one."""
-    if not config:
-        return {}
-    return {"config_digest": digest_config(config), "structure_digest": digest_structure(config)}
+    made = make_digests(config, None)
+    named = {"config_digest": made.config, "structure_digest": made.structure}
+    return {name: digest for name, digest in named.items() if digest is not None}
 
 
 def list_data_digests(records: Iterable[StreamRecord]) -> dict[str, str]:

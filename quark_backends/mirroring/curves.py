@@ -28,7 +28,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from quark_core.records import (
+from quark_core.api import (
+    ALERT_RAISED,
+    AggregateRecord,
     AlertRecord,
     BatchDiagnosticRecord,
     EventRecord,
@@ -41,9 +43,8 @@ from quark_core.records import (
     PhaseRecord,
     StreamRecord,
     SystemTelemetryRecord,
+    decode_name,
 )
-from quark_core.records.kinds.provenance import AggregateRecord
-from quark_core.records.names import decode_name
 
 __all__ = [
     "ALERT_LEVELS",
@@ -58,8 +59,6 @@ __all__ = [
 ALERT_LEVELS = {"info": 1, "warning": 2, "error": 3, "critical": 4}
 """An alert's severity as a number."""
 
-# As `quark_core.analysis.monitor`, which is too much to load for one name, has it.
-_ALERT_EVENT_TYPE = "alert_raised"
 _MEGABYTE = 1e6
 _TIMINGS = ("step_time_ms", "data_time_ms", "compute_time_ms")
 _COUNTERS = ("overflow_count", "skipped_step_count")
@@ -240,10 +239,10 @@ def _find_aggregate(record: AggregateRecord) -> tuple[str, float | None]:
 
 
 def find_raised_rule(record: EventRecord) -> str | None:
-    """The rule of the alert that an event tells of, as a monitor raises it; else None."""
+    """The rule of the alert that an event tells of; else None."""
     payload: Mapping[str, Any] = record.payload or {}
     rule_id = payload.get("rule_id")
-    is_alert = record.event_type == _ALERT_EVENT_TYPE and isinstance(rule_id, str)
+    is_alert = record.event_type == ALERT_RAISED and isinstance(rule_id, str)
     return rule_id if is_alert else None
 
 

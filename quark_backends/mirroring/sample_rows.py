@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quark_core.records.kinds.samples import SampleRecord
+from quark_core.api import SampleRecord
 
 __all__ = ["tabulate_samples"]
 

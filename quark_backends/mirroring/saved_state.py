@@ -18,10 +18,14 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from quark_core.artifacts.payload_folder import PayloadFolder, is_plain_file
-from quark_core.backends.contract import Batch, Payload
-from quark_core.errors import BackendRejected
-from quark_core.records.artifact_layout import object_path
+from quark_core.api import (
+    BackendRejected,
+    Batch,
+    Payload,
+    PayloadFolder,
+    is_plain_file,
+    object_path,
+)
 
 __all__ = [
     "digest_batch",
@@ -54,9 +58,9 @@ def load_state(path: Path, kind: type[_State], *, forgives: bool = True) -> _Sta
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return kind()
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if not forgives:
-            raise
+            raise msgspec.DecodeError(f"{type(error).__name__}: {error}") from error
         return kind()
 
 
@@ -134,7 +138,7 @@ def load_newest_note(folder: Path, file_name: str, key: str) -> tuple[Path | Non
             state = json.loads(path.read_text("utf-8"))
             if isinstance(state, dict):
                 found.append((path.stat().st_mtime_ns, path.parent, state))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         # It is being replaced at this moment, or it was removed.
         return None, {}
     known = [item for item in found if item[2].get(key)] or found

@@ -13,8 +13,9 @@ Options, as in `mlflow:http://127.0.0.1:5000?on_deleted=restore`:
     on_deleted      `new` (default) or `restore`: what to do where the run or its
                     experiment was deleted in MLflow
     max_params      how many params the server takes; further ones are left out
-    quark           `minimal` (default): only what MLflow has a place for; or `full`: also
-                    every record exactly, what analyzers found, and events
+    quark           `minimal` (default): what MLflow has a place for, and a file of the records
+                    that analyzers read and MLflow does not give back; or `full`: also every
+                    record exactly, what analyzers found, and events
     layers          how many layers and parameters of a step become curves (20)
     max_payload_mb  payloads of artifacts that are larger are left out
     sample_ids      `hashed` (default) or `plain`: how ids of samples are kept
@@ -27,13 +28,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
 from quark_backends.mirroring.saved_state import digest_batch, is_new
+from quark_backends.mlflow.analysis_records import needs_file, reduce_batch
 from quark_backends.mlflow.delivery import PointSender, group_batches
 from quark_backends.mlflow.errors import Missing, Refused, RefusedRecords, unavailable
 from quark_backends.mlflow.files import RECORDS, MirrorFiles
@@ -58,26 +60,30 @@ from quark_backends.mlflow.reader import MlflowReader
 from quark_backends.mlflow.run import MirroredRun
 from quark_backends.mlflow.server import Server
 from quark_backends.mlflow.state import MlflowFolder, MlflowWriter
-from quark_core.backends.contract import BackendConfig, Batch, Payload, StoredRun
-from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
-from quark_core.records import (
+from quark_core.api import (
     RECORD_TYPES,
     AlertRecord,
     ArtifactRecord,
+    BackendConfig,
+    BackendRejected,
+    BackendUnavailable,
+    Batch,
     BatchDiagnosticRecord,
     EventRecord,
+    FingerprintRecord,
     HealthScoreRecord,
     LifecycleRecord,
     MetricRecord,
+    Payload,
     PhaseRecord,
+    SampleRecord,
+    SchemaValidationError,
+    StoredRun,
+    encode_records,
 )
-from quark_core.records.codec import encode_records
-from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.kinds.samples import SampleRecord
 
 if TYPE_CHECKING:
-    from quark_core.records.columns import Columns
-    from quark_core.records.query import Query
+    from quark_core.api import Columns, Query
 
 __all__ = ["MlflowBackend", "hash_sample_ids"]
 
@@ -133,6 +139,11 @@ class MlflowBackend:
         self._reader.close()
         if self._writing is not None:
             self._writing.close()
+
+    @property
+    def place(self) -> str:
+        """Where its runs are, for messages."""
+        return self._server.uri
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """See `SupportsRead`; of a run that is not Quark's there are metrics only."""
@@ -204,6 +215,7 @@ class _Writing:
             lambda name, reason: self._refused.add("artifact", {"name": name}, reason),
             self._list_segments,
             options.max_payload_bytes,
+            lambda: self._run.keeps_all,
         )
         self._points = PointSender(
             server, self._run, self._names, self._refused, self._state.save_writer
@@ -256,14 +268,22 @@ class _Writing:
         # Nothing is sent of a group of which something cannot be read.
         decoded = [(batch, batch.to_records()) for batch in fresh]
         for part in group_batches(decoded):
-            if len(part) == 1 or not self._write_together(part):
+            is_plain = all(self._follows(before, after) for before, after in pairwise(part))
+            if len(part) == 1 or not is_plain or not self._write_together(part):
                 for batch, records in part:
                     self._write_one(batch, records)
         self.files.drop_taken()
 
     def _is_new(self, batch: Batch) -> bool:
         writer = self._state.load_writer(batch.writer_id)
+        if writer.has_gap(batch.number):
+            return True
         return is_new(batch, writer.head, writer.digest, backend="mlflow")
+
+    def _follows(self, before: tuple[Batch, Any], after: tuple[Batch, Any]) -> bool:
+        """Whether one batch comes right after another that is the newest by then."""
+        head = self._state.load_writer(before[0].writer_id).head
+        return head < before[0].number == after[0].number - 1
 
     def _write_one(self, batch: Batch, records: Any) -> None:
         if not self._is_new(batch):
@@ -274,8 +294,7 @@ class _Writing:
             batch, records = hash_sample_ids(batch, records, self._project)
         writer = self._deliver(batch, writer, records)
         self._lifecycle.catch_up()
-        if self._run.keeps_all:
-            self.files.keep_batch(batch, self.run_id)
+        self._keep(batch, records)
         self._acknowledge(batch, digest, writer)
         is_end = batch.kind == LifecycleRecord.KIND and any(r.action == "status" for r in records)
         if is_end or self.files.is_due:
@@ -295,17 +314,38 @@ class _Writing:
         self._lifecycle.note_infinities(infinite)
         self._describe(record for _, records in part for record in records)
         self._lifecycle.catch_up()
-        for batch, _ in part if self._run.keeps_all else ():
-            self.files.keep_batch(batch, self.run_id)
-        self._acknowledge(newest, digest_batch(newest), writer)
+        for batch, records in part:
+            self._keep(batch, records)
+        self._acknowledge(newest, digest_batch(newest), writer, part[0][0].number)
         if self.files.is_due:
             self._send_files()
         return True
 
-    def _acknowledge(self, batch: Batch, digest: str, writer: MlflowWriter) -> None:
-        done = msgspec.structs.replace(
-            writer, head=batch.number, digest=digest, partial=-1, offset=0
-        )
+    def _keep(self, batch: Batch, records: Any) -> None:
+        """Keep a batch for the run's artifacts: exactly, or what analyzers need of it."""
+        kept: Batch | None = batch
+        is_needed = self._run.keeps_all
+        if not is_needed:
+            kept = reduce_batch(batch, records)
+            is_needed = kept is not None and needs_file(kept, records)
+        is_late = batch.number < self._state.load_writer(batch.writer_id).head
+        if is_late:
+            # Whoever offers again what was refused must see that it is there.
+            kept, is_needed = kept or batch, True
+        if kept is not None:
+            self.files.keep_batch(kept, self.run_id, is_needed=is_needed, is_late=is_late)
+
+    def _acknowledge(
+        self, batch: Batch, digest: str, writer: MlflowWriter, first: int | None = None
+    ) -> None:
+        """Note that MLflow has a batch, and those before it from the `first` on."""
+        known = self._state.load_writer(batch.writer_id)
+        gaps = known.list_gaps_without(batch.number if first is None else first)
+        done = msgspec.structs.replace(writer, partial=-1, offset=0, gaps=gaps)
+        if batch.number > known.head:
+            done = msgspec.structs.replace(done, head=batch.number, digest=digest)
+        else:
+            done = msgspec.structs.replace(done, recent=known.recent)
         self._state.save_writer(batch.writer_id, done)
 
     def _describe(self, records: Iterable[MetricRecord]) -> None:
@@ -376,7 +416,8 @@ class _Writing:
         return msgspec.structs.replace(writer, missing=missing)
 
     def _keep_names(self) -> None:
-        if self._run.keeps_all or self._names.has_changes:
+        # Readers of segments tell by it which points those account for.
+        if self._run.keeps_all or self._names.has_changes or self.files.has_records:
             self.files.put_text("name_map.json", self._names.to_dict())
 
     def _send_files(self, *, final: bool = False) -> None:

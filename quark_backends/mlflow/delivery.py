@@ -20,9 +20,7 @@ from quark_backends.mlflow.points import (
 from quark_backends.mlflow.run import MirroredRun
 from quark_backends.mlflow.server import Server
 from quark_backends.mlflow.state import MlflowWriter
-from quark_core.backends.contract import Batch
-from quark_core.errors import BackendRejected
-from quark_core.records import MetricRecord
+from quark_core.api import BackendRejected, Batch, MetricRecord
 
 __all__ = ["PointSender", "group_batches"]
 

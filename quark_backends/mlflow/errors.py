@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from quark_core.config.redaction import redact_text
-from quark_core.errors import BackendUnauthorized, BackendUnavailable, BackendUnusable
+from quark_core.api import BackendUnauthorized, BackendUnavailable, BackendUnusable, redact_text
 
 __all__ = [
     "AlreadyExists",

@@ -32,27 +32,36 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark_backends.mirroring.saved_state import keep_payload, make_file_name
+from quark_backends.mirroring.saved_state import keep_payload, make_file_name, replace_file
 from quark_backends.mlflow.media import Shown, list_native, list_sample_tables
 from quark_backends.mlflow.outbox import Outbox, write_at
 from quark_backends.mlflow.segments import SUFFIX, SegmentFiles, read_segment
 from quark_backends.mlflow.state import MlflowWriter
-from quark_core.artifacts.payload_folder import PayloadFolder, is_plain_file
-from quark_core.backends.contract import Batch, Payload
-from quark_core.errors import ArtifactDamagedError, ArtifactNotFoundError, BackendUnavailable
-from quark_core.provenance.kept_sources import MANIFEST_KEY, PACK_KEY, unpack_sources
-from quark_core.records import ArtifactRecord, EventRecord, LifecycleRecord, MetricRecord
-from quark_core.records.artifact_layout import (
+from quark_core.api import (
     ARTIFACT_STORAGE_LAYOUT,
     KEPT_SOURCES,
+    MANIFEST_KEY,
+    PACK_KEY,
+    ArtifactDamagedError,
+    ArtifactNotFoundError,
+    ArtifactRecord,
+    BackendUnavailable,
+    Batch,
+    EventRecord,
+    LifecycleRecord,
+    MetricRecord,
+    Payload,
+    PayloadFolder,
+    SampleRecord,
+    is_plain_file,
     is_sha256,
     object_path,
     split_path,
+    unpack_sources,
 )
-from quark_core.records.kinds.samples import SampleRecord
 
 if TYPE_CHECKING:
-    from quark_core.records.columns import Columns
+    from quark_core.api import Columns
 
 __all__ = [
     "MirrorFiles",
@@ -81,6 +90,7 @@ class MirrorFiles:
         refuse: Told of an artifact that MLflow will never take, and why.
         list_remote: Names of the segments that the run has in MLflow.
         max_payload_bytes: Larger payloads are left out; None for no limit.
+        keeps_all: Whether the run gets all that Quark knows, tables of its records too.
     """
 
     def __init__(
@@ -90,14 +100,19 @@ class MirrorFiles:
         refuse: Callable[[str, str], None],
         list_remote: Callable[[], Sequence[str]],
         max_payload_bytes: int | None,
+        keeps_all: Callable[[], bool],
     ) -> None:
         self._folder = folder
+        self._keeps_all = keeps_all
         self._upload = upload
         self._refuse = refuse
         self._list_remote = list_remote
         self._max_payload_bytes = max_payload_bytes
         self._outbox = Outbox(folder)
         self._segments = SegmentFiles(self._outbox.path_of(RECORDS))
+        # Every process that mirrors the run goes by it; of an earlier version there is none.
+        self._held = folder / "held"
+        self._is_needed = False
         self._first_indexes: dict[str, int] = {}
         self._due = time.monotonic() + _FIRST_AFTER_S
         self._reasons: set[str] = set()
@@ -137,10 +152,32 @@ class MirrorFiles:
             self._meta.update(new)
             self.put_text("metrics_meta.json", self._meta)
 
-    def keep_batch(self, batch: Batch, run_id: str) -> None:
-        """Keep a batch exactly; again changes nothing."""
+    @property
+    def has_records(self) -> bool:
+        """Whether the segments go among the artifacts: a batch of this run needs them."""
+        return not self._is_held() and self._outbox.path_of(RECORDS).is_dir()
+
+    def keep_batch(
+        self, batch: Batch, run_id: str, *, is_needed: bool = True, is_late: bool = False
+    ) -> None:
+        """Keep a batch exactly; again changes nothing.
+
+        Args:
+            batch: It.
+            run_id: The run.
+            is_needed: False where its segment waits here until a batch comes that is
+                needed; what was needed once stays so.
+            is_late: Whether it comes after later ones of its writer.
+        """
+        if not is_needed and not self._held.exists():
+            replace_file(self._held, b"")
+        elif is_needed and not self._is_needed:
+            replace_file(self._held, b"no")
+            self._is_needed = True
         self._attempt = max(self._attempt, batch.attempt)
-        full = self._segments.append(batch, self._find_first_index(batch.writer_id))
+        full = self._segments.append(
+            batch, self._find_first_index(batch.writer_id), is_late=is_late
+        )
         if full is not None:
             self._make_tables(full, run_id)
             self._closed.add(f"{RECORDS}/{full.name}")
@@ -305,7 +342,7 @@ class MirrorFiles:
                 self._upload,
                 self._refuse,
                 self._is_disposable,
-                _is_payload if only_payloads else None,
+                _is_payload if only_payloads else self._is_to_go,
             )
         except BackendUnavailable as error:
             if str(error) not in self._reasons:
@@ -339,7 +376,7 @@ class MirrorFiles:
         older = self._segments.list_older(self._attempt)
         for path in (*self._segments.list_open(), *(path for path, _ in older)):
             self._make_tables(path, run_id)
-        self._outbox.send(self._upload, self._refuse, self._is_disposable)
+        self._outbox.send(self._upload, self._refuse, self._is_disposable, self._is_to_go)
         settled = {f"{RECORDS}/{path.name}" for path in self._segments.list_open()} | self._own
         stems = []
         for path, writer_id in older:
@@ -357,13 +394,24 @@ class MirrorFiles:
 
     def count_waiting(self) -> int:
         """How many files are still to go up."""
-        return len(self._outbox.list_waiting())
+        return len(self._outbox.list_waiting(self._is_to_go))
+
+    def _is_held(self) -> bool:
+        try:
+            return not self._held.read_bytes()
+        except FileNotFoundError:
+            return False
+
+    def _is_to_go(self, name: str) -> bool:
+        return not name.startswith(f"{RECORDS}/") or not self._is_held()
 
     def _is_disposable(self, name: str) -> bool:
         own = name.startswith(("quark/tables/", "quark/payloads/")) or name in self._closed
         return own or _is_payload(name)
 
     def _make_tables(self, segment: Path, run_id: str) -> None:
+        if not self._keeps_all():
+            return
         try:
             size = segment.stat().st_size
             if self._tabled.get(segment.name) == size:
@@ -434,7 +482,7 @@ def make_tables(segment: Path, run_id: str) -> list[tuple[str, bytes]]:
     Raises:
         OSError: The segment cannot be read.
     """
-    from quark_core.records.columns import Columns
+    from quark_core.api import Columns
 
     by_kind: dict[str, list[Columns]] = {}
     for batch in read_segment(segment, run_id):

@@ -13,12 +13,12 @@ from typing import Any
 from quark_backends.mirroring.curves import find_raised_rule
 from quark_backends.mlflow.lifecycle import TAG_LIMITS, Lifecycle
 from quark_backends.mlflow.run import MirroredRun
-from quark_core.delivery.generation_journal import split_generation
-from quark_core.records import (
+from quark_core.api import (
     AlertRecord,
     EventRecord,
     HealthScoreRecord,
     PhaseRecord,
+    split_generation,
 )
 
 __all__ = ["ShownGenerations", "list_finding_tags", "list_raised_tags", "tag_last_error"]
@@ -35,8 +35,7 @@ def list_finding_tags(kind: str, records: Sequence[Any]) -> dict[str, str]:
             tags[f"quark.alert.{record.rule_id}"] = _encode(record.to_dict())
     elif kind == HealthScoreRecord.KIND:
         for record in records:
-            status = record.status if record.is_known else "not known"
-            tags[f"quark.health.{record.score_key}"] = status
+            tags[f"quark.health.{record.score_key}"] = record.word
     elif kind == PhaseRecord.KIND:
         phases = [{name: getattr(one, name) for name in _PHASE_FIELDS} for one in records]
         tags["quark.phases"] = json.dumps(phases, ensure_ascii=False)

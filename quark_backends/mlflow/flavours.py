@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from quark_core.records import ArtifactRecord
+from quark_core.api import ArtifactRecord
 
 __all__ = ["FLAVOURS", "describe_models", "find_flavour", "make_model_files"]
 

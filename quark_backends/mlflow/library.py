@@ -10,9 +10,9 @@ from types import ModuleType
 from urllib.parse import urlsplit
 
 from quark_backends.mlflow.errors import Missing, Refused, translate, unavailable, unusable
+from quark_backends.mlflow.new_database import make_database
 from quark_backends.mlflow.server import Server
-from quark_core.config.redaction import redact_text
-from quark_core.system.process import importing
+from quark_core.api import importing, redact_text
 
 __all__ = ["check_credentials_are_for", "find_uri", "open_server"]
 
@@ -92,6 +92,9 @@ def open_server(uri: str, *, read_only: bool = False) -> Server:
             uri,
         )
     try:
+        path = _find_sqlite_file(uri)
+        if path is not None and not read_only:
+            make_database(path, lambda scratch: Server(mlflow, scratch))
         return Server(mlflow, uri, _find_artifact_root(uri))
     except (Refused, Missing) as error:
         raise unavailable(f"MLflow does not open {redact_text(uri)}: {error}") from error
@@ -108,9 +111,10 @@ def _find_artifact_root(uri: str) -> str | None:
 
 
 def _find_sqlite_file(uri: str) -> Path | None:
-    if not uri.startswith(_SQLITE):
+    name = uri.removeprefix(_SQLITE).partition("?")[0]
+    if not uri.startswith(_SQLITE) or not name or name.startswith((":memory:", "file:")):
         return None
-    return Path(uri.removeprefix(_SQLITE).partition("?")[0])
+    return Path(name)
 
 
 def _find_missing_store(uri: str) -> Path | None:

@@ -29,8 +29,7 @@ from quark_backends.mlflow.names import NameMap
 from quark_backends.mlflow.points import chunk
 from quark_backends.mlflow.run import PARENT_TAG, MirroredRun
 from quark_backends.mlflow.server import Server
-from quark_core.records import LifecycleRecord, StreamRecord
-from quark_core.records.json_object import encode_json
+from quark_core.api import LifecycleRecord, StreamRecord, encode_json
 
 __all__ = [
     "OLD_USER_TAG",
@@ -192,10 +191,11 @@ class Lifecycle:
     def _apply_end(self, record: LifecycleRecord) -> None:
         data: Mapping[str, Any] = record.data or {}
         # Tags keep what MLflow's statuses cannot say.
-        code = data.get("exit_code")
+        code, ending = data.get("exit_code"), data.get("ending")
         status = {
             "quark.status": str(data["status"]),
             "quark.exit_code": None if code is None else str(code),
+            "quark.ending": None if not ending else json.dumps(dict(ending), ensure_ascii=False),
         }
         status = status if self._run.keeps_all else {}
         self.set_tags({**status, **self._find_parent_tag()})

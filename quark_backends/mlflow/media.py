@@ -23,10 +23,7 @@ from typing import Any
 from quark_backends.mirroring.sample_rows import tabulate_samples
 from quark_backends.mlflow.flavours import find_flavour, make_model_files
 from quark_backends.mlflow.names import encode_name
-from quark_core.backends.contract import Batch
-from quark_core.records import ArtifactRecord
-from quark_core.records.kinds.samples import SampleRecord
-from quark_core.records.names import decode_name
+from quark_core.api import ArtifactRecord, Batch, SampleRecord, decode_name
 
 __all__ = ["NativeFile", "Shown", "extend_tables", "list_native", "list_sample_tables"]
 

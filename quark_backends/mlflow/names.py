@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from quark_backends.mirroring.saved_state import replace_file
-from quark_core.records.names import decode_name
+from quark_core.api import decode_name
 
 __all__ = ["MAX_NAME_LENGTH", "NAME_MAP_VERSION", "NameMap", "encode_name"]
 
@@ -86,7 +86,8 @@ class NameMap:
         return any(decode_name(key.removeprefix("=")) != name for key, name in names.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """Every group's keys and names, and the version of this form."""
+        """Keys and names of every group and process, and the version of this form."""
+        self._load()
         return {"version": NAME_MAP_VERSION, **self._names}
 
     @staticmethod

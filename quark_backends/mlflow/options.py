@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quark_backends.mlflow.errors import unusable
-from quark_core.backends.contract import SOURCES_OPTION
+from quark_core.api import SOURCES_OPTION
 
 __all__ = ["Options"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quark_backends.mirroring.saved_state import replace_file
 from quark_backends.mlflow.errors import Missing, Refused
-from quark_core.errors import BackendUnavailable
+from quark_core.api import BackendUnavailable
 
 __all__ = ["Outbox", "write_at"]
 

@@ -17,29 +17,32 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quark_backends.mirroring.belonging import change_belonging
+from quark_backends.mirroring.saved_state import make_file_name
 from quark_backends.mlflow.files import RECORDS
 from quark_backends.mlflow.points import TimeRange, make_points, name_key
 from quark_backends.mlflow.segments import read_segment
 from quark_backends.mlflow.server import Server
-from quark_core.artifacts.output_folder import make_file_name
-from quark_core.backends.contract import Batch, StoredRun
-from quark_core.records import (
+from quark_core.api import (
+    Batch,
     ConfigSnapshot,
     EnvironmentSnapshot,
     LifecycleRecord,
     MetricRecord,
+    ProcessIdentity,
     ProjectRecord,
+    RunEnding,
     RunRecord,
+    StoredRun,
     StreamRecord,
+    find_loss,
     format_time,
+    hide_superseded,
+    renew_process,
+    split_name,
 )
-from quark_core.records.attempts import hide_superseded
-from quark_core.records.json_object import JsonObject
-from quark_core.records.names import split_name
-from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 if TYPE_CHECKING:
-    from quark_core.records.columns import Columns
+    from quark_core.api import Columns
 
 __all__ = ["OwnRun", "RunStory", "SegmentCopies", "find_extra"]
 
@@ -65,7 +68,9 @@ class SegmentCopies:
                 self._folder = Path(tempfile.mkdtemp(prefix="quark-mlflow-"))
                 # Whoever opens a run only to look at it never says that they are done.
                 weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-            path = self._folder / make_file_name(mlflow_run_id) / Path(file.path).name
+            path = (
+                self._folder / make_file_name(mlflow_run_id, has_dots=False) / Path(file.path).name
+            )
             if not file.size_bytes or self._sizes.get(path) != file.size_bytes:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 server.download(mlflow_run_id, file.path, path)
@@ -112,7 +117,7 @@ class OwnRun:
 
     def read_all(self, kind: str) -> Columns:
         """Every row of one kind, in persistence order."""
-        from quark_core.records.columns import Columns
+        from quark_core.api import Columns
 
         by_writer: dict[str, list[Columns]] = {}
         for batch in self._list(kind):
@@ -152,13 +157,13 @@ class OwnRun:
         return found
 
     def continue_from(self, columns: Columns, extra: Sequence[tuple[str, int, Any]]) -> Columns:
-        """Rows and after them the points that came after the last segment.
+        """Rows and the points that the segments do not have, in the order of their times.
 
         Args:
             columns: Every metric of the segments.
             extra: Key, rank, and timestamp in ms, step and value of each point.
         """
-        from quark_core.records.columns import Columns
+        from quark_core.api import Columns
 
         if not extra:
             return columns
@@ -173,12 +178,13 @@ class OwnRun:
             if step < 0 <= epoch
         }
         last = max(columns["sequence"].tolist(), default=-1)
-        attempt = max(0, self.story.attempt)
         made = []
         for number, (key, rank, (time_ms, step, value)) in enumerate(
             sorted(extra, key=lambda one: one[2][:2])
         ):
-            origin = (self.run_id, self._find_writer(attempt, rank), attempt, rank)
+            attempt = self.story.find_attempt(time_ms)
+            # Nobody may take it for a record of the run's writers, by its number.
+            origin = (self.run_id, f"mlflow-{attempt}-{rank}", attempt, rank)
             is_epoch = key in epochs
             made.append(
                 MetricRecord(
@@ -196,14 +202,10 @@ class OwnRun:
         joined = Columns.concatenate(MetricRecord.KIND, parts)
         import numpy as np
 
-        starts = np.array([self._starts.get(w, 0) for w in joined["writer_id"].tolist()])
-        order = np.lexsort((joined["sequence"], starts, joined["rank"], joined["attempt"]))
+        # What a resumed run repeats is told by the point that it logged first.
+        time_ms = joined["time_us"] // 1000
+        order = np.lexsort((joined["step"], time_ms, joined["rank"], joined["attempt"]))
         return joined.take(order)
-
-    def _find_writer(self, attempt: int, rank: int) -> str:
-        """The newest writer of a rank, who is taken for the one that wrote last."""
-        writers = [one for one, at in self._ranks.items() if at == (attempt, rank)]
-        return max(writers, key=lambda one: self._starts[one], default=f"mlflow-{attempt}-{rank}")
 
     def _list(self, kind: str) -> list[Batch]:
         batches = [batch for batch in self._scan() if batch.kind == kind]
@@ -250,10 +252,12 @@ class RunStory:
 
     Attributes:
         from_steps: Attempt -> the step that it was resumed from.
+        starts: Attempt -> when it was started.
         heartbeat_us: When it was last heard of.
     """
 
     from_steps: dict[int, int] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)
     heartbeat_us: int = 0
     _run: dict[str, Any] = field(default_factory=dict)
     _project: dict[str, Any] = field(default_factory=dict)
@@ -265,6 +269,7 @@ class RunStory:
     _updated_us: int = 0
     _ended_us: int | None = None
     _exit_code: int | None = None
+    _ending: RunEnding | None = None
     _config: Mapping[str, Any] | None = None
     _environment: Mapping[str, Any] | None = None
 
@@ -281,6 +286,7 @@ class RunStory:
         data: Mapping[str, Any] = record.data or {}
         self.heartbeat_us = max(self.heartbeat_us, record.time_us)
         if record.action == "start":
+            self.starts.setdefault(record.attempt, record.time_us)
             if record.attempt < self._attempt:
                 return
             if self._attempt < 0:
@@ -289,7 +295,7 @@ class RunStory:
             if data.get("from_step") is not None:
                 self.from_steps[record.attempt] = int(data["from_step"])
             self._attempt, self._status, self._ended_us = record.attempt, "running", None
-            self._exit_code = None
+            self._exit_code = self._ending = None
             self._run, self._project = {**self._run, **data["run"]}, dict(data["project"])
             self._process = data.get("process")
         elif record.action == "tag":
@@ -302,9 +308,12 @@ class RunStory:
             self._config = data
         elif record.action == "environment":
             self._environment = data
+        elif record.action == "heartbeat" and self._process is not None:
+            self._process = renew_process(self._process, data)
         elif record.action == "status":
             self.end(data["status"], record.time_us)
             self._exit_code = data.get("exit_code")
+            self._ending = RunEnding.from_data(data.get("ending"))
         if record.action != "heartbeat":
             self._updated_us = max(self._updated_us, record.time_us)
 
@@ -317,6 +326,11 @@ class RunStory:
         """The newest attempt; -1 where no start is known."""
         return self._attempt
 
+    def find_attempt(self, time_ms: int) -> int:
+        """The attempt that was the newest at a time."""
+        begun = (one for one, at_us in self.starts.items() if at_us // 1000 <= time_ms)
+        return max(begun, default=max(0, min(self.starts, default=0)))
+
     @property
     def is_running(self) -> bool:
         """Whether no end is known."""
@@ -327,7 +341,7 @@ class RunStory:
         process = None
         if self._process is not None:
             process = msgspec.convert(self._process, ProcessIdentity)
-        lost_reason = find_lost_reason(self._status, process, self.heartbeat_us)
+        loss = find_loss(self._status, process, self.heartbeat_us)
         created_at, updated_at = format_time(self._created_us), format_time(self._updated_us)
         run, project = self._run, self._project
         return StoredRun(
@@ -354,15 +368,16 @@ class RunStory:
                 ended_at=None if self._ended_us is None else format_time(self._ended_us),
                 groups=tuple(run.get("groups") or ()),
             ),
-            state=self._status if lost_reason is None else "lost",
+            state=self._status if loss is None else "lost",
             config=None if self._config is None else ConfigSnapshot.from_data(self._config),
             environment=(
                 None
                 if self._environment is None
-                else EnvironmentSnapshot(JsonObject(self._environment))
+                else EnvironmentSnapshot.from_data(self._environment)
             ),
             heartbeat_at=format_time(self.heartbeat_us),
-            lost_reason=lost_reason,
+            lost_reason=None if loss is None else loss.message,
             exit_code=self._exit_code,
+            ending=loss or self._ending,
             fields=run.get("fields") or {},
         )

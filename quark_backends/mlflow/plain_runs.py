@@ -21,29 +21,39 @@ from typing import TYPE_CHECKING, Any
 
 from quark_backends.mlflow.lifecycle import OLD_USER_TAG
 from quark_backends.mlflow.server import MlflowRun
-from quark_core.backends.contract import StoredRun
-from quark_core.records import (
+from quark_core.api import (
     ConfigSnapshot,
     EnvironmentSnapshot,
+    JsonObject,
     MetricRecord,
     ProjectRecord,
+    RunEnding,
     RunRecord,
+    StoredRun,
+    encode_name,
     format_time,
+    split_name,
 )
-from quark_core.records.json_object import JsonObject
-from quark_core.records.names import encode_name, split_name
 
 if TYPE_CHECKING:
-    from quark_core.records.columns import Columns
+    from quark_core.api import Columns
 
-__all__ = ["LoadPoints", "Series", "describe_run", "make_columns", "name_series", "parse_param"]
+__all__ = [
+    "STATUSES",
+    "LoadPoints",
+    "Series",
+    "describe_run",
+    "make_columns",
+    "name_series",
+    "parse_param",
+]
 
 LoadPoints = Callable[[str], Sequence[tuple[int, int, float]]]
 """Name in MLflow -> timestamp in ms, step and value of each of its points."""
 Series = tuple[str, int, str]
 """Stored key, rank and name in MLflow of a metric."""
 
-_STATUSES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted"}
+STATUSES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted"}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?P<rest>\.\d+)?(?P<power>[eE][+-]?\d+)?")
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _INT64_MAX = 2**63 - 1
@@ -64,8 +74,8 @@ def describe_run(
     started_us = (run.started_ms or 0) * 1000
     ended_us = None if run.ended_ms is None else run.ended_ms * 1000
     status = run.tags.get("quark.status", "") if own_id else ""
-    if status not in ("running", *_STATUSES.values()):
-        status = _STATUSES.get(run.status, "running")
+    if status not in ("running", *STATUSES.values()):
+        status = STATUSES.get(run.status, "running")
     # A run that was taken up again keeps the time of its former end.
     ended_at = None if ended_us is None or status == "running" else format_time(ended_us)
     project = run.tags.get("quark.project", experiment) if own_id else experiment
@@ -111,7 +121,15 @@ def describe_run(
         environment=EnvironmentSnapshot(JsonObject({"mlflow": known})),
         heartbeat_at=run.tags.get("quark.heartbeat_at") if own_id else None,
         exit_code=int(code) if own_id and code.isdecimal() else None,
+        ending=_read_ending(run.tags.get("quark.ending")) if own_id else None,
     )
+
+
+def _read_ending(text: str | None) -> RunEnding | None:
+    try:
+        return RunEnding.from_data(json.loads(text or "null"))
+    except (ValueError, RecursionError):
+        return None
 
 
 def parse_param(text: str) -> Any:
@@ -145,7 +163,7 @@ def make_columns(
     """
     import numpy as np
 
-    from quark_core.records.columns import Columns
+    from quark_core.api import Columns
 
     times, steps, values, indexes = [], [], [], []
     for index, (_, _, name) in enumerate(names):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from quark_backends.mirroring.curves import ALERT_LEVELS, MlflowCurves, find_raised_rule
-from quark_core.records import (
+from quark_core.api import (
     EventRecord,
     HealthScoreRecord,
     LayerSummaryRecord,
@@ -20,8 +20,8 @@ from quark_core.records import (
     ParameterSummaryRecord,
     PhaseRecord,
     StreamRecord,
+    decode_name,
 )
-from quark_core.records.names import decode_name
 
 __all__ = [
     "Point",

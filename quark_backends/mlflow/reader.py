@@ -14,21 +14,29 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from quark_backends.mlflow.errors import Missing, Refused
 from quark_backends.mlflow.files import name_loose_payload, name_payload
 from quark_backends.mlflow.own_runs import OwnRun, SegmentCopies, find_extra
-from quark_backends.mlflow.plain_runs import Series, describe_run, make_columns, name_series
+from quark_backends.mlflow.plain_runs import (
+    STATUSES,
+    Series,
+    describe_run,
+    make_columns,
+    name_series,
+)
+from quark_backends.mlflow.run import WHOLE_TAG
 from quark_backends.mlflow.server import MlflowRun, Server
-from quark_core.backends.contract import StoredRun
-from quark_core.errors import (
+from quark_core.api import (
     ArtifactNotFoundError,
+    ArtifactRecord,
     BackendUnavailable,
+    MetricRecord,
     RunNotFoundError,
     SessionStoreError,
+    StoredRun,
+    hide_superseded,
+    parse_time,
 )
-from quark_core.records import ArtifactRecord, MetricRecord, parse_time
-from quark_core.records.attempts import hide_superseded
 
 if TYPE_CHECKING:
-    from quark_core.records.columns import Columns
-    from quark_core.records.query import Query
+    from quark_core.api import Columns, Query
 
 __all__ = ["MlflowReader"]
 
@@ -39,7 +47,7 @@ class MlflowReader:
     """Runs of one tracking server or store. Every method may be called from any thread.
 
     A run of Quark's is read from the segments among its artifacts; where those
-    end before the run does, or cannot be had, from MLflow's own points, which
+    do not have all, or cannot be had, from MLflow's own points, which
     have no epochs beside steps and no infinities.
 
     Args:
@@ -61,7 +69,7 @@ class MlflowReader:
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """See `SupportsRead`."""
-        from quark_core.records.columns import Columns
+        from quark_core.api import Columns
 
         with self._reading(run_id):
             found = self._find(run_id)
@@ -71,7 +79,7 @@ class MlflowReader:
                     return Columns.empty(kind)
                 return self._read_points(found, query).select(query)
             columns = own.read_all(kind)
-            if kind == MetricRecord.KIND and own.story.is_running:
+            if kind == MetricRecord.KIND and (own.story.is_running or not _is_whole(found)):
                 columns = self._add_newest(found, own, columns)
             if not query.all_attempts:
                 columns = hide_superseded(columns, own.story.from_steps)
@@ -89,7 +97,7 @@ class MlflowReader:
             beaten = found.tags.get("quark.heartbeat_at")
             if beaten:
                 own.story.heartbeat_us = max(own.story.heartbeat_us, parse_time(beaten))
-            status = found.tags.get("quark.status", "running")
+            status = found.tags.get("quark.status") or STATUSES.get(found.status, "running")
             if own.story.is_running and status != "running" and found.ended_ms is not None:
                 # The end has come to MLflow, but not to the artifacts.
                 own.story.end(status, found.ended_ms * 1000)
@@ -97,7 +105,7 @@ class MlflowReader:
 
     def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
         """See `SupportsRead`."""
-        with self._reading(project or "all"):
+        with self._reading("the list of runs"):
             names = self._load_experiments()
             # A run whose experiment was deleted is in one that ends in a number.
             wanted = [
@@ -197,7 +205,7 @@ class MlflowReader:
         )
 
     def _add_newest(self, found: MlflowRun, own: OwnRun, columns: Columns) -> Columns:
-        """Also the points that have come to MLflow since the segments did."""
+        """Also the points that only MLflow has: it keeps them well, or the segments are older."""
         names = self._load_names(found)
         known = own.count_points(names)
         extra = [
@@ -238,6 +246,11 @@ class MlflowReader:
             root = above.tags.get("quark.run_id") or above.id
             parent = above.tags.get("mlflow.parentRunId")
         return root
+
+
+def _is_whole(found: MlflowRun) -> bool:
+    """Whether the segments have all of a run that has ended."""
+    return WHOLE_TAG in found.tags
 
 
 def _is_successor(name: str, project: str) -> bool:

@@ -14,7 +14,7 @@ from quark_backends.mlflow.errors import Missing, Refused, unavailable
 from quark_backends.mlflow.names import NAME_MAP_VERSION
 from quark_backends.mlflow.server import MlflowRun, Server
 from quark_backends.mlflow.state import MlflowFolder, RunState
-from quark_core.records import LifecycleRecord
+from quark_core.api import LifecycleRecord
 
 __all__ = ["PARENT_TAG", "STATUSES", "WHOLE_TAG", "MirroredRun"]
 

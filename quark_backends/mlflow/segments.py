@@ -25,8 +25,7 @@ import xxhash
 
 from quark_backends.mirroring.saved_state import make_file_name
 from quark_backends.mlflow.outbox import write_at
-from quark_core.backends.contract import Batch
-from quark_core.delivery.frame_search import FrameSearch
+from quark_core.api import Batch, FrameSearch
 
 __all__ = ["SUFFIX", "SegmentFiles", "name_segment", "read_segment"]
 
@@ -64,12 +63,13 @@ class SegmentFiles:
         self._folder = folder
         self._open: dict[str, tuple[Path, int, int]] = {}
 
-    def append(self, batch: Batch, first_index: int = 1) -> Path | None:
+    def append(self, batch: Batch, first_index: int = 1, *, is_late: bool = False) -> Path | None:
         """Keep a batch; one that is in the newest segment already is left out.
 
         Args:
             batch: It.
             first_index: Number of the writer's first segment, where none is here.
+            is_late: Whether it comes after later ones, and is in none.
 
         Returns:
             The segment that was closed because it is full, or None.
@@ -78,7 +78,7 @@ class SegmentFiles:
             OSError: It cannot be written.
         """
         path, size, newest = self._find(batch.writer_id, first_index)
-        if batch.number <= newest:
+        if batch.number <= newest and not is_late:
             return None
         full = None
         if size >= _LIMIT_BYTES or size < 0:
@@ -90,7 +90,7 @@ class SegmentFiles:
             path = _find_free(path, batch.writer_id)
             path.parent.mkdir(parents=True, exist_ok=True)
             size, data = 0, _MAGIC + _encode(batch)
-        self._open[batch.writer_id] = path, size + len(data), batch.number
+        self._open[batch.writer_id] = path, size + len(data), max(newest, batch.number)
         return full
 
     def has(self, writer_id: str) -> bool:

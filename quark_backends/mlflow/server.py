@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from quark_backends.mlflow.errors import AlreadyExists, Missing, translate
 from quark_backends.mlflow.points import Point
-from quark_core.config.redaction import redact_text
-from quark_core.records.artifact_layout import split_path
+from quark_core.api import redact_text, split_path
 
 __all__ = ["ArtifactFile", "MlflowRun", "Server", "bounded"]
 
@@ -320,6 +319,11 @@ class Server:
         """
         with self._translated(_TRANSFER_TIMEOUT_S):
             self._client.log_artifact(run_id, str(path), folder or None)
+
+    def find_artifacts(self, run_id: str) -> str:
+        """Where the artifacts of a run are, as MLflow says it."""
+        with self._translated():
+            return str(self._client.get_run(run_id).info.artifact_uri)
 
     def list_files(self, run_id: str, folder: str) -> list[ArtifactFile]:
         """Files in one folder of a run's artifacts, sorted; none where there is no such folder."""

@@ -28,7 +28,7 @@ import msgspec
 
 from quark_backends.mirroring.saved_state import load_state, make_file_name, save_state
 from quark_backends.mlflow.points import TimeRange
-from quark_core.system.process import ProcessIdentity, current_process, is_alive
+from quark_core.api import ProcessIdentity, current_process, is_alive
 
 __all__ = ["MlflowFolder", "MlflowWriter", "RunState"]
 
@@ -76,6 +76,8 @@ class MlflowWriter(msgspec.Struct):
         events: Severity -> how many events it has sent.
         missing: Kind -> how many records it says are missing.
         events_file, events_bytes: Number and length of its newest file of events; 0 for none.
+        gaps: First and last number of batches before the newest that MLflow has not: it has
+            refused them, and may take them another time.
     """
 
     head: int = -1
@@ -87,6 +89,26 @@ class MlflowWriter(msgspec.Struct):
     missing: dict[str, int] = {}
     events_file: int = 0
     events_bytes: int = 0
+    gaps: list[tuple[int, int]] = []
+
+    def has_gap(self, number: int) -> bool:
+        """Whether a batch before the newest is not there."""
+        return any(first <= number <= last for first, last in self.gaps)
+
+    def list_gaps_without(self, number: int) -> list[tuple[int, int]]:
+        """The gaps when a batch has come that is newer than all, or was in one of them."""
+        if number > self.head:
+            return [*self.gaps, *([(self.head + 1, number - 1)] if number > self.head + 1 else [])]
+        parts = (
+            part
+            for first, last in self.gaps
+            for part in (
+                [(first, number - 1), (number + 1, last)]
+                if first <= number <= last
+                else [(first, last)]
+            )
+        )
+        return [(first, last) for first, last in parts if first <= last]
 
 
 class MlflowFolder:

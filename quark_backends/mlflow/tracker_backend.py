@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quark_backends.mirroring.saved_state import load_newest_note
-from quark_core.backends.contract import BackendConfig, MirrorRun
-from quark_core.backends.tracker_backend import ProjectMirror
-from quark_core.config.redaction import redact_text
-from quark_core.records import RunRecord
+from quark_core.api import BackendConfig, MirrorRun, ProjectMirror, RunRecord, redact_text
 
 __all__ = ["MLflowBackend", "describe_run"]
 

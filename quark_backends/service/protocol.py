@@ -1,8 +1,7 @@
 """What client and server say to each other: version 1 of the protocol.
 
-docs/reference/protocol.md describes it for people; both sides import this module. All that
-crosses the wire is one of these structs, in msgpack or in JSON, but for the rows of a read
-(`quark_backends.service.rows`) and the payloads of artifacts, which are streams of bytes.
+docs/reference/protocol.md describes it for people. All that crosses the wire is one of these
+structs, in msgpack or in JSON, but for rows (`quark_backends.service.rows`) and payloads.
 """
 
 from __future__ import annotations
@@ -302,8 +301,8 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         where, order_by, project, limit: As in `quark.search_runs`.
         store: Only runs of this project store.
-        archived: Whether archived runs are searched too. A service of an older version knows
-            of none.
+        archived: Whether archived runs are searched too; older services know of none.
+        start: How many of the first runs are left out; without it a reply has all, or none.
         where_argument, order_argument: What messages call these two.
     """
 
@@ -313,6 +312,7 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     store: _Text | None = None
     limit: _Number | None = None
     archived: bool = False
+    start: _Number | None = None
     where_argument: _Text = "where"
     order_argument: _Text = "order_by"
 
@@ -531,10 +531,11 @@ class RunList(msgspec.Struct, frozen=True):
     next: str | None = None
 
 
-class SummaryList(msgspec.Struct, frozen=True):
-    """Replies to a search: runs as `RunSummary.to_dict()`."""
+class SummaryList(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Replies to a search: runs as `RunSummary.to_dict()`, and the `start` of what follows."""
 
     runs: list[dict[str, Any]]
+    next: int | None = None
 
 
 class EditRequest(RunEdit, frozen=True, kw_only=True, omit_defaults=True):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from quark_backends.store.databases.open_files import OpenFiles
 from quark_backends.store.databases.turns import SqliteTurns
 from quark_backends.store.reading.generations import store_generation, write_generation
 from quark_backends.store.reading.reader_pool import ReaderPool
@@ -338,15 +339,21 @@ class RunStore(KeepsSweeps):
         """See `SupportsChanges`."""
         return self._readers.read_mark(run_id)
 
-    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
-        """See `SupportsReplay`."""
+    def read_batches(self, run_id: str, writer_id: str, *bounds: int) -> list[Batch]:
+        """See `StoreReader.read_batches`."""
         with self._readers.take() as reader:
-            return reader.read_batches(run_id, writer_id, start, limit)
+            return reader.read_batches(run_id, writer_id, *bounds)
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
         """See `SupportsGenerations`."""
         with self._readers.take() as reader:
             return reader.read_outputs(run_id, kind, analyzer)
+
+    def iterate_outputs(
+        self, run_id: str, kind: str, analyzer: str | None = None, *, limit: int | None = None
+    ) -> Iterator[Columns]:
+        """See `StoreReader.iterate_outputs`; holds a connection as `iterate` does."""
+        return self._readers.any.iterate_outputs(run_id, kind, analyzer, limit=limit)
 
     def load_run(self, run_id: str) -> StoredRun:
         """See `SupportsRead`."""
@@ -366,6 +373,17 @@ class RunStore(KeepsSweeps):
             return reader.list_runs(
                 project=project, limit=limit, store_name=store_name, after=after
             )
+
+    def measure_runs(self, **which: Any) -> list[int]:
+        """See `StoreReader.measure_runs`."""
+        with self._readers.take() as reader:
+            return reader.measure_runs(**which)
+
+    def iterate_search(
+        self, search: RunSearch, store_name: str | None = None, *, start: int = 0
+    ) -> Generator[RunSummary, None, None]:
+        """See `RunFinder.iterate_search`."""
+        return self._find().iterate_search(search, store_name, start=start)
 
     def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
         """See `RunFinder.search`."""
@@ -450,7 +468,9 @@ class _SqliteWriting:
         from quark_backends.store.databases.sqlite import connect
 
         self._connect = partial(connect, layout)
+        self._layout = layout
         self._connection: StoreConnection | None = self._connect()
+        self._files = OpenFiles(layout)
         self._turns = SqliteTurns(layout)
         self._ingest = BatchIngest(self._connection)
         self.let_go = self._ingest.let_go
@@ -460,7 +480,22 @@ class _SqliteWriting:
         with self._gate.write():
             if self._connection is None:
                 raise BackendUnavailable("the store was closed")
+            if self._files.find_lost():
+                self._begin_anew()
             self._ingest.write(batches)
+            self._files.note()
+
+    def _begin_anew(self) -> None:
+        """Go on with the files that have taken the place of ours."""
+        assert self._connection is not None
+        try:
+            connection = self._connect()
+        except SessionStoreError as error:
+            raise BackendUnavailable(str(error)) from error
+        self._connection.close()
+        self._connection = connection
+        self._files = OpenFiles(self._layout)
+        self._ingest = BatchIngest(connection, let_go=self.let_go)
 
     def write_generation(self, generation: Generation) -> int:
         with self._gate.write(), closing(self._connect()) as connection:

@@ -38,10 +38,16 @@ from quark_backends.tensorboard.event_file import (
 )
 from quark_backends.tensorboard.events import EventMaker
 from quark_backends.tensorboard.library import Library
-from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.contract import BackendConfig, Batch, Payload
-from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
-from quark_core.records import StreamRecord
+from quark_core.api import (
+    BackendConfig,
+    BackendRejected,
+    BackendUnavailable,
+    Batch,
+    Payload,
+    PayloadFolder,
+    SchemaValidationError,
+    StreamRecord,
+)
 
 __all__ = ["TensorboardBackend"]
 

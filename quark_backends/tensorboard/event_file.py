@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from quark_backends.mirroring.saved_state import load_state, make_file_name, save_state
-from quark_core.delivery.generation_journal import split_generation
+from quark_core.api import split_generation
 
 __all__ = ["EventFile", "EventFileState", "claim_folder", "load_writer", "save_writer"]
 

@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 
 from quark_backends.mirroring.curves import Curves, find_place, rank_prefix
 from quark_backends.tensorboard.library import Library
-from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.records import (
+from quark_core.api import (
+    KEPT_SOURCES,
     AlertRecord,
     ArtifactRecord,
     EventRecord,
     LifecycleRecord,
     ParameterDistributionRecord,
+    PayloadFolder,
     PhaseRecord,
+    SampleRecord,
     StreamRecord,
+    encode_json,
+    normalize_object,
 )
-from quark_core.records.artifact_layout import KEPT_SOURCES
-from quark_core.records.json_object import encode_json, normalize_json
-from quark_core.records.kinds.samples import SampleRecord
 
 __all__ = ["Events", "EventMaker"]
 
@@ -143,8 +144,8 @@ def _list_texts(record: StreamRecord) -> Iterator[tuple[str, str]]:
     elif isinstance(record, SampleRecord):
         row = {"prompt": record.prompt, "completion": record.completion, "reward": record.reward}
         # As a block: what a model says is no markup.
-        values = normalize_json({**row, **(record.columns or {})}, "sample")
-        yield f"samples/{record.set_name}", _as_block(values)
+        cells = normalize_object({**row, **(record.columns or {})}, "sample")
+        yield f"samples/{record.set_name}", _as_block(cells or {})
     elif isinstance(record, PhaseRecord):
         yield "phases", f"{record.display_name}\n\n{record.summary}"
     elif isinstance(record, ArtifactRecord) and record.artifact_type != KEPT_SOURCES:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from quark_core.errors import BackendUnavailable, BackendUnusable
-from quark_core.system.process import importing
+from quark_core.api import BackendUnavailable, BackendUnusable, importing
 
 __all__ = ["Library"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quark_backends.declaration import declare, open_late
-from quark_core.backends.contract import BackendDefinition, Capability
+from quark_core.api import BackendDefinition, Capability
 
 __all__ = ["quark_register_backends"]
 

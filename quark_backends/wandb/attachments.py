@@ -13,23 +13,25 @@ from typing import Any
 
 from quark_backends.mirroring.saved_state import make_file_name
 from quark_backends.wandb.log_file import mark_artifact
-from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.delivery.generation_journal import split_generation
-from quark_core.errors import ArtifactDamagedError
-from quark_core.provenance.kept_sources import MANIFEST_KEY, unpack_sources
-from quark_core.records import (
+from quark_core.api import (
+    HIDDEN_TYPES,
+    KEPT_SOURCES,
+    MANIFEST_KEY,
     AlertRecord,
+    ArtifactDamagedError,
     ArtifactRecord,
     BatchDiagnosticRecord,
     EventRecord,
     HealthScoreRecord,
+    PayloadFolder,
     PhaseRecord,
     StreamRecord,
+    decode_name,
+    encode_json,
+    split_generation,
+    split_path,
+    unpack_sources,
 )
-from quark_core.records.artifact_layout import KEPT_SOURCES, split_path
-from quark_core.records.json_object import encode_json
-from quark_core.records.names import decode_name
-from quark_core.runs.artifact_versions import HIDDEN_TYPES
 
 __all__ = ["Attachments", "make_artifact_name"]
 

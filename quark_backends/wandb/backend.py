@@ -38,16 +38,19 @@ from quark_backends.wandb.process import (
     WorkerGone,
     WorkerProcess,
 )
-from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.contract import HELD_FILE, BackendConfig, Batch, Payload
-from quark_core.config import settings
-from quark_core.delivery.lane_files import Lease
-from quark_core.errors import (
+from quark_core.api import (
+    HELD_FILE,
+    BackendConfig,
     BackendError,
     BackendRejected,
     BackendUnauthorized,
     BackendUnavailable,
     BackendUnusable,
+    Batch,
+    Lease,
+    Payload,
+    PayloadFolder,
+    exit_timeout_s,
 )
 
 __all__ = ["WandbBackend"]
@@ -83,7 +86,7 @@ class WandbBackend:
                 folder=str(folder),
                 options=options,
                 import_path=tuple(sys.path),
-                finish_timeout_s=min(_FINISH_TIMEOUT_S, max(1.0, settings.exit_timeout_s() - 1.0)),
+                finish_timeout_s=min(_FINISH_TIMEOUT_S, max(1.0, exit_timeout_s() - 1.0)),
             )
         )
 
@@ -191,8 +194,13 @@ class _SharedWorker:
                 self._lease.release()
 
     def _finish_again(self) -> None:
-        """Have another process send what the one that died has held of what was acknowledged."""
-        if not (self._folder / HELD_FILE).exists():
+        """Have another process do what the one that died has left.
+
+        That is to send what was acknowledged and held, and to join the folders: W&B's server would
+        take the rows of the second one for the first ones of the run.
+        """
+        is_apart = len(list(self._folder.glob("wandb/offline-run-*"))) > 1
+        if not (is_apart or (self._folder / HELD_FILE).exists()):
             return
         try:
             process = self._start()

@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.records import ArtifactRecord
+from quark_core.api import ArtifactRecord, PayloadFolder
 
 __all__ = ["Media", "Rows", "describe_media", "showing"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +17,13 @@ from quark_backends.mirroring.belonging import (
     list_data_digests,
     list_digests,
 )
-from quark_backends.mirroring.curves import ALERT_LEVELS
+from quark_backends.mirroring.curves import ALERT_LEVELS, find_raised_rule
 from quark_backends.mirroring.saved_state import digest_batch, is_new, load_state, save_state
 from quark_backends.wandb.attachments import Attachments
+from quark_backends.wandb.best_value import describe_best, forget_from, note_best
 from quark_backends.wandb.log_file import LogFile
 from quark_backends.wandb.media import showing
+from quark_backends.wandb.offline_folders import join_folders
 from quark_backends.wandb.process import OpenRun
 from quark_backends.wandb.rows import AXES, RowMaker
 from quark_backends.wandb.run import (
@@ -32,19 +35,24 @@ from quark_backends.wandb.run import (
 )
 from quark_backends.wandb.state import STATE_NAME, WandbFile, WandbState, WriterHead
 from quark_backends.wandb.step_rows import Histogram, Part, StepRows, join_parts
-from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.contract import HELD_FILE, Batch
-from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
-from quark_core.records import (
+from quark_core.api import (
+    HELD_FILE,
+    HIDDEN_TYPES,
     AlertRecord,
     ArtifactLinkRecord,
     ArtifactRecord,
+    BackendRejected,
+    BackendUnavailable,
+    Batch,
     EventRecord,
     LifecycleRecord,
+    PayloadFolder,
+    RunEnding,
+    SchemaValidationError,
     StreamRecord,
+    decode_name,
+    is_user_alert,
 )
-from quark_core.records.names import decode_name
-from quark_core.runs.artifact_versions import HIDDEN_TYPES
 
 __all__ = ["WandbMirror"]
 
@@ -81,6 +89,9 @@ class WandbMirror:
         self._found: set[str] = set()
         self._sent: dict[str, WriterHead] = {}
         self._newest_mark: str | None = None
+        self._newest_s = 0.0
+        self._summary: dict[str, Any] = {}
+        self._metrics: set[str] = set()
         self._defined: set[str] = set()
         self._last_event_alert_s = -_EVENT_ALERT_EVERY_S
         self._notes: list[str] = []
@@ -112,13 +123,18 @@ class WandbMirror:
             if batch.kind == LifecycleRecord.KIND:
                 self._note_lifecycle(records)
             self._open()
-            self._take(self._rows.make(batch, records))
+            parts = self._rows.make(batch, records)
+            for part in parts:
+                self._metrics.update(part.values if part.is_metric else ())
+            self._take(parts)
             self._send_rest(batch, records)
+            note_best(self._state, records)
             head = WriterHead(batch.number, digest_batch(batch))
             self._sent[batch.writer_id] = head
         if self._run is not None:
             for row in self._steps.release():
                 self._send_row(row.parts, row.step)
+            self._tell_summary()
         self._acknowledge()
         notes, self._notes = self._notes, []
         return "; ".join(notes)
@@ -170,9 +186,12 @@ class WandbMirror:
             if self._newest_mark is not None:
                 self._wait_for(self._newest_mark)
         run, self._run = self._run, None
+        now_s = self._newest_s or time.time()
         for key, table in self._attachments.make_tables().items():
-            run.log({key: table, "quark/time": time.time()})
+            run.log({key: table, "quark/time": now_s, "_timestamp": now_s})
         run.summary["quark/status"] = self._state.status
+        if self._state.ending or self._state.attempt > 0:  # W&B keeps that of an earlier attempt
+            run.summary["quark/ending"] = self._state.ending
         for kind, count in self._state.left_out.items():
             run.summary[f"quark/left_out/{kind}"] = count
         code = find_exit_code(self._state)
@@ -183,10 +202,27 @@ class WandbMirror:
         run.finish(exit_code=code)
         if self._state.file is not None:
             self._state.file.synced = not offline
+        if offline and directory is not None:
+            directory = self._join_folders(directory)
         self._save()
         if offline and directory is not None:
             return f"W&B is offline; to send the run: wandb sync {directory}"
         return ""
+
+    def _join_folders(self, directory: Path) -> Path:
+        """Join what processes before this one have left; the folder that has all of it."""
+        state = self._state
+        record_type = _find_record_type(self._wandb)
+        try:
+            joined = join_folders(directory.parent, state.wandb_id, record_type)
+        except (OSError, ValueError) as error:
+            sys.stderr.write(f"folders of the run stay apart: {error}\n")
+            return directory
+        if joined is None or joined.parent == directory or directory.exists():
+            return directory
+        state.file = WandbFile(str(joined), joined.stat().st_size)
+        self._log = None
+        return joined.parent
 
     def _open(self) -> None:
         if self._run is not None:
@@ -230,8 +266,13 @@ class WandbMirror:
 
     def _find_rows(self, file: WandbFile) -> None:
         """Look up which rows beyond the acknowledged ones are in an earlier process's file."""
-        log = LogFile(Path(file.path), _find_record_type(self._wandb), file.offset)
-        self._found.update(log.read_marks())
+        path, offset = Path(file.path), file.offset
+        paths = [path]
+        if not path.exists():  # it was joined to another one, and nobody has noted that
+            paths, offset = [*path.parent.parent.glob("offline-run-*/*.wandb")], 0
+        for each in paths:
+            log = LogFile(each, _find_record_type(self._wandb), offset)
+            self._found.update(log.read_marks())
         self._steps.drop_found(self._found)
 
     def _take(self, parts: Sequence[Part]) -> None:
@@ -273,6 +314,8 @@ class WandbMirror:
                 key: self._make_histogram(value) if isinstance(value, Histogram) else value
                 for key, value in values.items()
             }
+            # When it was logged, not when it is sent.
+            self._newest_s = made["_timestamp"] = made["quark/time"]
             if step is None:
                 self._run.log(made)
             else:
@@ -343,7 +386,8 @@ class WandbMirror:
             elif isinstance(record, ArtifactLinkRecord):
                 self._apply_link(record)
             elif isinstance(record, AlertRecord):
-                self._raise_alert(record)
+                said = (record.title, record.summary, record.fact, record.inference)
+                self._raise_alert(record.rule_id, record.severity, *said)
             elif isinstance(record, EventRecord):
                 self._note_event(record)
 
@@ -374,22 +418,34 @@ class WandbMirror:
                 # Kinds come one after the other: its artifact may be about to come.
                 self._awaited.setdefault(record.artifact_id, []).append(record.alias)
 
-    def _raise_alert(self, record: AlertRecord) -> None:
-        """Tell W&B of an alert: once per rule, and again when it gets worse."""
-        level = ALERT_LEVELS.get(record.severity, 0)
-        if level <= self._state.levels.get(record.rule_id, 0):
-            return
-        self._state.levels[record.rule_id] = level
-        names = {1: "INFO", 2: "WARN"}
-        text = "\n".join((record.summary, record.fact, record.inference))
-        self._run.alert(
-            title=record.title[:_MAX_TITLE_LENGTH], text=text, level=names.get(level, "ERROR")
-        )
+    def _raise_alert(self, rule_id: str, severity: str, title: str, *text: str) -> None:
+        """Tell W&B of an alert: once per rule, and again when it gets worse.
+
+        What somebody has raised is told as it is; a finding that is for information is none.
+        """
+        level = ALERT_LEVELS.get(severity, 0)
+        if not is_user_alert(rule_id):
+            if level <= max(ALERT_LEVELS["info"], self._state.levels.get(rule_id, 0)):
+                return
+            self._state.levels[rule_id] = level
+        if level:
+            names = {1: "INFO", 2: "WARN"}
+            self._run.alert(
+                title=title[:_MAX_TITLE_LENGTH] or "alert",
+                text="\n".join(line for line in text if line)[:2000],
+                level=names.get(level, "ERROR"),
+            )
 
     def _note_event(self, record: EventRecord) -> None:
         payload: Mapping[str, Any] = record.payload or {}
         if payload.get("signal") and record.attempt >= self._state.attempt:
             self._state.signal = str(payload["signal"])
+        rule_id = find_raised_rule(record)
+        if rule_id is not None:
+            names = ("title", "message", "fact", "inference")
+            said = [str(payload.get(name) or "") for name in names]
+            self._raise_alert(rule_id, record.severity, *said)
+            return
         if record.severity not in ("error", "critical"):
             return
         now_s = time.monotonic()
@@ -407,6 +463,11 @@ class WandbMirror:
             if record.action == "start" and record.attempt > state.attempt:
                 state.attempt, state.start = record.attempt, dict(record.data or {})
                 state.status, state.signal, state.exit_code = "running", "", None
+                state.ending = ""
+                state.started_us = state.started_us or record.time_us
+                from_step = state.start.get("from_step")
+                if isinstance(from_step, int):
+                    forget_from(state, from_step)
             elif record.action in ("group", "fields"):
                 self._keep_belonging(record)
 
@@ -433,6 +494,8 @@ class WandbMirror:
         elif record.action == "status" and record.attempt >= state.attempt:
             state.status = str(data.get("status", "running"))
             state.exit_code = data.get("exit_code")
+            ending = RunEnding.from_data(data.get("ending"))
+            state.ending = "" if ending is None else ending.describe()
 
     def _keep_belonging(self, record: LifecycleRecord) -> None:
         """Note the groups and fields of the run; the same record twice changes nothing more."""
@@ -480,6 +543,25 @@ class WandbMirror:
         }
         self._run.config.update({"quark_run": known}, allow_val_change=True)
         self._tell_config()
+
+    def _tell_summary(self) -> None:
+        """Say in the summary what was annotated, and the best value of the objective."""
+        run: Mapping[str, Any] = self._state.start.get("run", {})
+        known = describe_best(self._state)
+        for name, value in (run.get("fields") or {}).items():
+            # The summary has the last value of each metric under its name.
+            known[f"field/{name}" if self._is_metric(name) else _config_key(name)] = value
+        for key in [*known.keys(), *self._summary.keys()]:
+            if key not in known:
+                if not self._is_metric(key):
+                    with contextlib.suppress(KeyError):
+                        del self._run.summary[key]
+            elif key not in self._summary or self._summary[key] != known[key]:
+                self._run.summary[key] = known[key]
+        self._summary = known
+
+    def _is_metric(self, name: str) -> bool:
+        return name in self._metrics or name in self._state.metric_keys
 
     def _tell_config(self) -> None:
         values = {_config_key(key): value for key, value in self._state.config.items()}

@@ -25,8 +25,7 @@ from pathlib import Path
 import msgspec
 
 from quark_backends.mirroring.saved_state import make_file_name
-from quark_core.backends.contract import SOURCES_OPTION, BackendConfig
-from quark_core.errors import BackendUnusable
+from quark_core.api import SOURCES_OPTION, BackendConfig, BackendUnusable
 
 __all__ = ["WandbOptions", "choose_folder", "read_options"]
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import msgspec
 
 from quark_backends.wandb.options import WandbOptions
-from quark_core.backends.contract import Batch
-from quark_core.hosting.child_process import ChildGone, ChildProcess
+from quark_core.api import Batch, ChildGone, ChildProcess
 
 __all__ = [
     "Apply",
@@ -103,7 +102,11 @@ class WorkerProcess:
 
     def __init__(self, folder: Path) -> None:
         self._child = ChildProcess(
-            _MODULE, "the W&B mirror", folder / "worker.log", _make_environment(folder)
+            _MODULE,
+            "the W&B mirror",
+            folder / "worker.log",
+            _make_environment(folder),
+            finishes=True,
         )
 
     @property

@@ -13,21 +13,21 @@ from quark_backends.wandb.log_file import HISTORY_KEY
 from quark_backends.wandb.media import Rows, describe_media
 from quark_backends.wandb.state import WandbState
 from quark_backends.wandb.step_rows import Histogram, Part
-from quark_core.backends.contract import Batch
-from quark_core.records import (
+from quark_core.api import (
     AlertRecord,
     ArtifactRecord,
+    Batch,
     EventRecord,
     LayerSummaryRecord,
     MetricRecord,
     ParameterDistributionRecord,
     ParameterSummaryRecord,
     PhaseRecord,
+    SampleRecord,
     StreamRecord,
     SystemTelemetryRecord,
+    decode_name,
 )
-from quark_core.records.kinds.samples import SampleRecord
-from quark_core.records.names import decode_name
 
 __all__ = ["AXES", "KeyTable", "RowMaker"]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,7 @@ from quark_backends.mirroring.tags import split_tag
 from quark_backends.wandb.process import OpenRun
 from quark_backends.wandb.rows import AXES
 from quark_backends.wandb.state import WandbState
-from quark_core.config.redaction import redact_text
-from quark_core.errors import BackendUnauthorized, BackendUnavailable
-from quark_core.hosting.endpoint import lower_started
+from quark_core.api import BackendUnauthorized, BackendUnavailable, lower_started, redact_text
 
 __all__ = [
     "define_steps",
@@ -135,23 +135,57 @@ def _init(wandb: Any, opening: OpenRun, state: WandbState, wandb_id: str) -> Any
     options = opening.options
     Path(opening.folder).mkdir(parents=True, exist_ok=True)
     said = describe_start(opening, state)
-    return wandb.init(
-        id=wandb_id,
-        project=options.project or os.environ.get("WANDB_PROJECT") or opening.project,
-        entity=options.entity,
-        name=said["name"],
-        notes=said["notes"],
-        tags=said["tags"] or None,
-        group=said["group"],
-        job_type=said["job_type"],
-        dir=opening.folder,
-        mode=options.mode,
-        resume="allow",
-        reinit="create_new",
-        force=False,
-        save_code=False,
-        settings=_make_settings(wandb, opening),
-    )
+    with _starting(wandb, state):
+        return wandb.init(
+            id=wandb_id,
+            project=options.project or os.environ.get("WANDB_PROJECT") or opening.project,
+            entity=options.entity,
+            name=said["name"],
+            notes=said["notes"],
+            tags=said["tags"] or None,
+            group=said["group"],
+            job_type=said["job_type"],
+            dir=opening.folder,
+            mode=options.mode,
+            resume="allow",
+            reinit="create_new",
+            force=False,
+            save_code=False,
+            settings=_make_settings(wandb, opening),
+        )
+
+
+class _StartClock:
+    """The module `time`, by whose clock it is the moment at which a run began."""
+
+    def __init__(self, started_us: int) -> None:
+        self._started_us = started_us
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def time(self) -> float:
+        return self._started_us / 1e6
+
+
+@contextlib.contextmanager
+def _starting(wandb: Any, state: WandbState) -> Iterator[None]:
+    """Let a W&B run begin when the run began: W&B asks the clock, and takes no answer of ours."""
+    # Of a later process the module `wandb_init` would name its folder as that of the first one,
+    # which older versions of W&B write over.
+    names = ["wandb_run"] if state.file else ["wandb_run", "wandb_init"]
+    found = []
+    for name in names:
+        with contextlib.suppress(ImportError):
+            found.append(importlib.import_module(f"{wandb.__name__}.sdk.{name}"))
+    asked = [module for module in found if getattr(module, "time", None) is time]
+    try:
+        for module in asked if state.started_us else ():
+            vars(module)["time"] = _StartClock(state.started_us)
+        yield
+    finally:
+        for module in asked:
+            vars(module)["time"] = time
 
 
 def _make_settings(wandb: Any, opening: OpenRun) -> Any:

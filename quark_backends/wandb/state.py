@@ -49,6 +49,7 @@ class WandbState(msgspec.Struct):
         status: Newest attempt's status; running until it has another one.
         signal: Signal that ended it, such as SIGTERM, or "".
         exit_code: Status with which its process ended, where that is known.
+        ending: Why it broke off, or "".
         writers: Writers by their ids.
         file: The newest process's file, or None.
         names: Name -> key in W&B, where that is another.
@@ -65,6 +66,11 @@ class WandbState(msgspec.Struct):
         metric_keys: Keys of metrics whose axis is W&B's own.
         held: What `StepRows` holds.
         used: Artifacts of others that the run has used.
+        started_us: When the run began, or 0 where that is not known.
+        best: Value and step of the objective's points that were better than all before them,
+            the newest ones.
+        best_of: The objective that they are of, and its direction.
+        best_attempt: The newest attempt that they are of.
     """
 
     wandb_id: str = ""
@@ -77,6 +83,7 @@ class WandbState(msgspec.Struct):
     status: str = "running"
     signal: str = ""
     exit_code: int | None = None
+    ending: str = ""
     writers: dict[str, WriterHead] = {}
     file: WandbFile | None = None
     names: dict[str, str] = {}
@@ -92,3 +99,7 @@ class WandbState(msgspec.Struct):
     metric_keys: list[str] = []
     held: bytes = b""
     used: list[str] = []
+    started_us: int = 0
+    best: list[tuple[float, int | None]] = []
+    best_of: str = ""
+    best_attempt: int = 0

@@ -8,9 +8,7 @@ from typing import Any
 
 from quark_backends.mirroring.saved_state import load_newest_note
 from quark_backends.wandb.options import read_options
-from quark_core.backends.contract import BackendConfig, MirrorRun
-from quark_core.backends.tracker_backend import ProjectMirror
-from quark_core.records import RunRecord
+from quark_core.api import BackendConfig, MirrorRun, ProjectMirror, RunRecord
 
 __all__ = ["WandbBackend", "describe_run"]
 

@@ -27,10 +27,17 @@ from quark_backends.wandb.process import (
     OpenRun,
     Reply,
 )
-from quark_core.errors import BackendError, BackendRejected, BackendUnauthorized
-from quark_core.hosting.endpoint import extend_import_path, serve_parent
-from quark_core.hosting.messages import read_frame, write_frame
-from quark_core.system.process import ProcessIdentity, current_process, is_alive
+from quark_core.api import (
+    BackendError,
+    BackendRejected,
+    BackendUnauthorized,
+    ProcessIdentity,
+    current_process,
+    is_alive,
+    read_frame,
+    serve_parent,
+    write_frame,
+)
 
 __all__: list[str] = []
 
@@ -116,7 +123,7 @@ class _Worker:
             return Reply("unavailable", f"W&B failed: {type(error).__name__}: {error}"), True
 
     def _open(self, message: OpenRun) -> Reply:
-        extend_import_path(message.import_path)
+        sys.path += [path for path in message.import_path if path and path not in sys.path]
         folder = Path(message.folder)
         folder.mkdir(parents=True, exist_ok=True)
         other = _find_other(folder)

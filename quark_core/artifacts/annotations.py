@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quark_core.artifacts.recordings import read_array
 from quark_core.errors import SchemaValidationError
+from quark_core.records.checks import check_choice
 from quark_core.records.dataframes import import_library
 
 if TYPE_CHECKING:
@@ -62,10 +63,7 @@ def describe_boxes(boxes: Any, box_format: object) -> tuple[dict[str, Any], int]
     Raises:
         SchemaValidationError: Nothing of these.
     """
-    if box_format not in BOX_FORMATS:
-        raise SchemaValidationError(
-            f"box_format must be one of {', '.join(BOX_FORMATS)}, got {box_format!r:.40}"
-        )
+    check_choice(box_format, "box_format", BOX_FORMATS)
     groups = boxes if _is_grouped(boxes) else {_DEFAULT_BOXES: boxes}
     if len(groups) > _MOST_GROUPS:
         raise SchemaValidationError(f"boxes has {len(groups)} groups; at most {_MOST_GROUPS}")

@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quark_core.errors import SchemaValidationError
+from quark_core.records.checks import check_choice
 from quark_core.records.dataframes import import_library
 
 if TYPE_CHECKING:
@@ -161,10 +162,7 @@ def _to_array(image: Any) -> tuple[Array, str]:
 
 def _choose_layout(array: Array, layout: str | None, default: str) -> str:
     if layout is not None:
-        if layout not in _LAYOUTS:
-            raise SchemaValidationError(
-                f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r:.40}"
-            )
+        check_choice(layout, "layout", _LAYOUTS)
         fits = array.ndim == 2 if layout == "HW" else _fits(array, layout)
     else:
         layout = "HW" if array.ndim == 2 else default
@@ -259,10 +257,7 @@ def draw_matplotlib(figure: Any, file_format: str, dpi: float) -> bytes:
     Raises:
         SchemaValidationError: An unknown format, or a figure that cannot be drawn.
     """
-    if not isinstance(file_format, str) or file_format not in MATPLOTLIB_FORMATS:
-        raise SchemaValidationError(
-            f"file_format must be one of {', '.join(MATPLOTLIB_FORMATS)}, got {file_format!r:.40}"
-        )
+    check_choice(file_format, "file_format", MATPLOTLIB_FORMATS)
     file = io.BytesIO()
     try:
         figure.savefig(file, format=file_format, dpi=dpi)

@@ -149,8 +149,12 @@ def _iterate_frames(frames: Any) -> Iterator[Array]:
         raise SchemaValidationError(
             f"frames must be an array, frames or a path, not {type(frames).__name__}"
         )
-    for frame in frames:
-        pixels = read_pixels(frame)
+    for number, frame in enumerate(frames):
+        try:
+            pixels = read_pixels(frame)
+        except SchemaValidationError as error:
+            told = str(error).removeprefix("image").removesuffix(" (normalize=True spreads them)")
+            raise SchemaValidationError(f"frames[{number}]{told}") from None
         if pixels.ndim == 2:
             pixels = pixels[:, :, None]
         if pixels.shape[2] == 1:

@@ -36,7 +36,7 @@ import msgspec
 
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.codec import DecodedBody, decode_body
-from quark_core.records.runs import RunDigests, RunProgress, StopRequest
+from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequest
 from quark_core.records.sweeps import TrialClaim
 
 if TYPE_CHECKING:
@@ -196,6 +196,8 @@ class StoredRun:
         lost_reason: Why the run counts as lost, or None.
         exit_code: Status with which the newest attempt's process ended, where that ended
             the run; None where it ended before, by a signal, or nobody can say.
+        ending: Why the newest attempt ended before its program was through, where the
+            system reveals it; None for a run that goes on or has completed.
         stop: That somebody has asked its newest attempt to stop, the first to do so; or None.
         fields: What was noted of it in fields, by name.
         digests: What it was made of, where the store knows.
@@ -212,12 +214,27 @@ class StoredRun:
     heartbeat_at: str | None = None
     lost_reason: str | None = None
     exit_code: int | None = None
+    ending: RunEnding | None = None
     stop: StopRequest | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     digests: RunDigests = field(default_factory=RunDigests)
     progress: RunProgress | None = None
     trial: TrialClaim | None = None
     superseded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ending is None and self.state == "lost":
+            vanished = RunEnding("vanished", self.lost_reason or "its process is gone")
+            object.__setattr__(self, "ending", vanished)
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether the run has ended, and not by completing."""
+        return self.state in ("failed", "interrupted", "lost")
+
+    def describe_end(self) -> str:
+        """The state and its cause in one line: `failed: ZeroDivisionError: division by zero`."""
+        return self.state if self.ending is None else f"{self.state}: {self.ending.describe()}"
 
     def __repr__(self) -> str:
         name = f" {self.run.name!r}" if self.run.name else ""
@@ -234,6 +251,7 @@ class StoredRun:
             "heartbeat_at": self.heartbeat_at,
             "lost_reason": self.lost_reason,
             "exit_code": self.exit_code,
+            "ending": None if self.ending is None else self.ending.to_dict(),
             "stop": None if self.stop is None else self.stop.to_dict(),
             "fields": dict(self.fields),
             "digests": self.digests.to_dict(),

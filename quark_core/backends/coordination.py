@@ -241,7 +241,7 @@ class SupportsCoordination(Protocol):
         """As `compare_and_set`, of a field of a group, or of the project where `path` is ""."""
 
     def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
-        """The sweeps there are, newest first."""
+        """The sweeps there are, newest first; of very large ones the newest that memory takes."""
 
     def load_sweep(self, sweep_id: str) -> StoredSweep:
         """One sweep, by its id or by `derive_sweep_key` of its project and name."""

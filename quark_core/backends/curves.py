@@ -19,6 +19,7 @@ from quark_core.backends.series import (
     reduce_points,
 )
 from quark_core.errors import SchemaValidationError
+from quark_core.records.checks import check_choice
 from quark_core.records.names import check_key
 from quark_core.records.query import check_index
 
@@ -159,6 +160,7 @@ class CurveQuery:
         Raises:
             SchemaValidationError: A bad argument; the message names it.
         """
+        check_choice(axis, "axis", (*AXES, _SINCE_START))
         window = _check_window("time_us" if axis == _SINCE_START else axis, low, high)
         return cls(
             keys=check_keys(keys),
@@ -255,11 +257,7 @@ class RunChanges:
         return bool(self.records) or self.more or self.stale
 
 
-def _check_window(axis: object, low: object, high: object) -> Window:
-    if axis not in AXES:
-        raise SchemaValidationError(
-            f"axis must be one of {', '.join((*AXES, _SINCE_START))}, got {axis!r:.40}"
-        )
+def _check_window(axis: Any, low: object, high: object) -> Window:
     window = Window(axis=axis, low=check_index(low, "low"), high=check_index(high, "high"))
     if window.low is not None and window.high is not None and window.low > window.high:
         raise SchemaValidationError(

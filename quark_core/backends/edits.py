@@ -169,9 +169,8 @@ def check_edit(edit: RunEdit) -> RunEdit:
         raise SchemaValidationError(
             f"archived must be True or False, not a {type(edit.archived).__name__}"
         )
-    name = edit.name
     checked = RunEdit(
-        name=name if name is None or name == "" else check_label(name, "name"),
+        name=None if edit.name is None else _check_name(edit.name),
         notes=check_notes(edit.notes),
         add_tags=check_tags(edit.add_tags),
         remove_tags=check_tags(edit.remove_tags),
@@ -198,6 +197,10 @@ def check_edit(edit: RunEdit) -> RunEdit:
             "or an alias"
         )
     return checked
+
+
+def _check_name(name: object) -> str:
+    return "" if isinstance(name, str) and not name else check_label(name, "name")
 
 
 def _check_alias_edit(edit: AliasEdit) -> AliasEdit:

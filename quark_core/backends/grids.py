@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from quark_core.errors import SchemaValidationError
+from quark_core.records.checks import check_choice
 from quark_core.records.fields import column_types
 from quark_core.records.query import Query, check_index
 
@@ -105,29 +106,15 @@ class GridQuery:
         Raises:
             SchemaValidationError: A bad argument; the message names it.
         """
-        if kind not in GRID_KINDS:
-            raise SchemaValidationError(
-                f"kind must be one of {', '.join(GRID_KINDS)}, got {kind!r:.60}"
-            )
-        fields = list_grid_fields(kind)
-        if field not in fields:
-            raise SchemaValidationError(
-                f"field must be a number of {kind} records, one of {', '.join(fields)}; "
-                f"got {field!r:.60}"
-            )
-        if summary_type is not None and (
-            kind != "layer" or summary_type not in ("activation", "gradient")
-        ):
-            raise SchemaValidationError(
-                "summary_type must be activation or gradient, and only layers have one; "
-                f"got {summary_type!r:.60} of {kind}"
-            )
+        check_choice(kind, "kind", GRID_KINDS)
+        check_choice(field, f"field of {kind} records", list_grid_fields(kind))
+        if summary_type is not None:
+            if kind != "layer":
+                raise SchemaValidationError("summary_type: only layers have one")
+            check_choice(summary_type, "summary_type", ("activation", "gradient"))
         chosen = "rank" if kind == "telemetry" else "name"
-        if by not in (None, "rank", chosen):
-            raise SchemaValidationError(
-                f"by must be {'rank' if chosen == 'rank' else 'name or rank'} of {kind} records, "
-                f"got {by!r:.60}"
-            )
+        if by is not None:
+            check_choice(by, f"by of {kind} records", sorted({"rank", chosen}))
         if under is not None and (not isinstance(under, str) or kind == "telemetry"):
             raise SchemaValidationError("under must name a module, of layers or parameters")
         return cls(

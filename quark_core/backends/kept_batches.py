@@ -34,9 +34,10 @@ from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
 from quark_core.records.run_digests import make_digests
-from quark_core.records.runs import RunProgress, StopRequest
+from quark_core.records.runs import RunEnding, RunProgress, StopRequest
 from quark_core.records.sweeps import TrialClaim
-from quark_core.system.process import ProcessIdentity, find_lost_reason
+from quark_core.system.memory_kills import renew_process
+from quark_core.system.process import ProcessIdentity, find_loss
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
@@ -138,8 +139,12 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
     updated = [record.time_us for record in records if record.action != "heartbeat"]
     updated_at = format_time(max(updated))
     heartbeat_us = max(record.time_us for record in newest)
-    process = msgspec.convert(start["process"], ProcessIdentity)
-    lost_reason = find_lost_reason(status, process, heartbeat_us)
+    told = start["process"]
+    for record in newest:
+        if record.action == "heartbeat":
+            told = renew_process(told, record.data or {})
+    process = msgspec.convert(told, ProcessIdentity)
+    loss = find_loss(status, process, heartbeat_us)
     described = StoredRun(
         project=ProjectRecord(
             project["id"], project["name"], project["root_path"], created_at, updated_at
@@ -164,12 +169,13 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
             ended_at=None if ended is None else format_time(ended.time_us),
             fork_step=_find_fork_step(starts),
         ),
-        state=status if lost_reason is None else "lost",
+        state=status if loss is None else "lost",
         config=None if config is None else ConfigSnapshot.from_data(config),
-        environment=None if environment is None else EnvironmentSnapshot(JsonObject(environment)),
+        environment=None if environment is None else EnvironmentSnapshot.from_data(environment),
         heartbeat_at=format_time(heartbeat_us),
-        lost_reason=lost_reason,
+        lost_reason=None if loss is None else loss.message,
         exit_code=None if ended is None else _data(ended).get("exit_code"),
+        ending=loss if ended is None else RunEnding.from_data(_data(ended).get("ending")),
         stop=stop if stop is not None and stop.is_complete else None,
         trial=_find_trial(starts),
     )

@@ -7,14 +7,15 @@ import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import pluggy
 
-from quark_core.backends import hookspecs
+from quark_core import hookspecs
 from quark_core.backends.contract import API_VERSION, BackendDefinition, TrackerForm
-from quark_core.errors import BackendContractError, UnknownBackendError
+from quark_core.errors import BackendContractError, QuarkError, UnknownBackendError
 from quark_core.system.terminal_text import clean_text
 
 __all__ = ["BackendRegistry", "LeftOut", "default_registry"]
@@ -22,7 +23,7 @@ __all__ = ["BackendRegistry", "LeftOut", "default_registry"]
 _log = logging.getLogger("quark")
 _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 
-_PACKAGE = "quark_backends"
+_PACKAGES = ("quark_backends.", "quark_core.", "quark.")
 # What a URL begins with is the scheme of a backend of ours.
 _URL_SCHEMES = frozenset({"http", "https"})
 _AGAIN = "; it belongs to Quark, which is not whole here: install quark-tracker again"
@@ -60,11 +61,12 @@ class BackendRegistry:
 
     @classmethod
     def discover(cls, points: Iterable[EntryPoint] | None = None) -> BackendRegistry:
-        """Load every entry point of the group `quark.backends`."""
+        """Load every entry point of the groups `quark.backends` and `quark.plugins`."""
         registry = cls()
         if points is None:
-            points = entry_points(group=hookspecs.ENTRY_POINT_GROUP)
-        for point in sorted(points, key=lambda p: (not p.value.startswith(_PACKAGE), p)):
+            groups = (hookspecs.ENTRY_POINT_GROUP, hookspecs.PLUGIN_GROUP)
+            points = [point for group in groups for point in entry_points(group=group)]
+        for point in sorted(points, key=lambda p: (not p.value.startswith(_PACKAGES), p)):
             origin = point.dist.name if point.dist is not None else point.value
             try:
                 plugin = point.load()
@@ -181,15 +183,48 @@ class BackendRegistry:
             except (Exception, SystemExit):  # noqa: BLE001 - a plugin must not end a session
                 _log.exception("plugin %s failed in %s", implementation.plugin_name, hook)
 
-    def collect(self, hook: str) -> list[tuple[str, Any]]:
+    def ask(self, hook: str, **arguments: Any) -> Any:
+        """The first answer of a hook that is not None; one that raises is logged and passed over.
+
+        Two things pass: a QuarkError, which says what is wrong with the call that the user made,
+        and SystemExit, by which a parser of a command line ends the program.
+        """
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            wanted = {name: arguments[name] for name in implementation.argnames}
+            try:
+                answer = implementation.function(**wanted)
+            except (QuarkError, SystemExit):
+                raise
+            except Exception:  # noqa: BLE001 - a plugin must not end a session
+                _log.exception("plugin %s failed in %s", implementation.plugin_name, hook)
+                continue
+            if answer is not None:
+                return answer
+        return None
+
+    def collect(self, hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         """Name of each plugin and what a hook of it returned; one that raises is passed over."""
         found = []
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            wanted = {name: arguments[name] for name in implementation.argnames}
             try:
-                found.append((implementation.plugin_name, implementation.function()))
+                found.append((implementation.plugin_name, implementation.function(**wanted)))
             except (Exception, SystemExit):  # noqa: BLE001 - a plugin must not end a session
                 _log.exception("plugin %s failed in %s", implementation.plugin_name, hook)
         return found
+
+    def load_record_kinds(self) -> None:
+        """Import the modules in which plugins define types of records; a broken one is logged."""
+        for plugin, modules in self.collect("quark_register_record_kinds"):
+            if isinstance(modules, str) or not isinstance(modules, Iterable):
+                _log.error("record kinds of plugin %s: %r is no list of modules", plugin, modules)
+                continue
+            for module in modules:
+                try:
+                    import_module(module)
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - it may raise anything
+                    reason = clean_text(_describe(error))
+                    _log.error("record kinds of plugin %s in %r: %s", plugin, module, reason)
 
     def _add(self, definition: BackendDefinition, origin: str) -> None:
         self._definitions[definition.name] = definition
@@ -218,7 +253,7 @@ class BackendRegistry:
     def _leave_out(self, name: str, origin: str, reason: str) -> None:
         self._left_out.append(LeftOut(name, origin, reason))
         warnings.warn(
-            clean_text(f"Quark left out the backend plugin {name!r} of {origin}: {reason}"),
+            clean_text(f"Quark left out the plugin {name!r} of {origin}: {reason}"),
             RuntimeWarning,
             stacklevel=2,
         )
@@ -227,7 +262,7 @@ class BackendRegistry:
 def _find_hint(name: str) -> str:
     """How to get a backend that is asked for and absent, where Quark itself has one."""
     for point in entry_points(group=hookspecs.ENTRY_POINT_GROUP, name=name):
-        if point.value.startswith(_PACKAGE):
+        if point.value.startswith(_PACKAGES):
             found = BackendRegistry.discover([point])._definitions.get(name)
             how = None if found is None else found.install
             return f"; install it with: {how}" if how else _AGAIN

@@ -83,7 +83,7 @@ class RunConfiguration(NamedTuple):
 class SupportsConfigurations(Protocol):
     """What a backend may have besides, so that many configurations are compared at once.
 
-    Of others `quark_core.analysis.similar_runs` lists whole runs.
+    Of others `quark.analysis.similar_runs` lists whole runs.
     """
 
     def list_configurations(

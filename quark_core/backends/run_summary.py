@@ -12,10 +12,9 @@ from quark_core.backends.contract import StoredRun
 from quark_core.errors import SchemaValidationError
 from quark_core.presentation import bundle, paint
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
-from quark_core.records.json_object import JsonObject
 from quark_core.records.names import decode_name, encode_name
 from quark_core.records.run_digests import make_digests
-from quark_core.records.runs import RunDigests, RunProgress, StopRequest
+from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequest
 from quark_core.records.sweeps import TrialClaim
 
 __all__ = [
@@ -191,12 +190,13 @@ def restore_run(data: Mapping[str, Any]) -> StoredRun:
             environment=(
                 None
                 if environment is None
-                else EnvironmentSnapshot(JsonObject(environment["values"]))
+                else EnvironmentSnapshot.from_data(environment["values"])
             ),
             heartbeat_at=data["heartbeat_at"],
             lost_reason=data["lost_reason"],
             # A service of an older version does not say.
             exit_code=data.get("exit_code"),
+            ending=RunEnding.from_data(data.get("ending")),
             stop=_restore(data.get("stop"), StopRequest),
             fields=dict(data.get("fields") or {}),
             digests=_restore_digests(data),

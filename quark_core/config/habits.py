@@ -21,6 +21,7 @@ __all__ = [
     "explain_attribute",
     "explain_item",
     "hide_refused",
+    "refuse_assignments",
 ]
 
 NOT_GIVEN: Any = object()
@@ -30,16 +31,14 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
 
-_LOG = (
-    'make metrics = quark.MetricsLogger(session) once, then metrics.log("loss", value, step=step)'
-)
+_LOG = 'metrics = quark.MetricsLogger(session) once, then metrics.log("loss", value, step=step)'
 _LOG_HERE = 'metrics.log("loss", value, step=step), or metrics.log({"loss": value}, step=step)'
 _START = 'session = quark.start_run(project="digits", config={"lr": 1e-3})'
 _CONFIG = (
     'quark.start_run(project=…, config={"lr": 1e-3}), or session.config.update({"lr": 1e-3}) later'
 )
 _ARTIFACT = (
-    "make artifacts = quark.ArtifactStore(session) once, then artifacts.log_file(path), "
+    "artifacts = quark.ArtifactStore(session) once, then artifacts.log_file(path), "
     "artifacts.log_image(name, image) or artifacts.log_table(name, rows)"
 )
 _END = "session.end_run(), or leave the block `with quark.start_run(…) as session:`"
@@ -48,9 +47,15 @@ _NOTE = 'session.annotate(gpu="V100", accuracy=0.98), a field that field.gpu fin
 _GROUP = 'quark.start_run(group="paper/fig3"), or session.add_to_group("paper/fig3") later'
 _WATCH = "quark.watch(session, model, optimizer)"
 _READ = 'quark.search_runs(…), quark.open_run(run_id), quark.series(session, "loss")'
+_ALERT = (
+    'quark.EventLogger(session).log("alert_raised", severity="error", '
+    'payload={"title": "Slow", "message": "the loader waits"})'
+)
+_CODE = "quark.read_sources(session), which reads the code that each run keeps by itself"
+_USE = 'session.use_artifact("model:best")'
 _TEXT = 'session.add_log("text"), or handler = quark.LoggingHandler(session)'
 
-_SESSION = {
+_SESSION: dict[str, str] = {
     **dict.fromkeys(
         ("log", "log_metric", "log_metrics", "track", "report_scalar", "add_scalar", "append",
          "log_dict", "add_scalars", "log_scalar"), _LOG,
@@ -74,23 +79,36 @@ _SESSION = {
     ),
     **dict.fromkeys(("set_group", "add_group", "set_groups"), _GROUP),
     **dict.fromkeys(("watch", "watch_model"), _WATCH),
-    "alert": "quark.monitor(session, notify=…), which tells of what goes wrong",
-    "summary": "quark.search_runs(…) has each run's summary; session.report() says what is wrong",
+    **dict.fromkeys(("group", "groups"), _GROUP),
+    "tags": _TAG,
+    "notes": 'quark.start_run(notes="…"), or quark.edit_run(session, notes="…") later',
+    "alert": _ALERT,
+    "log_code": _CODE,
+    "log_input": 'session.fingerprint_data("train", values)',
+    "summary": 'session.annotate(best=0.98); last, lowest and highest of each metric are kept',
     "define_metric": 'quark.start_run(objective="val/loss", mode="min")',
     "history": _READ,
     "set_name": 'quark.start_run(name="…"), or quark.edit_run(session, name="…") later',
     "add_notes": 'quark.start_run(notes="…"), or quark.edit_run(session, notes="…") later',
 }  # fmt: skip
 
-_WRITER = {
+_WRITER: dict[str, str] = {
     **dict.fromkeys(
         ("log_metric", "log_metrics", "add_scalar", "add_scalars", "track", "report_scalar",
          "log_scalar", "log_dict"), _LOG_HERE,
     ),
     **dict.fromkeys(("finish", "end", "end_run"), _END),
+    **{
+        name: _SESSION[name]
+        for name in ("alert", "config", "define_metric", "log_artifact", "log_code", "log_param",
+                     "log_params", "save", "set_tag", "set_tags", "summary", "watch")
+        if name in _SESSION
+    },
+    "config": _CONFIG,
+    "use_artifact": _USE,
 }  # fmt: skip
 
-_MODULE = {
+_MODULE: dict[str, str] = {
     **_SESSION,
     **dict.fromkeys(
         ("init", "init_run", "start", "Run", "Task", "Experiment", "SummaryWriter",
@@ -102,6 +120,9 @@ _MODULE = {
         ("Api", "Client", "get_run", "active_run", "get_metric_history", "runs"),
         _READ,
     ),
+    "use_artifact": _USE,
+    "agent": "sweep = quark.sweep(…), and sweep.run(train)",
+    "register_model": 'artifacts.log_file(path, artifact_type="model", aliases=["best"])',
     "autolog": "quark.watch(session, model, optimizer), or the callback of your framework",
 }  # fmt: skip
 del _MODULE["log_histogram"]
@@ -125,14 +146,26 @@ _ARGUMENTS = {
     "dir": "storage_dir",
     "log_dir": "storage_dir",
     "logdir": "storage_dir",
+    "experiment_id": "project",
+    "experiment_names": "project",
+    "filter_string": "where",
+    "filters": "where",
+    "max_results": "limit",
+    "nested": "parent_run_id=outer.run_id makes a run the child of another one",
+    "parent": "parent_run_id",
     "id": "run_id",
-    "resume": "TrainingSession.resume_run(run_id=…) continues a run",
+    "run_id": "a new run gets its id by itself; quark.resume_run(run_id=…) continues a run",
+    "resume": "quark.resume_run(run_id=…) continues a run",
+    "anonymous": "no account is needed",
+    "save_code": "the code is kept by itself",
+    "settings": "settings are environment variables, QUARK_…",
     "reinit": "each start_run begins a run of its own",
     "job_type": "tags",
     "description": "notes",
     "global_step": "step",
     "iteration": "step",
     "commit": "each call is kept at once",
+    "sync": "each call is kept at once",
     "key": "metric",
     "tag": "metric",
     "title": "metric",
@@ -158,9 +191,34 @@ def explain_attribute(owner: object, name: str, table: str, shown: str) -> Attri
 def explain_item(key: object) -> TypeError:
     """The error of `session[key]`, which some trackers log by."""
     return TypeError(
-        f"a session holds no values by name. To log metrics, {_LOG}; "
+        f"a session holds no values by name. To log metrics, write {_LOG}; "
         f"a setting is session.config[{_show(key)}]"
     )
+
+
+def refuse_assignments(session: type[_T]) -> type[_T]:
+    """Let a class of sessions refuse what other trackers are assigned: it would be lost."""
+    for name in ("group", "notes", "summary", "tags"):
+        setattr(session, name, _Refused(name))
+    for name, written in (("name", _MODULE["set_name"]), ("config", _CONFIG), ("groups", _GROUP)):
+        read = getattr(session, name)
+        setattr(session, name, read.setter(_Refused(name, written).__set__))
+    return session
+
+
+class _Refused:
+    """An attribute that is not there, and is not put there either."""
+
+    def __init__(self, name: str, written: str = "") -> None:
+        self._name = name
+        self._written = written or _SESSION[name]
+
+    def __get__(self, owner: object, kind: type) -> NoReturn:
+        raise explain_attribute(owner, self._name, "session", f"{kind.__name__!r} object")
+
+    def __set__(self, owner: object, value: object) -> NoReturn:
+        shown = f"{type(owner).__name__!r} object: {self._name!r} is not assigned"
+        raise AttributeError(f"{shown}. Write {self._written}", name=self._name, obj=owner)
 
 
 class _Habit:
@@ -289,6 +347,8 @@ def _count_positional(parameters: Mapping[str, inspect.Parameter]) -> int:
 def _explain_name(shown: str, name: str, named: list[str]) -> str:
     message = f"{shown}() has no argument {name!r}"
     habit = _ARGUMENTS.get(name)
+    if habit not in named:
+        habit = _ARGUMENTS.get(habit or "", habit)
     if habit is not None and (habit in named or " " in habit):
         return f"{message}: write {habit}=…" if habit in named else f"{message}: {habit}"
     import difflib

@@ -13,9 +13,10 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from quark_core.config import settings
-from quark_core.config.arguments import check_label, describe_argument
+from quark_core.config.arguments import check_label
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ConfigSnapshot
+from quark_core.records.checks import check_choice
 from quark_core.records.json_object import JsonObject
 
 __all__ = [
@@ -55,9 +56,13 @@ def check_objective(metric: object, mode: object = None) -> Objective | None:
     Raises:
         SchemaValidationError: One of them is bad, or there is only `mode`.
     """
-    is_mode = isinstance(mode, str) and mode in get_args(ObjectiveMode)
-    if mode is not None and not is_mode:
-        raise SchemaValidationError(f"mode must be 'min' or 'max', got {describe_argument(mode)}")
+    if isinstance(mode, str) and mode in ("online", "offline", "disabled", "dryrun"):
+        raise SchemaValidationError(
+            f"mode must be 'min' or 'max', got {mode!r}: it is the direction of objective=; "
+            "each run is kept on this machine first"
+        )
+    if mode is not None:
+        check_choice(mode, "mode", get_args(ObjectiveMode))
     if metric is None:
         if mode is not None:
             raise SchemaValidationError(
@@ -86,7 +91,7 @@ def parse_objective(text: str, argument: str) -> Objective:
 
 
 def choose_objective(metric: object, mode: object) -> Objective | None:
-    """What the arguments of a session name, else QUARK_OBJECTIVE; None where neither does.
+    """Read the objective from arguments or, without them, from QUARK_OBJECTIVE; None without both.
 
     Raises:
         SchemaValidationError: A bad one.
@@ -98,7 +103,7 @@ def choose_objective(metric: object, mode: object) -> Objective | None:
 
 
 def keep_objective(snapshot: ConfigSnapshot, objective: Objective | None) -> ConfigSnapshot:
-    """A configuration that names the objective as well."""
+    """Return the configuration with the objective written into it."""
     if objective is None:
         return snapshot
     values = {**snapshot.values, OBJECTIVE_KEY: objective.metric}

@@ -50,11 +50,13 @@ __all__ = [
     "artifact_limit_bytes",
     "capture_mode",
     "check_timeouts",
+    "chosen_store",
     "exit_timeout_s",
     "is_quiet",
     "journal_capacity_bytes",
     "journal_timeout_s",
     "launch_timeout_s",
+    "mirror_timeout_s",
     "objective",
     "persistence_timeout_s",
     "requires_service",
@@ -100,6 +102,7 @@ TRIAL = "QUARK_TRIAL"
 USER_KEY = "QUARK_USER_KEY"
 USER_KEY_FILE = "QUARK_USER_KEY_FILE"
 WRITERS_TIMEOUT = "QUARK_WRITERS_TIMEOUT_SECONDS"
+_MIRROR_S = 2.0
 
 
 def persistence_timeout_s() -> float:
@@ -113,6 +116,11 @@ def persistence_timeout_s() -> float:
 def exit_timeout_s() -> float:
     """How long the end of a run waits for delivery that does not get on; 10 s by default."""
     return _read_seconds(EXIT_TIMEOUT, 10.0)
+
+
+def mirror_timeout_s() -> float | None:
+    """How long the end of a run waits for mirrors: 2 s; None where the exit timeout is set."""
+    return None if os.environ.get(EXIT_TIMEOUT, "").strip() else _MIRROR_S
 
 
 def journal_timeout_s() -> float:
@@ -148,8 +156,8 @@ def artifact_limit_bytes() -> int:
     return 50 * 10**9 if given is None else given
 
 
-def store_name(storage_dir: Path) -> str:
-    """What the project store under a storage root is called: QUARK_STORE_NAME or its folder.
+def chosen_store() -> str:
+    """The project store of QUARK_STORE_NAME, or "" if none is named.
 
     Raises:
         SchemaValidationError: The name that is set is longer than 200 characters,
@@ -160,8 +168,17 @@ def store_name(storage_dir: Path) -> str:
         raise SchemaValidationError(
             f"{STORE_NAME} must be a printable text of at most 200 characters, got {given!r:.60}"
         )
+    return given
+
+
+def store_name(storage_dir: Path) -> str:
+    """The label that a run gets of its project store: QUARK_STORE_NAME or its folder's name.
+
+    Raises:
+        SchemaValidationError: QUARK_STORE_NAME cannot be a name.
+    """
     folder = "".join(c if c.isprintable() else "?" for c in storage_dir.name)
-    return given or folder[:200] or "root"
+    return chosen_store() or folder[:200] or "root"
 
 
 def objective() -> str:
@@ -274,5 +291,5 @@ def _read_seconds(name: str, default: float) -> float:
 
 
 def uses_helpers() -> bool:
-    """Whether mirrors that ask for it get processes of their own; not where it is 0."""
+    """Whether mirrors may work in helper processes; False if QUARK_HELPER_PROCESSES is 0."""
     return os.environ.get(HELPERS, "").strip() != "0"

@@ -15,22 +15,24 @@ import re
 import reprlib
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
 
-from quark_core.config.origins.finding import find_chains
-from quark_core.config.origins.keeping import keep_chains
 from quark_core.config.redaction import REDACTED, cut_text, is_secret_key, redact_values
 from quark_core.config.tracked import TrackedConfig, find_plain
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ConfigSnapshot
-from quark_core.records.json_object import JsonObject, normalize_json
+from quark_core.records.json_object import JsonObject, mark_key, normalize_json
 
 __all__ = [
+    "ConfigDescription",
+    "make_converter",
+    "read_fields",
+    "read_named_tuple",
     "snapshot_config",
 ]
 
@@ -48,6 +50,20 @@ _ACCEPTED = (
 _SPELLED = frozenset({"datetime", "decimal", "ipaddress", "uuid"})
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigDescription:
+    """What a plugin knows of an object that somebody gave as `config`.
+
+    Attributes:
+        values: What the core reads in its place, of a type that `snapshot_config` accepts.
+        add_origins: Adds origins and notes to the snapshot of `values`, which is redacted: what
+            it adds must be redacted too. None where nothing is known.
+    """
+
+    values: object
+    add_origins: Callable[[ConfigSnapshot], ConfigSnapshot] | None = None
+
+
 def snapshot_config(config: object) -> ConfigSnapshot:
     """Take a config as it is now, redacted.
 
@@ -56,33 +72,28 @@ def snapshot_config(config: object) -> ConfigSnapshot:
     or an OmegaConf DictConfig; or an argparse.ArgumentParser, which is asked to
     parse `sys.argv`, what it does not know left out: of a bad value, and of
     `--help`, it ends the program as ever. Inside it all of these may stand as well (a
-    NamedTuple as a list); enum members become their values, paths, dates and
-    ids strings, numpy and torch scalars numbers, dtypes and devices their
-    names, sets sorted lists. What JSON cannot hold becomes its repr, with a
-    note; it never raises for that.
+    NamedTuple as a list); enum members become their names (their values where
+    those are texts), paths, dates and ids strings, numpy and torch scalars
+    numbers, dtypes and devices their names, sets sorted lists. What JSON cannot
+    hold becomes its repr, with a note; it never raises for that. Of two keys
+    that become one, such as 1 and "1", the later has its type behind it, with a
+    note.
 
     Interpolations of OmegaConf are resolved one by one. What cannot be, and
     what is missing (`???`), stays as it is written, with a note. Where that
     makes a difference, `raw` is the config with all of them as written.
-
-    Where a config knows what its settings have their values from, `origins` tells.
 
     Raises:
         SchemaValidationError: `config` itself is none of these, nor None.
     """
     if config is None:
         return ConfigSnapshot(JsonObject())
-    parsed = None
     if isinstance(config, ArgumentParser):
-        from quark_core.config.layering.parsers import parse_arguments
-
-        parsed = parse_arguments(config)
-        config = parsed.values
-    chains = find_chains(config, parsed)
+        config, _ = config.parse_known_args()
     tree = _find_root(config)
-    named = _read_named_tuple(tree)
+    named = read_named_tuple(tree)
     tree = tree if named is None else named
-    if tree is config and _read_fields(tree) is None:
+    if tree is config and read_fields(tree) is None:
         raise SchemaValidationError(f"config must be {_ACCEPTED}, not {type(config).__name__}")
     conversion = _Conversion(resolve=True)
     values = _wrap(conversion.convert(tree, "config"))
@@ -90,13 +101,15 @@ def snapshot_config(config: object) -> ConfigSnapshot:
     if conversion.has_interpolations:
         values = _place_interpolated(values, conversion.secrets)
         raw = JsonObject(redact_values(_wrap(_Conversion(resolve=False).convert(tree, "config"))))
-    resolved = JsonObject(redact_values(values))
+    resolved = JsonObject(redact_values(values), is_redacted=True)
     raw = None if raw == resolved else raw
-    aside = _Conversion(resolve=False)
-    origins, lacks = keep_chains(
-        chains, resolved, raw, lambda value: aside.convert(value, "config")
-    )
-    return ConfigSnapshot(resolved, (*conversion.notes, *lacks), raw, origins)
+    return ConfigSnapshot(resolved, tuple(conversion.notes), raw)
+
+
+def make_converter() -> Callable[[object], object]:
+    """A function that makes plain JSON of single values as `snapshot_config` does, unredacted."""
+    conversion = _Conversion(resolve=False)
+    return lambda value: conversion.convert(value, "config")
 
 
 def _wrap(values: Any) -> dict[str, Any]:
@@ -140,7 +153,7 @@ class _Conversion:
 
     def _convert(self, value: Any, path: str) -> Any:
         if isinstance(value, Enum):
-            return self.convert(value.value, path)
+            return self.convert(_name_member(value), path)
         if value is None or isinstance(value, (str, int, float)):
             return normalize_json(_plain_scalar(value), path)
         omegaconf = _find_omegaconf(value)
@@ -149,12 +162,13 @@ class _Conversion:
         root = _find_root(value)
         if root is not value:
             return self.convert(root, path)
-        fields = _read_fields(value)
+        fields = read_fields(value)
         if fields is not None:
-            return {
-                self._convert_key(key, path): self.convert(item, f"{path}.{_name(key)}")
-                for key, item in list(fields.items())
-            }
+            out: dict[str, Any] = {}
+            for key, item in list(fields.items()):
+                name = self._place_key(key, out, path)
+                out[name] = self.convert(item, f"{path}.{_name(key)}")
+            return out
         if isinstance(value, (list, tuple)):
             return [self.convert(item, f"{path}[{i}]") for i, item in enumerate(value)]
         if isinstance(value, (set, frozenset)):
@@ -169,12 +183,12 @@ class _Conversion:
         """A DictConfig or ListConfig, entry by entry: one that is broken must not cost the rest."""
         written = omegaconf.to_container(container, resolve=False)
         if isinstance(written, dict):
-            return {
-                self._convert_key(key, path): self._convert_entry(
+            out: dict[str, Any] = {}
+            for key, item in written.items():
+                out[self._place_key(key, out, path)] = self._convert_entry(
                     omegaconf, container, key, item, f"{path}.{_name(key)}"
                 )
-                for key, item in written.items()
-            }
+            return out
         if isinstance(written, (list, tuple)):
             return [
                 self._convert_entry(omegaconf, container, i, item, f"{path}[{i}]")
@@ -227,9 +241,19 @@ class _Conversion:
             return str(value)
         return self._fall_back(value, path, f"{type(value).__name__} is not JSON")
 
+    def _place_key(self, key: object, taken: Mapping[str, Any], path: str) -> str:
+        """A key as JSON has it; of two that become one, such as 1 and "1", the later is marked."""
+        name = self._convert_key(key, path)
+        if name in taken:
+            marked = mark_key(name, key, taken)
+            self._note(f"{path} has two keys {name!r}; that of type {type(key).__name__} is "
+                       f"kept as {marked!r}")  # fmt: skip
+            return marked
+        return name
+
     def _convert_key(self, key: object, path: str) -> str:
         if isinstance(key, Enum):
-            key = key.value
+            key = _name_member(key)
         try:
             text = normalize_json(str(key), path)
         except Exception as error:  # noqa: BLE001 - foreign code may raise anything
@@ -260,6 +284,11 @@ def _describe(value: object) -> str:
     short.maxdict = short.maxlist = short.maxtuple = short.maxset = short.maxfrozenset = _REPR_ITEMS
     short.maxstring = short.maxother = short.maxlong = _MAX_REPR
     return short.repr(value)
+
+
+def _name_member(member: Enum) -> Any:
+    """An enum member by a text: its value where that is one, else its name."""
+    return member.value if isinstance(member.value, str) else member.name or str(member)
 
 
 def _plain_scalar(value: Any) -> Any:
@@ -304,7 +333,7 @@ class _Unreadable:
         return "<unreadable>"
 
 
-def _read_fields(value: object) -> Mapping[Any, Any] | None:
+def read_fields(value: object) -> Mapping[Any, Any] | None:
     """The fields of an object by their names, or None for what is no object with fields.
 
     Mappings, `argparse.Namespace`, `types.SimpleNamespace`, and instances of
@@ -337,7 +366,7 @@ def _read_openmmlab(value: Any) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def _read_named_tuple(value: object) -> Mapping[str, Any] | None:
+def read_named_tuple(value: object) -> Mapping[str, Any] | None:
     """The fields of a NamedTuple by their names, or None for anything else."""
     names = getattr(type(value), "_fields", None)
     if not isinstance(value, tuple) or not isinstance(names, tuple):

@@ -24,6 +24,7 @@ DEFAULT_CAPACITY_BYTES = 64 * 1024 * 1024
 _WINDOW_BYTES = 8 * 1024 * 1024
 _JOURNAL_RETRY_S = 0.2
 _JOURNAL_PART = 16
+_REPLAYED = 256
 
 
 class BatchLog:
@@ -296,6 +297,13 @@ class BatchLog:
         return self._base + len(self._batches) + len(self._unpublished)
 
     @property
+    def all_settled(self) -> bool:
+        """Whether every cursor is at the end, and its backend has all of it for good."""
+        with self._changed:
+            settled = all(cursor.safe_end == cursor.position for cursor in self._cursors)
+        return settled and self.all_passed
+
+    @property
     def all_passed(self) -> bool:
         """Whether every cursor is at the end."""
         with self._changed:
@@ -336,7 +344,7 @@ class BatchLog:
         while self._totals_base < passed:
             self._totals.popleft()
             self._totals_base += 1
-        self._released = passed
+        self._released = min(cursor.safe_end for cursor in self._cursors)
 
     def release_journal(self) -> None:
         """Delete the journal's segments that every cursor has passed; by the appending thread."""
@@ -345,7 +353,7 @@ class BatchLog:
             return
         journal.release(self._released)
         if keeper is not None and capacity is not None and journal.size_bytes > capacity:
-            journal.release(keeper.position)
+            journal.release(keeper.safe_end)
 
     def _total(self, position: int) -> int:
         return self._totals[position - self._totals_base]
@@ -365,6 +373,7 @@ class Cursor:
         self._behind: Iterator[Batch] | None = None
         self._read_ahead: deque[Batch] = deque()
         self.position = position
+        self._settled: int | None = None
         self.dropped_records = 0
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -430,11 +439,41 @@ class Cursor:
         self._skip_unreadable(following)
         return list(self._read_ahead)[:limit]
 
+    def read_again(self, start: int) -> Iterator[list[Batch]]:
+        """Batches before this reader's place, out of the primary and then out of the journal."""
+        log = self._log
+        wanted = start
+        while wanted < self.position and log._replay is not None:
+            count = min(_REPLAYED, self.position - wanted)
+            found = [b for b in log._replay(wanted, count) if b.number < self.position]
+            if not found:
+                break
+            yield found
+            wanted = found[-1].number + 1
+        if log._journal is None or wanted >= self.position:
+            return
+        reader = JournalReader(log._journal.directory, files=log._journal.files, is_written=True)
+        for batch in reader.read(wanted):
+            if batch.number >= self.position:
+                return
+            yield [batch]
+
     def advance(self, batches: Sequence[Batch]) -> None:
         """Pass batches that `peek` returned and that are done with."""
         log = self._log
         with log._changed:
             self._pass_to(batches[-1].number + 1, sum(batch.count for batch in batches))
+
+    @property
+    def safe_end(self) -> int:
+        """Number before which nothing has to be sent again, whatever becomes of the backend."""
+        return self.position if self._settled is None else min(self._settled, self.position)
+
+    def settle(self, end: int | None) -> None:
+        """Note before which number the backend has everything for good; None: all it was given."""
+        with self._log._changed:
+            self._settled = end
+            self._log._release()
 
     def wait_passed(self, position: int, timeout_s: float) -> bool:
         """Wait until this reader has passed a position; whether it has."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -38,15 +39,16 @@ from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.segments import Origin
 from quark_core.errors import RunNotFoundError
-from quark_core.records import EventRecord, LifecycleRecord, StreamRecord
+from quark_core.records import RECORD_TYPES, EventRecord, LifecycleRecord, StreamRecord
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
 from quark_core.records.times import now_us
-from quark_core.system.folders import is_surely_gone
+from quark_core.system.folders import find_moved, is_surely_gone
 from quark_core.system.process import ProcessIdentity, is_alive
 
 __all__ = [
     "Unjournaled",
+    "describe_gone",
     "find_black_box",
     "find_orphan_boxes",
     "find_unjournaled",
@@ -109,8 +111,20 @@ def find_black_box(folder: JournalFolder, manifest: Manifest) -> Path | None:
         home = Path(own.journal)
         # A store may have been moved; one that is still there keeps what is its own.
         if not _is_same(home, folder.path) and _knows_box(JournalFolder(home).read_manifest()):
-            raise OSError(f"{path} belongs to the journal {home}")
+            raise OSError(
+                f"this is a copy of the journal {home}, and lacks what its process logged last. "
+                "`quark sync` of that store delivers it there"
+            )
     return path
+
+
+def describe_gone(manifest: Manifest) -> str:
+    """What to say of a process that was killed with the shared memory that it had, for people."""
+    return (
+        f"the shared memory of its process ({manifest.black_box}) cannot be reached from here. If "
+        "its machine or container is gone, what it logged last and had not journaled is lost: "
+        "50 ms, more on a busy machine"
+    )
 
 
 def _is_same(path: Path, other: Path) -> bool:
@@ -180,6 +194,9 @@ def recover_black_box(folder: JournalFolder, manifest: Manifest, open_lane: Open
         _log.warning("run %s: %s", manifest.run_id, error)
         return 0
     if path is None:
+        if folder.lacks_end:
+            _log.warning("run %s: %s", manifest.run_id, describe_gone(manifest))
+            folder.close()
         return 0
     lease = folder.lease("black box")
     deadline = time.monotonic() + _OTHERS_S
@@ -226,6 +243,7 @@ def _recover(folder: JournalFolder, manifest: Manifest, path: Path, open_lane: O
         journal.sync()
         journal.close()
     remove_black_box(path)
+    folder.close()
     if added:
         _log.info("run %s: %d records came out of the black box", origin.run_id, added)
     return added
@@ -270,6 +288,7 @@ def _make_batches(path: Path, found: Unjournaled, origin: Origin, first: int) ->
     """Batches as the delivery thread would have made them: one kind each, lifecycle last."""
     accounts = found.accounts
     waiting: dict[str, list[StreamRecord]] = {}
+    unknown: Counter[str] = Counter()
     number = first
 
     def make(kind: str) -> Batch:
@@ -283,6 +302,8 @@ def _make_batches(path: Path, found: Unjournaled, origin: Origin, first: int) ->
         kind, start, stop = find_entry_span(entry)
         if accounts.covers(kind, start, stop):
             continue
+        if kind not in RECORD_TYPES:
+            unknown[kind] += sum(not accounts.knows(kind, one) for one in range(start, stop))
         records = [
             record
             for record in restore_records(entry, origin)
@@ -294,27 +315,31 @@ def _make_batches(path: Path, found: Unjournaled, origin: Origin, first: int) ->
             yield make(kind)
     if found.lost:
         # A gap that is told, in the run itself, so that nobody takes its end for whole.
-        for record in _describe_gap(found.lost, accounts, origin):
+        reason = "killed while shared memory was full"
+        for record in _describe_gap(found.lost, reason, accounts, origin):
+            waiting.setdefault(record.KIND, []).append(record)
+    for kind, count in unknown.items():
+        reason = f"killed, and the plugin that defines records of kind {kind!r} is not installed"
+        for record in _describe_gap(count, reason, accounts, origin):
             waiting.setdefault(record.KIND, []).append(record)
     for kind in sorted(waiting, key=lambda kind: kind == LifecycleRecord.KIND):
         if waiting[kind]:
             yield make(kind)
 
 
-def _describe_gap(lost: int, accounts: StreamAccounts, origin: Origin) -> list[StreamRecord]:
+def _describe_gap(
+    lost: int, reason: str, accounts: StreamAccounts, origin: Origin
+) -> list[StreamRecord]:
     """What a living process would have said of a gap: an event and a lifecycle record."""
-    _log.warning(
-        "run %s: the process was killed when it had more records than could be kept; "
-        "at most %d are lost",
-        origin.run_id,
-        lost,
-    )
+    _log.warning("run %s: at most %d records are lost: %s", origin.run_id, lost, reason)
     head: Any = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
-    data = JsonObject({"at_most": lost, "reason": "killed while shared memory was full"})
+    data = JsonObject({"at_most": lost, "reason": reason})
 
     def next_place(kind: str) -> tuple[int, int]:
         spans = accounts.spans.get(kind)
-        return 0 if spans is None else spans.stop, now_us()
+        start = 0 if spans is None else spans.stop
+        accounts.add(kind, [(start, start + 1)])
+        return start, now_us()
 
     return [
         EventRecord(
@@ -358,9 +383,14 @@ def _knows_box(manifest: Manifest | None) -> bool:
 def revive_journals(storage_dir: Path) -> None:
     """Make the journals that are not there, for what is in their boxes; or tell them of it."""
     for folder, manifest in find_orphan_boxes(storage_dir):
-        assert manifest.journal is not None
+        home = manifest.journal
+        assert home is not None
+        # A store may have been moved a moment before the end: its journal is there with it.
+        moved = [find_moved(place) for place in manifest.places if place.path == home]
+        if moved and moved[0] is not None:
+            manifest = msgspec.structs.replace(manifest, moved_to=str(moved[0]))
         try:
-            JournalFolder(Path(manifest.journal)).write_manifest(manifest)
+            JournalFolder(Path(home)).write_manifest(manifest)
         except OSError as error:
             _log.warning(
                 "run %s: what its process left in %s waits: %s", manifest.run_id, folder.path, error

@@ -39,6 +39,15 @@ class Files:
         """Which file a descriptor is of."""
         return identify_file(descriptor)
 
+    def locate(self, descriptor: int) -> Path | None:
+        """Where an open file lies by now; None where it was deleted, or no system tells."""
+        try:
+            if not os.fstat(descriptor).st_nlink:
+                return None
+            return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except OSError:
+            return None
+
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         """Write at the descriptor's place; returns how many bytes were written."""
         return os.write(descriptor, data)

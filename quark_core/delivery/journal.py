@@ -29,6 +29,7 @@ from quark_core.delivery.segments import (
     read_origin,
     segment_name,
 )
+from quark_core.system.folders import NotPlainFile
 
 __all__ = ["SEGMENT_BYTES", "Journal", "JournalReader", "KnownSegment"]
 
@@ -87,6 +88,8 @@ class Journal:
         self._unsynced: list[tuple[int, bytes]] = []
         self._unsynced_bytes = 0
         self._rewrite = False
+        self.moved_to: Path | None = None
+        """Where its earlier segments lie, if the directory was moved under it."""
         self.end = 0
         """Number after the newest journaled batch."""
         self.durable_end = 0
@@ -296,10 +299,19 @@ class Journal:
                 _log.debug("closing a segment of %s: %s", self.directory, error)
                 return
             descriptor, self._descriptor = self._descriptor, None
+            self._find_moved(descriptor)
             try:
                 self.files.close(descriptor)
             except OSError as error:
                 _log.debug("closing a segment of %s: %s", self.directory, error)
+
+    def _find_moved(self, descriptor: int) -> None:
+        """See where a segment went that is not at its path any more."""
+        name = segment_name(self._index)
+        if self.moved_to is None and not self.files.exists(self.directory / name):
+            path = self.files.locate(descriptor)
+            if path is not None and path.name == name:
+                self.moved_to = path.parent
 
 
 @dataclass(slots=True)
@@ -463,8 +475,8 @@ class JournalReader:
         """What is in a segment; None where nothing of it can be read."""
         try:
             data = self._files.read(self._directory / name)
-        except FileNotFoundError:
-            return None  # released while it was being looked for
+        except (FileNotFoundError, NotPlainFile):
+            return None  # released meanwhile, or no segment: who delivers it sets it aside
         try:
             try:
                 return parse_segment(data)

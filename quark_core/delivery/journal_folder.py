@@ -7,7 +7,8 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from glob import escape
+from contextlib import suppress
+from glob import escape, iglob
 from pathlib import Path
 
 import msgspec
@@ -21,10 +22,10 @@ from quark_core.delivery.lane_files import (
     append_lines,
     lane_folder_name,
 )
-from quark_core.delivery.segments import SEGMENT_SUFFIX
+from quark_core.delivery.segments import END_MARK, SEGMENT_SUFFIX
 from quark_core.records import format_time
 from quark_core.records.times import now_us
-from quark_core.system.folders import Place, describe_link, read_plain_file
+from quark_core.system.folders import Place, decode_foreign, describe_link, read_plain_file
 from quark_core.system.process import ProcessIdentity, is_alive
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "Manifest",
     "find_damaged",
     "find_folders",
+    "find_paths",
+    "find_unreadable",
     "journal_directory",
 ]
 
@@ -44,6 +47,7 @@ _ASIDE = "journal.aside.json"
 _DAMAGE = "damaged.json"
 _LANES = "lanes"
 _CLOSED = "closed"
+_STORED = "stored"
 
 
 class LaneEntry(msgspec.Struct, frozen=True):
@@ -79,6 +83,8 @@ class Manifest(msgspec.Struct, frozen=True):
             journal of a process.
         journal: Where the journal lies, said by the copy in a black box only.
         places: Where the run's directory and the journal lie, likewise.
+        moved_to: Where the earlier part of the journal lies, which was moved with its store
+            while the process went on.
     """
 
     run_id: str
@@ -95,6 +101,7 @@ class Manifest(msgspec.Struct, frozen=True):
     generation: int = 0
     journal: str | None = None
     places: tuple[Place, ...] = ()
+    moved_to: str | None = None
 
 
 class LostBatches(msgspec.Struct, frozen=True):
@@ -161,6 +168,7 @@ class JournalFolder:
             OSError: The folder cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        self._set_aside([path for path in (self.path / _MANIFEST,) if _is_strange(path)])
         scratch = self.path / f"{_MANIFEST}.part"
         scratch.write_bytes(msgspec.json.encode(manifest))
         os.replace(scratch, self.path / _MANIFEST)
@@ -176,12 +184,8 @@ class JournalFolder:
 
     def read_manifest(self) -> Manifest | None:
         """What the journal is, or None where that cannot be read."""
-        try:
-            manifest = msgspec.json.decode(read_plain_file(self.path / _MANIFEST), type=Manifest)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError) as error:
-            _log.warning("the journal %s is left alone: %s", self.path, error)
+        manifest = self._read_manifest()
+        if manifest is None:
             return None
         placed = self._place(manifest)
         if placed is None:
@@ -192,6 +196,23 @@ class JournalFolder:
                 manifest.writer_id,
             )
         return placed
+
+    def _read_manifest(self) -> Manifest | None:
+        try:
+            return decode_foreign(read_plain_file(self.path / _MANIFEST), Manifest)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            _log.warning("the journal %s is left alone: %s", self.path, error)
+            return None
+
+    def read_home(self) -> Path | None:
+        """Where the journal was begun, which is elsewhere if its store was moved or copied."""
+        manifest = self._read_manifest()
+        if manifest is None:
+            return None
+        run_path = Path(manifest.run_path)
+        return journal_directory(run_path, manifest.run_id) / self.path.name
 
     def _place(self, manifest: Manifest) -> Manifest | None:
         """The manifest with the paths that follow from where the folder lies.
@@ -231,6 +252,59 @@ class JournalFolder:
             (self.path / _CLOSED).touch()
         except OSError as error:
             _log.debug("closing the journal %s: %s", self.path, error)
+
+    @property
+    def lacks_end(self) -> bool:
+        """Whether neither its process has ended the journal, nor another one for it."""
+        return not any((self.path / name).exists() for name in (_CLOSED, END_MARK))
+
+    def set_strange_aside(self) -> None:
+        """Put away what is of another kind in the place of a file or folder of the journal.
+
+        Links that lead somewhere stay, since they may lead out of the journal, and so does what
+        says whose the journal is: without it nobody would deliver the rest.
+
+        Raises:
+            OSError: It cannot be renamed.
+        """
+        lanes = self.path / _LANES
+        if os.path.lexists(lanes) and not lanes.is_dir():
+            found = [lanes]
+        else:
+            found = [path for path in lanes.glob("*") if _is_strange(path)]
+        found += [path for path in self.path.glob(f"*{SEGMENT_SUFFIX}") if _is_strange(path)]
+        marks = (self.path / name for name in (_DAMAGE, _CLOSED, _STORED, END_MARK))
+        found += [path for path in marks if _is_strange(path)]
+        self._set_aside(found)
+
+    def _set_aside(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            # Not in the folders of journal and run, which are looked at before they are used.
+            parents = self.path.parents
+            is_in_store = len(parents) > 3 and parents[3].name == ".quark"
+            place = parents[3] if is_in_store else parents[1]
+            name = f"{self.path.name}-{path.name}-{time.time_ns() // 1000}"
+            aside = place / "aside" / name
+            aside.parent.mkdir(exist_ok=True)
+            os.rename(path, aside)
+            _log.error(
+                "%s was put in the place of a file or folder of the journal by another program; "
+                "it is kept in %s",
+                path,
+                aside,
+            )
+
+    def note_stored(self) -> None:
+        """Note that the primary has all that was ever written here."""
+        try:
+            (self.path / _STORED).touch()
+        except OSError as error:
+            _log.debug("what is stored of %s is not noted: %s", self.path, error)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the primary is known to have all that was ever written here."""
+        return (self.path / _STORED).exists()
 
     def is_written(self, manifest: Manifest) -> bool:
         """Whether more may still be written here."""
@@ -306,7 +380,7 @@ class JournalFolder:
     def read_damage(self) -> DamageNote | None:
         """What damage has cost, or None where nobody has found any."""
         try:
-            return msgspec.json.decode((self.path / _DAMAGE).read_bytes(), type=DamageNote)
+            return decode_foreign(read_plain_file(self.path / _DAMAGE), DamageNote)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
@@ -319,13 +393,21 @@ class JournalFolder:
         From now on it is no journal that anybody delivers.
         """
         self._note_delivery(unknown or {})
-        os.replace(self.path / _MANIFEST, self.path / _ASIDE)
+        with suppress(FileNotFoundError):
+            os.replace(self.path / _MANIFEST, self.path / _ASIDE)
 
     def prune(self) -> None:
         """Delete the bare folders that a lease makes again after another process's `remove`."""
         if not (self.path / _MANIFEST).exists():
             path = self.path
             _remove_empty(path / _LANES, path, path.parent, path.parent.parent)
+
+
+def _is_strange(path: Path) -> bool:
+    """Whether something is there that is no file; what a link leads to is not judged here."""
+    return (
+        os.path.lexists(path) and not path.is_file() and not (path.is_symlink() and path.exists())
+    )
 
 
 def _remove_empty(*paths: Path) -> None:
@@ -348,6 +430,16 @@ def _journal_root() -> Path | None:
     return Path(root).expanduser().resolve() if root else None
 
 
+def find_paths(root: Path, pattern: str) -> list[Path]:
+    """The paths that match, sorted; folders that vanish meanwhile are passed over.
+
+    `Path.glob` raises where a folder is removed while it looks, as whoever has delivered a
+    journal removes it.
+    """
+    found = iglob(pattern, root_dir=root, include_hidden=True)
+    return sorted(root / name for name in found)
+
+
 def find_folders(storage_dir: Path, run_id: str | None = None) -> Iterator[JournalFolder]:
     """Every journal of a storage root, and those under QUARK_JOURNAL_DIR that belong to it.
 
@@ -359,7 +451,7 @@ def find_folders(storage_dir: Path, run_id: str | None = None) -> Iterator[Journ
     if run_id is not None and Path(run_id).name != run_id:
         return  # no run's: it would lead out of the folder of runs
     run = "*" if run_id is None else escape(run_id)
-    for path in sorted((store / "runs").glob(f"{run}/journal/*/{_MANIFEST}")):
+    for path in find_paths(store / "runs", f"{run}/journal/*/{_MANIFEST}"):
         links = [each for each in (path, *path.parents[:4]) if each.is_symlink()]
         if links:
             _log.warning("the journal %s is left alone: %s", path.parent, describe_link(links[0]))
@@ -368,23 +460,42 @@ def find_folders(storage_dir: Path, run_id: str | None = None) -> Iterator[Journ
     root = _journal_root()
     if root is None:
         return
-    for path in sorted(root.glob(f"{run}/*/{_MANIFEST}")):
+    for path in find_paths(root, f"{run}/*/{_MANIFEST}"):
         folder = JournalFolder(path.parent, storage_dir=storage_dir)
         try:
-            said = msgspec.json.decode(read_plain_file(path), type=_Said)
+            said = decode_foreign(read_plain_file(path), _Said)
         except (OSError, msgspec.DecodeError):
             continue
         if Path(said.storage_dir) == storage_dir and folder.read_manifest() is not None:
             yield folder
 
 
-def find_damaged(storage_dir: Path) -> Iterator[tuple[JournalFolder, DamageNote]]:
-    """Every journal that damage has cost something, those that were set aside too."""
+def find_unreadable(storage_dir: Path) -> Iterator[tuple[JournalFolder, str]]:
+    """Every journal under a storage root that is left alone, and why: its records wait."""
+    for path in find_paths(storage_dir / ".quark" / "runs", f"*/journal/*/{_MANIFEST}"):
+        folder = JournalFolder(path.parent, storage_dir=storage_dir)
+        links = [each for each in (path, *path.parents[:4]) if each.is_symlink()]
+        if links:
+            yield folder, describe_link(links[0])
+        elif os.path.lexists(path) and folder.read_manifest() is None:
+            yield folder, f"{path} does not say whose journal this is, or is of another one"
+
+
+def find_damaged(
+    storage_dir: Path, run_id: str | None = None
+) -> Iterator[tuple[JournalFolder, DamageNote]]:
+    """Every journal that damage has cost something, those that were set aside too.
+
+    Args:
+        storage_dir: The storage root.
+        run_id: Only those of this run.
+    """
     runs = storage_dir / ".quark" / "runs"
-    paths = sorted(runs.glob(f"*/journal/*/{_DAMAGE}"))
+    run = "*" if run_id is None else escape(run_id)
+    paths = find_paths(runs, f"{run}/journal/*/{_DAMAGE}")
     root = _journal_root()
     if root is not None:
-        elsewhere = root.glob(f"*/*/{_DAMAGE}")
+        elsewhere = find_paths(root, f"{run}/*/{_DAMAGE}")
         # Only a run of this store has its folder here.
         paths += sorted(path for path in elsewhere if (runs / path.parent.parent.name).is_dir())
     for path in paths:

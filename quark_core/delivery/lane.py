@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from quark_core.artifacts.payload_folder import PayloadFolder, PayloadSpool
@@ -37,7 +38,9 @@ from quark_core.errors import (
     BackendUnusable,
     RunNotFoundError,
     SessionStoreError,
+    describe_error,
 )
+from quark_core.system.credentials import list_credentials
 
 __all__ = ["AWAIT_CAP_S", "Lane", "RetryPolicy", "check_run_is_there", "wait_for_run"]
 
@@ -45,6 +48,8 @@ _log = logging.getLogger("quark")
 # What comes meanwhile goes into the same transaction, which costs training a tenth of many small
 # ones; nobody waits for it, since whoever does nudges the lane.
 _LINGER_S = 0.5
+# How often a lane that was refused looks whether its credentials are other ones by now.
+_LOOK_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +133,7 @@ class Lane:
         self._tries = 0
         self._unexpected = 0
         self._in_flight: list[Batch] = []
+        self._last_stored: Batch | None = None
         self._given_up = False
         self._forgotten = False
         self._start_watch = StartWatch() if primary else None
@@ -138,6 +144,7 @@ class Lane:
         self._patience_s = 0.0
         self._last_moment = 0.0
         self._unusable = False
+        self._refused: frozenset[tuple[str, str]] = frozenset()
         self._thread = threading.Thread(target=self._run, name=f"quark-lane-{name}", daemon=True)
 
     def start(self) -> None:
@@ -169,6 +176,16 @@ class Lane:
         self._deadline = deadline
         self._hurry.set()
         self._cursor.wake()
+
+    @property
+    def position(self) -> int:
+        """Number of the batch that comes next; asked without a lock."""
+        return self._cursor.position
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether the lane has come to its end; asked without a lock."""
+        return self._state == "closed"
 
     @property
     def ends_by(self) -> float | None:
@@ -204,6 +221,11 @@ class Lane:
     def forget(self) -> None:
         """Keep nothing that the backend may yet refuse: what it was is given up."""
         self._forgotten = True
+
+    @property
+    def needs_a_person(self) -> bool:
+        """Whether its backend takes nothing before a person gives it something."""
+        return self._unusable
 
     @property
     def last_error(self) -> str | None:
@@ -246,7 +268,8 @@ class Lane:
             if batches and self._is_hopeless():
                 break
             if batches:
-                if not self._deliver(batches) and self._expired():
+                delivered = self._deliver(batches)
+                if self._expired() and not (delivered and self.primary):
                     break
             elif self._deadline is not None:
                 break
@@ -266,7 +289,9 @@ class Lane:
 
     def _is_hopeless(self) -> bool:
         """Whether the run ends, and what is left needs a person first."""
-        return self._deadline is not None and self._unusable and not self.primary
+        if self._deadline is None or not self._unusable or self.primary:
+            return False
+        return self._refused == list_credentials()
 
     def _expired(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
@@ -276,11 +301,13 @@ class Lane:
         try:
             if self._backend is None:
                 self._backend = self._open_backend()
-            if len(batches) > 1 and isinstance(self._backend, SupportsGroups):
-                self._write_group(self._backend, batches)
-            else:
-                for batch in batches:
-                    self._write_one(self._backend, batch)
+            try:
+                self._write(self._backend, batches)
+            except BackendUnavailable as error:
+                if error.lacks_from is None or not self._idempotent:
+                    raise
+                self._fill_again(self._backend, error.lacks_from, str(error))
+                self._write(self._backend, batches)
         except BaseException as error:  # noqa: BLE001 - SystemExit too: nothing may end the lane
             if isinstance(error, BackendOutcomeUnknown) and not self._idempotent:
                 # Sending them again could store them twice.
@@ -295,6 +322,33 @@ class Lane:
         self._unusable = False
         self._tries = self._unexpected = 0
         return True
+
+    def _write(self, backend: Backend, batches: list[Batch]) -> None:
+        if len(batches) > 1 and isinstance(backend, SupportsGroups):
+            self._write_group(backend, batches)
+        else:
+            for batch in batches:
+                self._write_one(backend, batch)
+
+    def _fill_again(self, backend: Backend, start: int, reason: str) -> None:
+        """Give a mirror what it had before and has lost; what nobody has any more is told."""
+        _log.warning(
+            "backend %s: %s. What this process has put there is put there again; for what others "
+            "have: quark mirror replay",
+            self.name,
+            reason,
+        )
+        wanted = start
+        for batches in self._cursor.read_again(start):
+            for batch in batches:
+                if batch.number > wanted:
+                    _log.warning(
+                        "backend %s: batches %d to %d are gone", self.name, wanted, batch.number - 1
+                    )
+                self._send_payloads(backend, [batch])
+                with suppress(BackendRejected):  # it is in quarantine since the first time
+                    backend.write(batch)
+                wanted = batch.number + 1
 
     def _write_group(self, backend: SupportsGroups, batches: list[Batch]) -> None:
         try:
@@ -354,6 +408,7 @@ class Lane:
     def _acknowledge(self, batches: list[Batch]) -> None:
         with self._counting:
             self._delivered += sum(batch.count for batch in batches)
+            self._last_stored = batches[-1]
             self._pass(batches)
         if self._start_watch is not None and self._backend is not None:
             self._start_watch.note_stored(self._backend, batches)
@@ -362,6 +417,15 @@ class Lane:
             for _, record in list_payloads(batches):
                 self._payloads.pass_by(record.sha256)
 
+    def _settle(self) -> None:
+        """Learn how much of it a backend has for good that keeps some aside for a while."""
+        find_end = getattr(self._backend, "settled_end", None)
+        last = self._last_stored
+        if find_end is not None and last is not None:
+            end = find_end(last.run_id, last.writer_id)
+            # What came after the last one that was stored was refused, and is kept elsewhere.
+            self._cursor.settle(None if end > last.number else end)
+
     def _pass(self, batches: list[Batch]) -> None:
         self._in_flight = []
         if not batches:
@@ -369,15 +433,13 @@ class Lane:
         if self._mark is not None:
             self._mark.finish(batches[-1].number + 1)
         self._cursor.advance(batches)
+        self._settle()
         self.get_on()
 
     def _note_failure(self, error: BaseException) -> None:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        reason = describe_error(error)
         if reason not in self._errors and not self._given_up:
-            # Its own words suffice where a person has to act; they say that records wait, too.
-            told = str(error) if isinstance(error, BackendUnusable) and str(error) else reason
-            told = told.removesuffix("; the records wait")
-            _log.warning("backend %s does not take records now (%s); they wait", self.name, told)
+            _log.warning("backend %s does not take records now (%s); they wait", self.name, reason)
         self._errors[reason] += 1
         if self._on_failure is not None:
             self._on_failure(error)
@@ -391,6 +453,7 @@ class Lane:
         if self._unusable:
             self._state = "paused"
             wait_s = policy.paused_s
+            self._refused = list_credentials()
         elif self._unexpected >= policy.failures_before_rest:
             self._state = "resting"
             wait_s = policy.rest_s
@@ -408,13 +471,23 @@ class Lane:
             wait_s = min(wait_s, 0.2, max(0.0, self._deadline - time.monotonic()))
             time.sleep(wait_s)
         else:
-            self._hurry.wait(wait_s)
+            self._wait(wait_s)
             self._hurry.clear()
+
+    def _wait(self, wait_s: float) -> None:
+        """Wait until the next try; one that a refreshed credential may help comes soon."""
+        deadline = time.monotonic() + wait_s
+        while (left_s := deadline - time.monotonic()) > 0.0:
+            if self._hurry.wait(min(left_s, _LOOK_EVERY_S) if self._unusable else left_s):
+                return
+            if self._unusable and self._refused != list_credentials():
+                return
 
     def _close_backend(self) -> None:
         if self._backend is not None:
             try:
                 self._backend.close()
+                self._settle()
             except BaseException as error:  # noqa: BLE001 - as in _deliver
                 self._note_failure(error)
         if self._mark is not None:

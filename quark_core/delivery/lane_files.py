@@ -7,7 +7,6 @@ The last stays when the run's journals are gone: one line per writer and lane in
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import struct
@@ -19,7 +18,7 @@ import msgspec
 import xxhash
 
 from quark_core.delivery.files import identify_file
-from quark_core.system.folders import read_plain_file
+from quark_core.system.folders import decode_foreign, read_plain_file
 from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
 __all__ = [
@@ -38,7 +37,8 @@ LEASE_STALE_S = 60.0
 # A name of a file has 255, of which some are for what is put behind it.
 _MAX_NAME_BYTES = 200
 _MARK = struct.Struct("<QQQ")
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+# A link is not followed, and nobody waits for the reader of a pipe.
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def lane_folder_name(lane: str) -> str:
@@ -110,7 +110,7 @@ class LaneMark:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 binary = getattr(os, "O_BINARY", 0)
                 self._descriptor = os.open(
-                    self._path, os.O_WRONLY | os.O_CREAT | binary | _NO_LINK, 0o666
+                    self._path, os.O_WRONLY | os.O_CREAT | binary | _PLAIN, 0o666
                 )
                 self._identity = identify_file(self._descriptor)
             elif identify_file(self._descriptor) != self._identity:
@@ -121,6 +121,11 @@ class LaneMark:
         except OSError:
             # A mark that is behind only costs that batches are sent again.
             self.close()
+
+
+class _Held(msgspec.Struct, frozen=True):
+    process: ProcessIdentity
+    token: str
 
 
 class Lease:
@@ -200,19 +205,24 @@ class Lease:
         return not alive if alive is not None else age_s > LEASE_STALE_S
 
     @property
+    def is_there(self) -> bool:
+        """Whether there is a lease, whoever holds it."""
+        return os.path.lexists(self._path)
+
+    @property
     def holder(self) -> ProcessIdentity | None:
         """The process that holds the lease, or None."""
         return self._read()[0]
 
     def _make(self, token: str) -> bool:
-        data = {"process": msgspec.to_builtins(current_process()), "token": token}
+        data = msgspec.json.encode(_Held(current_process(), token))
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except OSError:
             return False
         try:
-            os.write(descriptor, json.dumps(data).encode())
+            os.write(descriptor, data)
         except OSError:
             self._path.unlink(missing_ok=True)
             return False
@@ -222,10 +232,10 @@ class Lease:
 
     def _read(self) -> tuple[ProcessIdentity | None, str | None]:
         try:
-            data = json.loads(read_plain_file(self._path))
-            return msgspec.convert(data["process"], ProcessIdentity), data["token"]
-        except (OSError, ValueError, KeyError, TypeError):
+            said = decode_foreign(read_plain_file(self._path), _Held)
+        except (OSError, msgspec.DecodeError):
             return None, None
+        return said.process, said.token
 
 
 _log = logging.getLogger("quark")
@@ -287,7 +297,7 @@ def read_lines(run_path: Path) -> list[LedgerLine]:
     lines = []
     for line in data.splitlines():
         try:
-            lines.append(msgspec.json.decode(line, type=LedgerLine))
+            lines.append(decode_foreign(line, LedgerLine))
         except msgspec.DecodeError:
             continue
     return lines

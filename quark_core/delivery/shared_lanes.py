@@ -15,7 +15,7 @@ from quark_core.delivery.journal_folder import (
 )
 from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.delivery.sync import OpenLane
-from quark_core.errors import BackendUnavailable
+from quark_core.errors import BackendUnavailable, describe_error
 
 __all__ = ["SharedLanes"]
 
@@ -123,7 +123,7 @@ class SharedLanes:
                 backend.close()
         except Exception as error:  # noqa: BLE001 - the others must still be closed
             _log.warning("backend %s: run %s: %s", key[1], key[0], error)
-            return f"{type(error).__name__}: {error}"
+            return describe_error(error)
         return None
 
     def _forget(self, key: _Key) -> Backend | None:

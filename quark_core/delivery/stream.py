@@ -10,25 +10,18 @@ from functools import partial
 from typing import Any, Literal
 
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.contract import Batch
 from quark_core.backends.delivery_report import DeliveryReport, LaneReport
 from quark_core.config import settings
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.black_box import BlackBox
-from quark_core.delivery.channel import (
-    FRAME_BYTES,
-    ITEM_BYTES,
-    Channel,
-    MemoryBound,
-    choose_capacity,
-    encode_frame_body,
-)
+from quark_core.delivery.channel import ITEM_BYTES, Channel, MemoryBound, choose_capacity
+from quark_core.delivery.framer import Framer
 from quark_core.delivery.journal_folder import JournalFolder
 from quark_core.delivery.lane import Lane
 from quark_core.delivery.lane_files import Lease
 from quark_core.delivery.segments import Origin
-from quark_core.errors import SessionStoreError
-from quark_core.records import RECORD_TYPES
+from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.records import RECORD_TYPES, LifecycleRecord
 
 __all__ = ["FlushLevel", "RunStream", "StandInStream"]
 
@@ -41,9 +34,15 @@ TICK_S = 0.02
 COVERED_TICK_S = 0.05
 HEARTBEAT_S = 10.0
 SYNC_S = 1.0
+# A call of a backend may take so long.
+_THREADS_S = 600.0
 _LAST_TRY_S = 2.0
 PATIENCE_TIMES = 12
 """How many times its patience the end of a run may last, while lanes get on."""
+
+# After a signal the backends are tried again and again; nobody waits longer for them.
+_HURRIES_S = 15.0
+_HURRY_EVERY_S = 0.2
 
 # How often the end looks whether something gets on, and which part of a core a helper process
 # uses that does, on a machine with much else to do: one that only waits is below.
@@ -51,9 +50,6 @@ _LOOK_EVERY_S = 1.0
 # Where no time is left, lanes that get on are waited for all the same, and not by spinning.
 _LEAST_LOOK_S = 0.05
 _WORKING_SHARE = 0.02
-
-# Lifecycle comes last in a tick: a status must not overtake what was logged before it.
-_KIND_ORDER = sorted(RECORD_TYPES, key=lambda kind: kind == "lifecycle")
 
 
 class RunStream:
@@ -123,16 +119,16 @@ class RunStream:
         if capacity_bytes is None:
             capacity_bytes = choose_capacity()
         capacity_items = capacity_bytes // ITEM_BYTES if self.active else 0
-        self._channels = {
-            kind: Channel(kind, capacity_items=capacity_items) for kind in _KIND_ORDER
-        }
+        # Lifecycle comes last in a tick: a status must not overtake what was logged before it.
+        kinds = sorted(RECORD_TYPES, key=lambda kind: kind == LifecycleRecord.KIND)
+        self._channels = {kind: Channel(kind, capacity_items=capacity_items) for kind in kinds}
         self._black_box = black_box
         if black_box is not None:
             for channel in self._channels.values():
                 channel.append = black_box.wrap_append(
                     channel.append, partial(_may_overflow, channel)
                 )
-        self._framer = _Framer(origin, self._channels, self._log)
+        self._framer = Framer(origin, self._channels, self._log)
         self._on_second = on_second
         self._on_beat = on_beat
         self._on_gap = on_gap
@@ -155,6 +151,10 @@ class RunStream:
         # Plain numbers, so that a signal handler can ask without any lock.
         self._signal_asked = 0
         self._signal_answered = 0
+        self._signal_end = 0
+        self._signal_call: Callable[[], None] | None = None
+        self._hurries_until = 0.0
+        self._hurries_at = 0.0
         self._closing = False
         self._ended = False
         self._closed_report: DeliveryReport | None = None
@@ -179,8 +179,19 @@ class RunStream:
         self._thread = thread
 
     def channel(self, kind: str) -> Channel:
-        """The channel of a kind of record."""
-        return self._channels[kind]
+        """The channel of a kind of record.
+
+        Raises:
+            SchemaValidationError: Its type was not known when the run was started.
+        """
+        try:
+            return self._channels[kind]
+        except KeyError:
+            raise SchemaValidationError(
+                f"records of kind {kind!r} cannot be written to this run: their type was defined "
+                "after its start. Import its module before, or name the module in the hook "
+                "quark_register_record_kinds of a plugin."
+            ) from None
 
     @property
     def payloads(self) -> PayloadFolder | None:
@@ -282,6 +293,7 @@ class RunStream:
         *,
         patience_s: float = 0.0,
         on_overtime: Callable[[DeliveryReport], None] | None = None,
+        mirror_timeout_s: float | None = None,
         gives_up: bool = False,
     ) -> DeliveryReport:
         """Deliver what is left within a time, close the lanes, and say what became of it all.
@@ -294,6 +306,7 @@ class RunStream:
                 `PATIENCE_TIMES` times as much in all.
             on_overtime: Called where lanes that get on make the end last longer than
                 `timeout_s`, with what is delivered so far.
+            mirror_timeout_s: All the time that mirrors have; None gives them that of the primary.
             gives_up: Whether a primary that has taken nothing yet is tried for 2 s at most.
         """
         if self._closed_report is not None:
@@ -308,6 +321,8 @@ class RunStream:
         for lane in self._lanes:
             if gives_up and lane.primary and not lane.report().delivered:
                 lane.close(min(deadline, time.monotonic() + _LAST_TRY_S))
+            elif mirror_timeout_s is not None and not lane.primary:
+                lane.close(min(deadline, time.monotonic() + mirror_timeout_s))
             else:
                 lane.close(deadline, patience_s=patience_s, last_moment=last_moment)
         self._wait_for_lanes(deadline, on_overtime)
@@ -322,9 +337,12 @@ class RunStream:
         ended = self._thread is None or not self._thread.is_alive()
         if self._folder is not None and ended:
             # A thread that hangs in its disk may write yet; a later process finds what it leaves.
-            if self._log.all_passed and not self._retain and not self._framer.count_pending():
+            if self._log.all_settled and not self._retain and not self._framer.count_pending():
                 unknown = {lane.name: lane.report().unknown for lane in self._lanes}
-                self._folder.remove(unknown=unknown)
+                if self._folder.read_damage() is None:
+                    self._folder.remove(unknown=unknown)
+                else:
+                    self._folder.set_aside(unknown=unknown)
                 if self._black_box is not None:
                     self._black_box.remove()  # it is there still where the journal failed
             else:
@@ -360,6 +378,11 @@ class RunStream:
                     for lane in at_it:
                         lane.get_on()
 
+    def wait_for_threads(self) -> None:
+        """Wait until no lane of this process delivers any more; after `close`."""
+        for lane in self._lanes:
+            lane.join(_THREADS_S)
+
     def ask_from_signal(self) -> int:
         """Ask, without any lock, that everything accepted so far be brought to the disk."""
         self._signal_asked += 1
@@ -367,7 +390,24 @@ class RunStream:
 
     def is_answered(self, ticket: int) -> bool:
         """Whether what `ask_from_signal` asked for is done, or there is nobody to do it."""
-        return self._thread is None or self._signal_answered >= ticket
+        return self._thread is None or self._ended or self._signal_answered >= ticket
+
+    def count_unstored_from_signal(self) -> int:
+        """How many batches the primary lacks of what was asked for, once that is answered."""
+        return self._count_behind(self._primary)
+
+    def is_behind_from_signal(self) -> bool:
+        """Whether any backend lacks something of what was asked for, once that is answered."""
+        return any(map(self._count_behind, self._lanes))
+
+    def call_from_signal(self, function: Callable[[], None]) -> None:
+        """Have the delivery thread call a function in its next tick; takes no lock."""
+        self._signal_call = function
+
+    def _count_behind(self, lane: Lane | None) -> int:
+        if lane is None or lane.has_closed:
+            return 0
+        return max(0, self._signal_end - lane.position)
 
     def report(self) -> DeliveryReport:
         """What each lane has delivered so far, and what not."""
@@ -390,6 +430,16 @@ class RunStream:
     def left_behind(self) -> JournalFolder | None:
         """The journal, where it holds what some lane has not got; after `close`."""
         return None if self._log.all_passed else self._folder
+
+    @property
+    def is_deliverable(self) -> bool:
+        """Whether something waits for a backend that needs nothing from a person first."""
+        return any(lane.report().waiting and not lane.needs_a_person for lane in self._lanes)
+
+    def list_gaps(self) -> list[str]:
+        """What of this process's batches is in no place any more, for people."""
+        note = None if self._folder is None else self._folder.read_damage()
+        return [] if note is None else [f"{lost.lane}: {lost.describe()}" for lost in note.lost]
 
     def discard(self) -> None:
         """Delete the journal and what is left in it; after `close`, of a run that never began."""
@@ -467,9 +517,13 @@ class RunStream:
                     on_second = self._on_second
                     if on_second is not None:
                         on_second()
+                if signal_asked > self._signal_answered and drained:
+                    self._signal_end = self._log.end
+                    self._signal_answered = signal_asked
+                    self._hurries_until = now + _HURRIES_S
+                self._serve_signal(now)
             except Exception:  # noqa: BLE001 - the thread must outlive a bug of ours
                 _log.exception("the delivery thread failed in a tick")
-            self._signal_answered = signal_asked
             # Before a full memory records wait in the channels, and nobody may be told otherwise.
             if self._answered < asked and drained:
                 with self._ticked:
@@ -485,6 +539,19 @@ class RunStream:
             # Whoever still waits for a tick would wait in vain.
             self._ended = True
             self._ticked.notify_all()
+
+    def _serve_signal(self, now: float) -> None:
+        """Keep the lanes at what a signal handler waits for, and do what it asks to be done."""
+        if now < self._hurries_until:
+            if not self.is_behind_from_signal():
+                self._hurries_until = 0.0
+            elif now >= self._hurries_at:
+                self._hurries_at = now + _HURRY_EVERY_S
+                for lane in self._lanes:
+                    lane.nudge()
+        call, self._signal_call = self._signal_call, None
+        if call is not None:
+            call()
 
     def _collect(self, is_second: bool, *, whole: bool) -> None:
         """Have summed up what is: once a second, and all of it before the process may go."""
@@ -526,107 +593,6 @@ class RunStream:
 
 def _may_overflow(channel: Channel) -> bool:
     return 2 * len(channel.items) >= (channel.items.maxlen or 0)
-
-
-# A loop that logs without a pause must not make the thread spin.
-_SHORTEST_TICK_S = 0.005
-
-
-class _Framer:
-    """Numbers a writer's batches; belongs to the delivery thread, counts may be asked anywhere.
-
-    Args:
-        origin: What all records have in common.
-        channels: Where records come from, by kind, in the order of a tick.
-        log: Where batches go.
-    """
-
-    def __init__(self, origin: Origin, channels: Mapping[str, Channel], log: BatchLog) -> None:
-        self._origin = origin
-        self._channels = tuple(channels.values())
-        self._log = log
-        self._draining = 0
-        self._framed_bytes = 0
-        self._unpersisted_bytes = 0
-        self.unencodable = 0
-        """Records that could not be encoded; a bug, counted."""
-
-    def drain(self) -> bool:
-        """Put what is in the channels now into the log; whether there was room for all of it."""
-        drained = True
-        for channel in self._channels:
-            if channel.items:
-                drained = self._drain(channel) and drained
-        self._persist()
-        return drained
-
-    def count_pending(self) -> int:
-        """Records that are accepted and that no reader of the log sees yet."""
-        waiting = sum(channel.count_records() for channel in self._channels)
-        return self._draining + self._log.count_unpublished() + waiting
-
-    def choose_wait(self, tick_s: float, elapsed_s: float) -> float:
-        """How long to wait for the next tick, so that about `FRAME_BYTES` come in meanwhile.
-
-        The threads that log must not be made to look at a size or to wake
-        anybody, so it is reckoned from what came since the last call.
-
-        Args:
-            tick_s: The longest wait.
-            elapsed_s: Time since the last call.
-        """
-        framed, self._framed_bytes = self._framed_bytes, 0
-        if framed <= FRAME_BYTES:
-            return tick_s
-        return min(tick_s, max(_SHORTEST_TICK_S, elapsed_s * FRAME_BYTES / framed))
-
-    def _drain(self, channel: Channel) -> bool:
-        # What comes while this goes on waits for the next tick, so that a tick ends.
-        remaining = len(channel.items)
-        while remaining > 0 and not self._log.is_full:
-            items, records = channel.take_frame()
-            if not items:
-                return True
-            remaining -= len(items)
-            self._draining = records
-            try:
-                batch = self._make_batch(channel.kind, items)
-            except Exception:  # noqa: BLE001
-                # Records are validated before they come here, so this is a bug of ours or
-                # memory that ran out; it must cost this frame only, and be seen.
-                _log.exception("%d %s records could not be encoded", records, channel.kind)
-                self.unencodable += records
-                self._draining = 0
-                continue
-            self._log.account(channel.kind, items)
-            self._log.add(batch)
-            for listener in channel.listeners:
-                listener(batch)
-            self._draining = 0
-            self._framed_bytes += len(batch.body)
-            # Several small frames are one write.
-            self._unpersisted_bytes += len(batch.body)
-            if self._unpersisted_bytes >= FRAME_BYTES:
-                self._persist()
-        return remaining <= 0
-
-    def _persist(self) -> None:
-        self._unpersisted_bytes = 0
-        self._log.persist()
-
-    def _make_batch(self, kind: str, items: list[Any]) -> Batch:
-        count, body = encode_frame_body(kind, items)
-        origin = self._origin
-        return Batch(
-            origin.run_id or "",
-            origin.writer_id,
-            origin.attempt,
-            origin.rank,
-            self._log.end,
-            kind,
-            count,
-            body,
-        )
 
 
 class StandInStream(RunStream):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from quark_core.backends.contract import (
     HELD_FILE,
     Backend,
     Batch,
+    SupportsChanges,
     SupportsGroups,
     SupportsRead,
     SupportsReplay,
@@ -23,6 +26,8 @@ from quark_core.delivery.attempt_starts import StartWatch
 from quark_core.delivery.black_box import find_box_path
 from quark_core.delivery.black_box_recovery import (
     OpenLane,
+    describe_gone,
+    find_black_box,
     find_unjournaled,
     recover_black_box,
 )
@@ -43,7 +48,12 @@ from quark_core.delivery.sending import (
     send_payloads,
     set_payloads_aside,
 )
-from quark_core.errors import BackendRejected, RunNotFoundError
+from quark_core.errors import (
+    BackendRejected,
+    BackendUnavailable,
+    RunNotFoundError,
+    describe_error,
+)
 from quark_core.system.folders import describe_link, find_foreign_link
 
 __all__ = [
@@ -53,6 +63,7 @@ __all__ = [
     "SyncLog",
     "count_boxed",
     "count_waiting",
+    "find_next",
     "sync_folder",
 ]
 
@@ -167,13 +178,16 @@ def count_boxed(folder: JournalFolder, manifest: Manifest) -> tuple[int, str | N
         found = find_unjournaled(folder, manifest)
     except OSError as error:
         # What is in it is not known, and may be all of the run.
-        return 0, f"its process was killed, and its black box cannot be read: {error}"
+        return 0, f"its process is gone, and its black box cannot be read: {error}"
     reasons = []
+    path = find_box_path(manifest.run_id, manifest.writer_id)
+    if folder.lacks_end and (path is None or not os.path.lexists(path)):
+        return 0, describe_gone(manifest)
     if found.waiting:
         reasons.append(f"its last {found.waiting} records are in its black box only")
     if found.lost:
         reasons.append(f"at most {found.lost} records are lost: there was no room for them")
-    return found.waiting, f"its process was killed: {'; '.join(reasons)}" if reasons else None
+    return found.waiting, f"its process is gone: {'; '.join(reasons)}" if reasons else None
 
 
 def sync_folder(
@@ -183,6 +197,7 @@ def sync_folder(
     *,
     on_progress: Callable[[int], None] | None = None,
     keep_lane: KeepLane | None = None,
+    primary_only: bool = False,
 ) -> list[LaneSync]:
     """Deliver one journal to all of its lanes that nobody else drives, and delete it when done.
 
@@ -194,35 +209,49 @@ def sync_folder(
         open_lane: Opens backends.
         on_progress: Told of each number of records that are done with.
         keep_lane: Says whether a backend stays open; by default each is closed.
+        primary_only: Whether mirrors are left for another time.
     """
+    try:
+        folder.set_strange_aside()
+    except OSError as error:
+        return [_hold_back(manifest, entry, str(error)) for entry in manifest.lanes]
     link = find_foreign_link(folder.path)
     if link is not None:
         return [_hold_back(manifest, entry, describe_link(link)) for entry in manifest.lanes]
     results = []
     # Asked before anything is read: what a living writer adds meanwhile must not be deleted unread.
-    is_final = not folder.is_written(manifest)
+    is_final = is_gone = not folder.is_written(manifest)
     recover_black_box(folder, manifest, open_lane)
-    box = find_box_path(manifest.run_id, manifest.writer_id)
+    box, unread = find_box_path(manifest.run_id, manifest.writer_id), None
     if manifest.black_box is not None and box is not None and os.path.lexists(box):
         is_final = False  # another process is about to journal what is in there
+        unread = _explain_unread_box(folder, manifest) if is_gone else None
     for entry in manifest.lanes:
+        if primary_only and not entry.primary:
+            continue
         result = LaneSync(run_id=manifest.run_id, writer_id=manifest.writer_id, backend=entry.name)
         results.append(result)
         lease = folder.lease(entry.name)
         if not lease.take():
             holder = lease.holder
-            result.state = "held"
+            result.state = "held" if lease.is_there else "waiting"
             result.reason = f"process {holder.pid if holder else '?'} delivers it"
+            if not lease.is_there:
+                result.reason = f"its folder {folder.path} cannot be written"
             continue
         try:
-            _LaneDelivery(folder, manifest, entry, open_lane, result, is_final=is_final).run(
-                on_progress, keep_lane
-            )
+            delivery = _LaneDelivery(folder, manifest, entry, open_lane, result, is_final=is_final)
+            delivery.run(on_progress, keep_lane)
+            # A later look finds it in the main file of its store, and lets the journal go.
+            is_final = is_final and delivery.is_settled
         finally:
             lease.release()
+        if unread is not None and result.state == "delivered":
+            result.state, result.reason = "waiting", unread
     for what in dict.fromkeys(what for result in results for what in result.damage):
         _log.warning("journal %s: %s", folder.path, what)
-    if is_final and all(result.state == "delivered" for result in results):
+    is_whole = all(result.state == "delivered" for result in results)
+    if is_final and is_whole and len(results) == len(manifest.lanes):
         unknown = {result.backend: result.unknown for result in results}
         if folder.read_damage() is not None:
             folder.set_aside(unknown=unknown)
@@ -232,8 +261,19 @@ def sync_folder(
         else:
             folder.remove(unknown=unknown)
     else:
+        if is_final and primary_only and all(r.state in ("delivered", "kept") for r in results):
+            folder.note_stored()
         folder.prune()
     return results
+
+
+def _explain_unread_box(folder: JournalFolder, manifest: Manifest) -> str | None:
+    """Why what a process that is gone left in its black box is not for this journal, or None."""
+    try:
+        find_black_box(folder, manifest)
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def _hold_back(manifest: Manifest, entry: LaneEntry, reason: str) -> LaneSync:
@@ -281,6 +321,9 @@ class _LaneDelivery:
             is_written=not is_final,
         )
         self._backend: Backend | None = None
+        self._idempotent = False
+        self.is_settled = True
+        """Whether the backend has for good what it was given."""
         note = folder.read_damage()
         self._noted = [] if note is None else list(note.lost)
 
@@ -289,15 +332,21 @@ class _LaneDelivery:
         folder, manifest, entry, result = self._folder, self._manifest, self._entry, self._result
         mark = folder.mark(entry.name)
         quarantine = Quarantine(
-            Path(manifest.run_path) / "quarantine" / lane_folder_name(entry.name), entry.name
+            Path(manifest.run_path) / "quarantine" / lane_folder_name(entry.name),
+            entry.name,
+            specification=entry.specification,
+            project=manifest.project,
         )
         watch = StartWatch.of_journal(quarantine, manifest.writer_id) if entry.primary else None
         failure: Exception | None = None
         try:
-            batches = self._reader.read(mark.done)
+            start = self._find_start(mark.done, watch, quarantine)
+            batches = self._reader.read(start)
             first = next(batches, None)
             if first is not None or self._reader.missing:
-                self._backend, idempotent = self._open_lane(manifest, entry)
+                if self._backend is None:
+                    self._backend, self._idempotent = self._open_lane(manifest, entry)
+                idempotent = self._idempotent
                 if getattr(self._backend, "keeps_journal", False):
                     self._keep(batches)
                     return
@@ -305,10 +354,17 @@ class _LaneDelivery:
                 # In the journal lie those that went nowhere but to backends.
                 places = (folder.path, Path(manifest.run_path))
                 find = [PayloadFolder(place).find for place in places]
-                whole = self._fill_gaps(chain(head, batches), mark.done)
+                whole = self._fill_gaps(chain(head, batches), start)
                 for group in cut_groups(whole, GROUP_BATCHES if idempotent else 1):
                     if idempotent or group[0].number >= mark.begun:
-                        _write(self._backend, group, quarantine, result, find, mark, watch)
+                        write = partial(_write, self._backend, group, quarantine, result, find)
+                        try:
+                            write(mark, watch)
+                        except BackendUnavailable as error:
+                            if error.lacks_from is None or not idempotent:
+                                raise
+                            self._fill_again(error.lacks_from, group[0].number, find, str(error))
+                            write(mark, watch)
                     else:
                         # Sent once already, perhaps: sending it again could store it twice.
                         result.unknown += group[0].count
@@ -322,11 +378,13 @@ class _LaneDelivery:
                     self._backend.write_group([])
             if result.missing or self._reader.left_alone:
                 result.damage += self._found
+            settle = getattr(self._backend, "settle", None)
+            self.is_settled = settle is None or settle()
             result.state = "delivered"
         except Exception as error:  # noqa: BLE001 - the other lanes must still be delivered
             failure = error
             result.state = "waiting"
-            result.reason = f"{type(error).__name__}: {error}"
+            result.reason = describe_error(error)
             reader = _open_reader(folder, result, is_written=not self._is_final)
             result.waiting = sum(batch.count for batch in reader.read(mark.done))
         finally:
@@ -334,6 +392,37 @@ class _LaneDelivery:
             backend = self._backend
             if backend is not None and not (keep_lane is not None and keep_lane(backend, failure)):
                 _close(backend, result)
+
+    def _fill_again(self, first: int, end: int, find: Sequence[FindPayload], reason: str) -> None:
+        """Give a mirror what it had before and has lost, out of the primary and the journal."""
+        _log.warning("backend %s: %s; it is filled again", self._entry.name, reason)
+        assert self._backend is not None
+        found = {batch.number: batch for batch in self._replay(first, end - 1)}
+        reader = JournalReader(self._folder.path, is_written=not self._is_final)
+        for batch in reader.read(first):
+            if batch.number >= end:
+                break
+            found.setdefault(batch.number, batch)
+        for _, batch in sorted(found.items()):
+            send_payloads(self._backend, [batch], find)
+            with suppress(BackendRejected):  # it is in quarantine since the first time
+                self._backend.write(batch)
+
+    def _find_start(self, done: int, watch: StartWatch | None, quarantine: Quarantine) -> int:
+        """Where to begin: a store may have been put back or damaged since it took the last ones."""
+        if watch is None or watch.refusal is not None or not done:
+            return done
+        self._backend, self._idempotent = self._open_lane(self._manifest, self._entry)
+        if getattr(self._backend, "keeps_journal", False) or not self._idempotent:
+            return done
+        found = find_next(self._backend, self._manifest.run_id, self._manifest.writer_id)
+        if found is None or found >= done:
+            return done
+        # The last ones that it lacks may be those that it has refused.
+        refused = quarantine.list_numbers(self._manifest.writer_id)
+        while found in refused:
+            found += 1
+        return min(found, done)
 
     def _keep(self, batches: Iterable[Batch]) -> None:
         """Leave a journal that is the store as it is; what is wrong with it is said."""
@@ -427,7 +516,20 @@ def _close(backend: Backend, result: LaneSync) -> None:
         backend.close()
     except Exception as error:  # noqa: BLE001 - the other lanes and journals must still be delivered
         _log.warning("backend %s: run %s: %s", result.backend, result.run_id, error)
-        result.reason = result.reason or f"{type(error).__name__}: {error}"
+        result.reason = result.reason or describe_error(error)
+
+
+def find_next(backend: object, run_id: str, writer_id: str) -> int | None:
+    """Number of a writer's next batch by what a backend has; None where it does not tell."""
+    if not isinstance(backend, SupportsChanges):
+        return None
+    try:
+        return backend.read_heads(run_id).cursor.get(writer_id, 0)
+    except RunNotFoundError:
+        return 0
+    except Exception as error:  # noqa: BLE001 - then what it has is read, or believed
+        _log.debug("run %s: how far it came is not known: %s", run_id, error)
+        return None
 
 
 def _read_batches(backend: object, manifest: Manifest, first: int, last: int) -> list[Batch]:

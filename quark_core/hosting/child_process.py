@@ -15,19 +15,26 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
-from quark_core.hosting.messages import read_frame, write_frame
+from quark_core.hosting.messages import AS_EQUAL, read_frame, write_frame
 from quark_core.hosting.stopped_helpers import describe_helper
 from quark_core.system.exit_status import call_last
 from quark_core.system.process import importing
 from quark_core.system.weak_sets import list_members
 
-__all__ = ["ChildGone", "ChildProcess", "measure_work", "prefer_helpers"]
+__all__ = [
+    "ChildGone",
+    "ChildProcess",
+    "measure_work",
+    "prefer_helpers",
+    "start_helpers_as_equals",
+]
 
 _log = logging.getLogger("quark")
 _KILL_WAIT_S = 5.0
 # What a session of its own is on Windows.
 _NEW_GROUP = int(getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0))
 _Reply = TypeVar("_Reply")
+_starts_equals = False
 
 
 class ChildGone(Exception):
@@ -50,13 +57,15 @@ class ChildProcess:
     """A process that runs a module and answers requests; one at a time, from any thread.
 
     It has a session of its own, so Ctrl-C in the terminal does not reach it,
-    and it ends when this process does: the module must see to that.
+    and it ends when this process does: the module must see to that. One that has
+    something to finish then is not killed.
 
     Args:
         module: What it runs.
         title: How errors name it.
         log_path: Where what it prints goes; None for where this process prints its errors.
         environment: Its environment variables; Python finds this Quark in any case.
+        finishes: Whether it may outlive this process, within bounds of its own.
 
     Raises:
         ChildGone: Python's own program is not known.
@@ -64,16 +73,23 @@ class ChildProcess:
     """
 
     def __init__(
-        self, module: str, title: str, log_path: Path | None, environment: Mapping[str, str]
+        self,
+        module: str,
+        title: str,
+        log_path: Path | None,
+        environment: Mapping[str, str],
+        *,
+        finishes: bool = False,
     ) -> None:
         self._title = title
+        self._finishes = finishes
         self._late = False
         if not sys.executable:
             raise ChildGone("Python's own program is not known (sys.executable is empty)")
         with _open_log(log_path) as log, importing():
             # A fork in the middle of this would keep our ends of the pipes open.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module],
+                [sys.executable, "-P", "-m", module, *([AS_EQUAL] if _starts_equals else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -121,6 +137,17 @@ class ChildProcess:
             self._kill()
         with contextlib.suppress(OSError):
             self._receiver.close()
+
+    def leave(self) -> None:
+        """Give it up at the end of this process: it is killed, unless it finishes by itself."""
+        if not self._finishes:
+            self.end(wait_s=0.0)
+            return
+        _alive.discard(self)
+        with contextlib.suppress(OSError):
+            self._sender.close()
+        # Nobody waits for it.
+        self._process.returncode = 0
 
     def forget(self) -> None:
         """Close a forked child's copies of the pipes, which would hide our end from the process."""
@@ -206,6 +233,12 @@ def measure_work() -> float:
     return total_s
 
 
+def start_helpers_as_equals() -> None:
+    """Start all further ones with the priority of this process, which trains nothing."""
+    global _starts_equals
+    _starts_equals = True
+
+
 def prefer_helpers() -> None:
     """Let all such processes have their share of the machine again: the training has ended."""
     with importing():
@@ -218,7 +251,7 @@ def prefer_helpers() -> None:
 def _kill_left() -> None:
     """Kill what has not ended: one that is stopped, or is kept by a native call, never sees why."""
     for process in list_members(_alive):
-        process.end(wait_s=0.0)
+        process.leave()
 
 
 def _after_in_child() -> None:

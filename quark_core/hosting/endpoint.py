@@ -16,6 +16,8 @@ from io import RawIOBase
 from pathlib import Path
 from typing import NoReturn
 
+from quark_core.hosting.messages import AS_EQUAL
+
 __all__ = [
     "extend_import_path",
     "lower_priority",
@@ -47,9 +49,9 @@ def lower_priority(*, is_nice: bool = True) -> None:
 
 
 def lower_started() -> None:
-    """Make those processes nicer too that a library has started in sessions of their own.
+    """Lower the priority of the child processes that started sessions of their own.
 
-    They have the niceness of their parent, but not that of its session.
+    They inherit the niceness of their parent, but not that of its session.
     """
     import psutil
 
@@ -125,7 +127,7 @@ def serve_parent(serve: Callable[[RawIOBase, RawIOBase], int], *, is_nice: bool 
     for name in _IGNORED:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    lower_priority(is_nice=is_nice)
+    lower_priority(is_nice=is_nice and AS_EQUAL not in sys.argv)
     faulthandler.enable()
     source = os.fdopen(os.dup(0), "rb", buffering=0)
     target = os.fdopen(os.dup(1), "wb", buffering=0)

@@ -32,6 +32,7 @@ from quark_core.errors import (
 from quark_core.hosting.child_process import ChildGone, ChildProcess
 from quark_core.hosting.messages import Message, OpenBackend, Reply
 from quark_core.hosting.opener import describe_opener
+from quark_core.system.credentials import list_credentials
 from quark_core.system.process import current_process
 
 __all__ = ["Helper", "HelperEnded"]
@@ -49,6 +50,8 @@ _BACKEND_ERRORS: Mapping[str, type[BackendError]] = {
         BackendUnusable,
     )
 }
+# A refusal of a bucket's credentials is not told apart from a server that is out of reach.
+_MAY_BE_REFUSED = (BackendUnauthorized.__name__, BackendUnavailable.__name__)
 _OTHER_ERRORS: Mapping[str, type[QuarkError]] = {
     kind.__name__: kind
     for kind in (
@@ -105,6 +108,7 @@ class Helper:
         )
         self._lock = threading.Lock()
         self._child: ChildProcess | None = None
+        self._credentials: frozenset[tuple[str, str]] = frozenset()
         self._finalizer: Any = None
 
     @property
@@ -137,14 +141,21 @@ class Helper:
         """
         self._leave_parent()
         with self._lock:
-            child = self._start()
-            try:
-                reply = child.request(message, Reply, timeout_s)
-            except ChildGone as error:
-                self._forget()
-                raise HelperEnded(f"{error}; see {self._log_path}") from error
+            reply = self._request(message, timeout_s)
+            if reply.outcome in _MAY_BE_REFUSED and self._credentials != list_credentials():
+                # A token runs out, and the script has drawn another one since: once more.
+                self._end()
+                reply = self._request(message, timeout_s)
             self._take(reply)
             return reply
+
+    def _request(self, message: Message, timeout_s: float | None) -> Reply:
+        child = self._start()
+        try:
+            return child.request(message, Reply, timeout_s)
+        except ChildGone as error:
+            self._forget()
+            raise HelperEnded(f"{error}; see {self._log_path}") from error
 
     def end(self) -> None:
         """Give the process up."""
@@ -163,6 +174,7 @@ class Helper:
         if self._child is not None:
             return self._child
         try:
+            self._credentials = list_credentials()
             child = ChildProcess(_MODULE, f"backend {self._name}", self._log_path, os.environ)
             self._child = child
             self._finalizer = weakref.finalize(self, child.end, wait_s=0.0)

@@ -23,6 +23,7 @@ from quark_core.backends.contract import Batch
 from quark_core.system.process import ProcessIdentity
 
 __all__ = [
+    "AS_EQUAL",
     "CallMethod",
     "CloseBackend",
     "Message",
@@ -36,6 +37,9 @@ __all__ = [
     "read_frame",
     "write_frame",
 ]
+
+AS_EQUAL = "as-equal"
+"""Argument of a helper process that is to have the priority of the one that starts it."""
 
 
 class OpenBackend(msgspec.Struct, frozen=True, tag=True):
@@ -133,7 +137,7 @@ def write_frame(stream: RawIOBase, message: Any) -> None:
 
     Args:
         stream: Unbuffered: a forked child must not inherit half of a message.
-        message: It.
+        message: A msgspec struct that the other side knows.
 
     Raises:
         OSError: The other side is gone.
@@ -174,14 +178,25 @@ _MODULES = frozenset(
 )
 
 
+# What makes values again out of their parts; all else that is named is a type.
+_MAKERS = frozenset(
+    {"__newobj__", "_frombuffer", "_reconstruct", "_reconstructor", "encode", "rebuild", "scalar"}
+)
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """See `pickle.Unpickler`."""
-        if module.partition(".")[0] in _MODULES:
-            return super().find_class(module, name)
-        found = super().find_class(module, name) if module == "builtins" else None
-        if isinstance(found, type):
-            return found
+        """See `pickle.Unpickler`; of a module only what it has itself.
+
+        A name with dots would lead through what the module has imported, to any function there is.
+        """
+        package = module.partition(".")[0]
+        if (package in _MODULES or module == "builtins") and name.isidentifier():
+            found = super().find_class(module, name)
+            home = str(getattr(found, "__module__", None) or module).partition(".")[0]
+            is_maker = name in _MAKERS and package != "builtins"
+            if (isinstance(found, type) or is_maker) and home in {*_MODULES, "builtins"}:
+                return found
         raise pickle.UnpicklingError(
             f"{module}.{name} is no type that a backend may be given or give back"
         )

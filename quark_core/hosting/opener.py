@@ -62,8 +62,8 @@ def load_definition(definition: BackendDefinition, opener: str, plugin: str) -> 
         return replace(definition, open=getattr(importlib.import_module(module), name))
     from importlib.metadata import EntryPoint
 
-    from quark_core.backends.hookspecs import ENTRY_POINT_GROUP
     from quark_core.backends.registry import BackendRegistry
+    from quark_core.hookspecs import ENTRY_POINT_GROUP
 
     point = EntryPoint(definition.name, plugin, ENTRY_POINT_GROUP)
     registry = BackendRegistry.discover([point])

@@ -23,7 +23,7 @@ import xxhash
 from quark_core.config.arguments import check_run_id
 from quark_core.errors import SchemaValidationError
 from quark_core.ranks.launches import Launch
-from quark_core.system.folders import read_plain_file
+from quark_core.system.folders import decode_foreign, read_plain_file
 from quark_core.system.process import ProcessIdentity, current_process, find_age_s, is_alive
 
 __all__ = ["Claim", "RunClaims"]
@@ -225,7 +225,7 @@ class RunClaims:
 
 def _load(path: Path) -> Claim | None:
     try:
-        claim = msgspec.json.decode(read_plain_file(path), type=Claim)
+        claim = decode_foreign(read_plain_file(path), Claim)
         # Folders are named by it.
         check_run_id(claim.run_id)
     except (OSError, msgspec.DecodeError, SchemaValidationError):

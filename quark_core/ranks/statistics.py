@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from quark_core.errors import SchemaValidationError
+from quark_core.records.checks import check_choice
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,11 +68,7 @@ def check_axis(by: object) -> Literal["step", "epoch"]:
     Raises:
         SchemaValidationError: Neither "step" nor "epoch".
     """
-    if by == "step":
-        return "step"
-    if by == "epoch":
-        return "epoch"
-    raise SchemaValidationError(f'by must be "step" or "epoch", got {by!r:.60}')
+    return "step" if check_choice(by, "by", ("step", "epoch")) == "step" else "epoch"
 
 
 def compare_ranks(

@@ -53,7 +53,6 @@ from quark_core.records.runs import (
 )
 
 __all__ = [
-    "ANALYSIS_TYPES",
     "RECORD_TYPES",
     "AlertRecord",
     "ArtifactLinkRecord",
@@ -86,8 +85,3 @@ __all__ = [
 
 for _module in iter_modules(kinds.__path__):
     import_module(f"{kinds.__name__}.{_module.name}")
-
-ANALYSIS_TYPES: tuple[type[StreamRecord], ...] = tuple(
-    each for each in RECORD_TYPES.values() if each.IS_ANALYSIS
-)
-"""What analyzers find out, which is kept in generations."""

@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["LATEST", "ArtifactName", "check_alias", "parse_artifact_name"]
+__all__ = ["LATEST", "MOST_PINNED", "ArtifactName", "check_alias", "parse_artifact_name"]
 
 LATEST = "latest"
 """The alias of the newest version, which nobody sets."""
 
+MOST_PINNED = 2**53 - 1
+"""The last number that a link keeps; versions after it are counted each time."""
+
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_VERSION = re.compile(r"v([0-9]{1,9})")
+_VERSION = re.compile(r"v([0-9]{1,18})")
 _MOST_LENGTH = 1_200
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
 from typing import Any, ClassVar, get_type_hints
 
 import msgspec
+
+from quark_core.errors import UnknownKindError
 
 __all__ = [
     "RECORD_TYPES",
@@ -114,16 +117,83 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return {name: _plain(getattr(self, name)) for name in self.__struct_fields__}
 
 
-RECORD_TYPES: dict[str, type[StreamRecord]] = {}
-"""Kind -> type of every record that travels in a stream."""
+class RecordTypes(Mapping[str, "type[StreamRecord]"]):
+    """Kind -> type of every record that travels in a stream.
+
+    The types of plugins are loaded when a kind is not known, or when all are listed. So a module
+    must not list them while it is imported.
+
+    Attributes:
+        load_more: Imports the modules that plugins declare; set by `quark_core.backends`.
+    """
+
+    def __init__(self) -> None:
+        self._types: dict[str, type[StreamRecord]] = {}
+        self._lock = threading.RLock()
+        self._is_loading = False
+        self.load_more: Callable[[], None] | None = None
+
+    def __getitem__(self, kind: str) -> type[StreamRecord]:
+        found = self._types.get(kind)
+        if found is None:
+            self._load()
+            found = self._types.get(kind)
+        if found is None:
+            raise UnknownKindError(
+                f"records of kind {kind!r:.60} are not known here: the plugin that defines them "
+                "is not installed, or a newer version of Quark wrote them"
+            )
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(tuple(self._types))
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._types)
+
+    def add(self, record_type: type[StreamRecord]) -> None:
+        """Make a type known.
+
+        Raises:
+            TypeError: Another type has its kind or its table.
+        """
+        name = f"{record_type.__module__}.{record_type.__qualname__}"
+        for known in self._types.values():
+            if name == f"{known.__module__}.{known.__qualname__}":
+                continue  # the module is loaded anew
+            if record_type.KIND == known.KIND:
+                raise TypeError(f"records of kind {known.KIND!r} are {known.__qualname__} already")
+            if record_type.TABLE == known.TABLE:
+                raise TypeError(f"the table {known.TABLE!r} is of {known.__qualname__} already")
+        self._types[record_type.KIND] = record_type
+
+    def _load(self) -> None:
+        if self.load_more is None:
+            return
+        with self._lock:
+            load, is_nested = self.load_more, self._is_loading
+            if load is None or is_nested:
+                return
+            self._is_loading = True
+            try:
+                load()
+            finally:
+                self._is_loading, self.load_more = False, None
+
+
+RECORD_TYPES = RecordTypes()
+"""The types of records that this process knows."""
 
 
 class StreamRecord(Record, frozen=True, gc=False):
     """A record that a writer puts into a run's stream.
 
-    A type of records is a class with a `KIND` of its own in a module of `records.kinds`. All
-    else follows from it: how it is encoded and stored, its table in mirrors and exports, its
-    curves, and its name in `quark`.
+    A type of records is a class with a `KIND` and a `TABLE` of its own, in a module of
+    `records.kinds` or in one that a plugin names in `quark_register_record_kinds`. All else
+    follows from it: how it is encoded and stored, its table in mirrors and exports, its curves,
+    and its name in `quark`.
 
     Attributes:
         KIND: Name of the type, wherever records travel.
@@ -147,10 +217,7 @@ class StreamRecord(Record, frozen=True, gc=False):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if cls.KIND:
-            known = RECORD_TYPES.get(cls.KIND)
-            if known is not None and known.__qualname__ != cls.__qualname__:
-                raise TypeError(f"records of kind {cls.KIND!r} are {known.__qualname__} already")
-            RECORD_TYPES[cls.KIND] = cls
+            RECORD_TYPES.add(cls)
 
     @property
     def id(self) -> str:

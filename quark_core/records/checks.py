@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from quark_core.errors import SchemaValidationError
 from quark_core.records.artifact_layout import check_artifact_path, check_artifact_type, is_sha256
 from quark_core.records.names import check_name, split_name
 
 __all__ = [
+    "check_choice",
     "check_event_type",
     "check_finite",
     "check_histogram",
@@ -19,6 +20,27 @@ __all__ = [
 ]
 
 _EVENT_TYPE = re.compile(r"[a-z][a-z0-9_./-]*")
+
+
+def check_choice(choice: object, argument: str, choices: Collection[str]) -> str:
+    """Return a word that somebody chose, or refuse it.
+
+    An object that is no text is compared with nothing: an array compares each of its elements,
+    and a list has no hash.
+
+    Raises:
+        SchemaValidationError: None of the words.
+    """
+    if isinstance(choice, str):
+        if choice in choices:
+            return choice
+        got = repr(choice)[:60]
+    else:
+        got = "None" if choice is None else f"a {type(choice).__name__}"
+    words = f"one of {', '.join(choices)}"
+    if len(choices) == 2:
+        words = " or ".join(map(repr, choices))
+    raise SchemaValidationError(f"{argument} must be {words}, got {got}")
 
 
 def check_event_type(event_type: object, argument: str = "event_type") -> str:

@@ -22,6 +22,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from operator import sub as subtract
 from typing import TYPE_CHECKING, Any
@@ -35,9 +36,11 @@ from quark_core.records.fields import (
     boolean_fields,
     column_types,
     default_value,
+    restore_object,
     restorers,
 )
 from quark_core.records.json_object import decode_json, encode_json
+from quark_core.records.names import check_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +58,7 @@ __all__ = [
     "MISSING_INDEX",
     "compress_frame",
     "decode_body",
+    "BODY_HEAD_BYTES",
     "decompress_frame",
     "encode_columns",
     "encode_float_array",
@@ -64,12 +68,15 @@ __all__ = [
     "encode_records",
     "encode_repeated",
     "encode_spread",
+    "measure_body",
+    "unpack_body",
 ]
 
 BODY_VERSION = 1
 MISSING_INDEX = -1
 """What stands in an integer array where a record has None; no valid value is negative."""
 
+_COMMON_FIELDS = frozenset({"sequence", "time_us"})
 _COMPRESS_FROM_BYTES = 256
 _MAX_ROWS = 1 << 26
 _PLAIN = b"\x00"
@@ -168,15 +175,23 @@ class _Body(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DecodedBody:
-    """A body whose columns are decoded one by one, when asked for."""
+    """A body whose columns are decoded one by one, when asked for.
+
+    Of a kind that is not known here, as of a plugin that is not installed, only `_COMMON_FIELDS`
+    can be read: whoever recovers or delivers records needs no more.
+    """
 
     __slots__ = ("_columns", "count", "kind", "version")
 
-    def __init__(self, body: _Body) -> None:
-        self.version = body.version
-        self.kind = body.kind
-        self.count = body.count
-        self._columns = {column.name: column for column in body.columns}
+    def __init__(self, version: int, kind: str, count: int, columns: Iterable[Column]) -> None:
+        self.version = version
+        self.kind = kind
+        self.count = count
+        self._columns = {column.name: column for column in columns}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the writer knew a column."""
+        return name in self._columns
 
     def column(self, name: str) -> Column:
         """The column, or one of its default where the writer did not know it."""
@@ -186,9 +201,17 @@ class DecodedBody:
         return found
 
     def to_list(self, name: str) -> list[Any]:
-        """Values of a column as Python objects, as the records have them."""
+        """Values of a column as Python objects, as the records have them.
+
+        Raises:
+            SchemaValidationError: The kind is not known here, and not all kinds have the column.
+        """
+        if name in _COMMON_FIELDS and name in self:
+            return self._columns[name].to_list(self.count)
         values = self.column(name).to_list(self.count)
         restore = bool if name in boolean_fields(self.kind) else restorers(self.kind).get(name)
+        if restore is None and column_types(self.kind)[name] == "j":
+            restore = partial(restore_object, name)
         if restore is not None:
             values = [None if value is None else restore(value) for value in values]
         return values
@@ -203,7 +226,7 @@ class DecodedBody:
             if encoding in ("i", "f"):
                 missing = MISSING_INDEX if encoding == "i" else np.nan
                 return np.full(count if rows is None else len(rows), missing)
-        if name in restorers(self.kind):
+        if column_types(self.kind)[name] == "j":
             out = np.empty(self.count, dtype=object)
             out[:] = self.to_list(name)
             return out if rows is None else out[rows]
@@ -270,7 +293,12 @@ def encode_columns(
         if name in booleans:
             values = [None if value is None else int(value) for value in given]
         encoded.append(_encode_column(name, types[name], values))
-    body = msgspec.msgpack.encode(_Body(BODY_VERSION, kind, count, encoded))
+    try:
+        body = msgspec.msgpack.encode(_Body(BODY_VERSION, kind, count, encoded))
+    except UnicodeEncodeError:
+        # One text that is no Unicode must not cost the others that are with it.
+        encoded = [_clean(column) for column in encoded]
+        body = msgspec.msgpack.encode(_Body(BODY_VERSION, kind, count, encoded))
     if not compress or len(body) < _COMPRESS_FROM_BYTES:
         return _PLAIN + body
     return _ZSTD + compress_frame(body)
@@ -364,16 +392,10 @@ def decode_body(body: bytes) -> DecodedBody:
     """Open a body of this version or an older one.
 
     Raises:
-        SchemaValidationError: Damaged bytes, or a version or kind that this
-            version of Quark does not know.
+        SchemaValidationError: Damaged bytes, or a version that this Quark does not know.
     """
-    marker, rest = body[:1], body[1:]
     try:
-        if marker == _ZSTD:
-            rest = decompress_frame(rest, "body")
-        elif marker != _PLAIN:
-            raise SchemaValidationError(f"body begins with the unknown marker {marker!r}")
-        decoded = msgspec.msgpack.decode(rest, type=_Body)
+        decoded = msgspec.msgpack.decode(unpack_body(body), type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaValidationError(f"body is damaged: {error}") from error
     if decoded.version > BODY_VERSION:
@@ -383,9 +405,39 @@ def decode_body(body: bytes) -> DecodedBody:
     if decoded.count > _MAX_ROWS:
         # A column of one value is as long as the body says, whatever it weighs.
         raise SchemaValidationError(f"body claims {decoded.count} records; refused")
-    if decoded.kind not in RECORD_TYPES:
-        raise SchemaValidationError(f"body holds records of the unknown kind {decoded.kind!r}")
-    return DecodedBody(decoded)
+    return DecodedBody(decoded.version, decoded.kind, decoded.count, decoded.columns)
+
+
+BODY_HEAD_BYTES = 32
+"""So much of the beginning of a body says how large it is."""
+
+
+def measure_body(head: bytes, stored_bytes: int) -> int:
+    """How many bytes a body has once it is decompressed, by its beginning.
+
+    Args:
+        head: Its first `BODY_HEAD_BYTES` bytes.
+        stored_bytes: How many it has as it is stored.
+    """
+    try:
+        size = zstd.get_frame_info(head[1:]).decompressed_size if head[:1] == _ZSTD else None
+    except zstd.ZstdError:
+        size = None
+    return stored_bytes if size is None else int(size)
+
+
+def unpack_body(body: bytes) -> bytes:
+    """The msgpack of a body.
+
+    Raises:
+        SchemaValidationError: Its marker or its frame is none.
+    """
+    marker, rest = body[:1], body[1:]
+    if marker == _ZSTD:
+        return decompress_frame(rest, "body")
+    if marker != _PLAIN:
+        raise SchemaValidationError(f"body begins with the unknown marker {marker!r}")
+    return rest
 
 
 def _encode_column(name: str, encoding: str, values: Sequence[Any]) -> Column:
@@ -417,6 +469,19 @@ def _encode_column(name: str, encoding: str, values: Sequence[Any]) -> Column:
     start = values[0]
     width, packed = _pack_narrow([0, *map(subtract, values[1:], values)])
     return Column(name, "i", [start, width], nulls, packed)
+
+
+def _clean(column: Column) -> Column:
+    """A column of texts in which halves of surrogate pairs are replaced."""
+
+    def clean(text: Any) -> Any:
+        return check_text(text, column.name) if isinstance(text, str) else text
+
+    head = column.head
+    if column.encoding == "t":
+        # Two texts may become the same one: each keeps its place, which rows refer to.
+        head = [[clean(text) for text in head[0]], head[1]]
+    return msgspec.structs.replace(column, head=clean(head))
 
 
 def _fill_nulls(values: Sequence[Any], present: Any) -> list[Any]:

@@ -14,15 +14,24 @@ from quark_core.errors import SchemaValidationError
 
 __all__ = [
     "JsonObject",
+    "check_plain",
+    "clean_text",
+    "count_values",
     "decode_json",
     "encode_json",
     "flatten_json",
+    "mark_key",
     "normalize_json",
     "normalize_object",
 ]
 
 _MAX_DEPTH = 64
+# A record wraps what it was given in levels of its own: a field's value lies in two more.
+_MAX_STORED_DEPTH = _MAX_DEPTH + 8
 _INT64_MAX = 2**63 - 1
+_CONTAINERS = frozenset({dict, list})
+# No shorter text has an integer beyond 64 bits.
+_LONG_NUMBER_DIGITS = 19
 # Most of what is flattened is of these, and asking whether it is a mapping takes longer.
 _LEAVES = frozenset({str, int, float, bool, type(None), list})
 
@@ -32,13 +41,66 @@ _decoder = msgspec.json.Decoder()
 
 def encode_json(value: Any) -> bytes:
     """Encode a value that `normalize_json` has made."""
-    return value.encoded if type(value) is JsonObject else _encoder.encode(value)
+    if type(value) is JsonObject:
+        return value.encoded
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        # Bytes of a command line or a file's name that are no UTF-8 must not cost a whole batch.
+        return _encoder.encode(_normalize(msgspec.to_builtins(value), "value", 0))
 
 
 def decode_json(encoded: bytes | memoryview) -> Any:
-    """Decode what `encode_json` has made; objects come back as `JsonObject`."""
-    value = _decoder.decode(encoded)
+    """Decode what `encode_json` has made; objects come back as `JsonObject`.
+
+    Raises:
+        SchemaValidationError: It is no JSON, or none that `normalize_json` makes: whoever stored
+            it could have been anybody, and what reads it walks through it and writes it again.
+    """
+    try:
+        value = _decoder.decode(encoded)
+        check_plain(value, encoded)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SchemaValidationError(f"a JSON text is damaged: {error}") from None
     return JsonObject(value) if isinstance(value, dict) else value
+
+
+def count_values(encoded: bytes) -> int:
+    """About how many values a JSON text holds, at least."""
+    return encoded.count(b",") + encoded.count(b"[") + encoded.count(b"{") + 1
+
+
+def check_plain(value: Any, encoded: bytes | memoryview) -> None:
+    """Refuse a decoded value that `normalize_json` would not have made.
+
+    Args:
+        value: It.
+        encoded: The text that it was decoded from, by which most values are known to be plain.
+
+    Raises:
+        SchemaValidationError: It is nested too deeply, or holds an integer beyond 64 bits.
+    """
+    text = encoded if isinstance(encoded, bytes) else bytes(encoded)
+    if text.count(b"[") + text.count(b"{") > _MAX_STORED_DEPTH:
+        level = [value]
+        for _ in range(_MAX_STORED_DEPTH):
+            level = [
+                item
+                for outer in level
+                for item in (outer.values() if type(outer) is dict else outer)
+                if type(item) in _CONTAINERS
+            ]
+            if not level:
+                break
+        else:
+            raise SchemaValidationError(
+                f"a JSON text is nested deeper than {_MAX_STORED_DEPTH} levels"
+            )
+    if len(text) >= _LONG_NUMBER_DIGITS:
+        try:
+            msgspec.msgpack.encode(value)
+        except OverflowError:
+            raise SchemaValidationError("a JSON text holds an integer beyond 64 bits") from None
 
 
 class JsonObject(dict[str, Any]):
@@ -47,15 +109,33 @@ class JsonObject(dict[str, Any]):
     It is taken at the call, so what the caller does to the original later
     changes nothing; what is stored is `encoded`, so a change of a nested
     list changes nothing either.
+
+    Args:
+        items: Its values.
+        encoded: The same encoded, where that is known.
+        is_redacted: Whether secrets were taken out of all of it: it is not gone through again.
     """
 
-    __slots__ = ("_encoded",)
+    __slots__ = ("_encoded", "is_redacted")
 
     def __init__(
-        self, items: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), encoded: bytes = b""
+        self,
+        items: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+        encoded: bytes = b"",
+        *,
+        is_redacted: bool = False,
     ) -> None:
         super().__init__(items)
-        self._encoded = encoded or _encoder.encode(dict(self))
+        if not encoded:
+            try:
+                encoded = _encoder.encode(dict(self))
+            except UnicodeEncodeError:
+                clean = _normalize(dict(self), "value", 0)
+                dict.clear(self)
+                dict.update(self, clean)
+                encoded = _encoder.encode(clean)
+        self._encoded = encoded
+        self.is_redacted = is_redacted
 
     @property
     def encoded(self) -> bytes:
@@ -97,7 +177,8 @@ def normalize_json(value: Any, argument: str) -> Any:
     """Turn a value into plain JSON types.
 
     Tuples become lists, numpy and torch scalars become Python numbers, enum
-    members their values, paths strings. NaN and the infinities, which JSON
+    members their values, paths strings. Of two keys that become
+    one, such as 1 and "1", the later has its type behind it. NaN and the infinities, which JSON
     lacks, become the strings "NaN", "Infinity" and "-Infinity"; integers
     beyond 64 bits become strings; lone surrogates become "?".
 
@@ -116,7 +197,7 @@ def normalize_json(value: Any, argument: str) -> Any:
 def _normalize(value: Any, path: str, depth: int) -> Any:
     kind = type(value)
     if kind is str:
-        return value if value.isascii() else _clean_text(value)
+        return value if value.isascii() else clean_text(value)
     if kind is bool or value is None:
         return value
     if kind is int:
@@ -126,20 +207,31 @@ def _normalize(value: Any, path: str, depth: int) -> Any:
     if depth >= _MAX_DEPTH:
         raise SchemaValidationError(f"{path} is nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, Mapping):
-        return {
-            _normalize_key(key, path): _normalize(item, f"{path}.{key}", depth + 1)
-            for key, item in value.items()
-        }
+        out: dict[str, Any] = {}
+        for key, item in value.items():
+            name = _normalize_key(key, path)
+            if name in out:
+                name = mark_key(name, key, out)
+            out[name] = _normalize(item, f"{path}.{key}", depth + 1)
+        return out
     if isinstance(value, (list, tuple)):
         return [_normalize(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
     return _normalize(_convert_scalar(value, path), path, depth + 1)
+
+
+def mark_key(name: str, key: object, taken: Mapping[str, Any]) -> str:
+    """The name of a key whose own is taken: JSON has one "1" for both 1 and "1"."""
+    marked, count = f"{name} ({type(key).__name__})", 2
+    while marked in taken:
+        marked, count = f"{name} ({type(key).__name__} {count})", count + 1
+    return marked
 
 
 def _normalize_key(key: object, path: str) -> str:
     if isinstance(key, Enum):
         key = key.value
     if isinstance(key, str):
-        return _clean_text(str(key))
+        return clean_text(str(key))
     if isinstance(key, int) and not isinstance(key, bool):
         return _spell_integer(key, path)
     if isinstance(key, (bool, float)):
@@ -170,7 +262,8 @@ def _convert_scalar(value: Any, path: str) -> Any:
     )
 
 
-def _clean_text(text: str) -> str:
+def clean_text(text: str) -> str:
+    """The text with halves of surrogate pairs replaced, which stand for bytes that are no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

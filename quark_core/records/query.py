@@ -10,8 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from quark_core.errors import SchemaValidationError
+from quark_core.records.names import check_text
 
-__all__ = ["MetricFilters", "Query", "ReadBounds", "check_index", "spell_out"]
+__all__ = [
+    "MetricFilters",
+    "Query",
+    "ReadBounds",
+    "check_index",
+    "check_step",
+    "find_whole",
+    "spell_out",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -42,6 +51,31 @@ def check_index(value: object, argument: str) -> int | None:
             f"{argument} must fit in 64 bits, got one of {number.bit_length()} bits"
         )
     return number
+
+
+def check_step(value: object, argument: str) -> int | None:
+    """As `check_index`, for a counter of a training: a float that is whole is one, too.
+
+    Raises:
+        SchemaValidationError: As of `check_index`.
+    """
+    whole = find_whole(value)
+    return check_index(value if whole is None else whole, argument)
+
+
+def find_whole(value: Any) -> int | None:
+    """The integer that a number of any library is, negative ones too; None of anything else."""
+    try:
+        if isinstance(value, (bool, str, bytes)) or "bool" in str(getattr(value, "dtype", "")):
+            return None
+        if getattr(value, "ndim", 0):
+            value = value.item()
+        if hasattr(value, "__index__") and "float" not in str(getattr(value, "dtype", "")):
+            return int(operator.index(value))
+        number = float(value)
+        return int(number) if number.is_integer() and number == value else None
+    except Exception:  # noqa: BLE001 - a foreign object may raise anything
+        return None
 
 
 class ReadBounds(TypedDict, total=False):
@@ -156,11 +190,12 @@ class Query:
         """Make a query out of a reader's arguments, leaving out what is None.
 
         Raises:
-            SchemaValidationError: A bound is no non-negative integer; the
+            SchemaValidationError: A bound is no non-negative integer, or a value no text; the
                 message names it.
         """
+        wanted = {name: value for name, value in (equals or {}).items() if value is not None}
         return cls(
-            equals={name: value for name, value in (equals or {}).items() if value is not None},
+            equals={name: check_text(value, name) for name, value in wanted.items()},
             any_of={name: value for name, value in (any_of or {}).items() if value is not None},
             include_non_finite=include_non_finite,
             all_attempts=bool(all_attempts),

@@ -8,9 +8,11 @@ number, and the order of keys says nothing. Lists are ordered.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
+
+import msgspec
 
 from quark_core.records.json_object import flatten_json
 from quark_core.records.runs import RunDigests
@@ -23,10 +25,25 @@ __all__ = [
     "is_seed",
     "list_imported",
     "make_digests",
+    "renew_digests",
+    "was_seed",
 ]
 
 _DIGEST_BYTES = 16
-_SEED = re.compile(r"(^|[._/-])seed$", re.IGNORECASE)
+# No setting that anybody reads is a list of lists of lists of lists of lists.
+_MOST_LISTS = 5
+# Most paths have none of these in them, and need no further look.
+_SEED_WORDS = ("seed", "rng", "random")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SEED = re.compile(
+    r"(^|[._/-])("
+    r"((py(thon)?)?hash|rand(om)?|manual|global|rng)?seed([_-]?(everything|value|num(ber)?))?"
+    r"|random[_-]?state|p?rng([_-](key|state))?"
+    # Each library's own, where a run has one of each: `seed.torch`, `seeds.numpy`.
+    r"|seeds?\.[^.]+"
+    r")$"
+)
+_SEED_BEFORE = re.compile(r"(^|[._/-])seed$", re.IGNORECASE)
 # What a run is judged by is no setting of it.
 _OBJECTIVE = frozenset({"quark_objective", "quark_objective_mode"})
 # Of the repr of an object that JSON cannot hold.
@@ -44,19 +61,34 @@ _PLACES = frozenset(
 
 
 def is_seed(path: str) -> bool:
-    """Whether a path of the configuration holds a seed."""
-    return _SEED.search(path) is not None
+    """Whether a setting is a seed, by its name: that of a key, an argument or a variable.
+
+    This alone decides of it: digests, groups, comparisons and `quark why` all ask here. It is
+    `seed` or what ends in it (`data.seed`, `random-seed`, `randomSeed`, `PYTHONHASHSEED`), its
+    value under another usual name (`seed_everything`, `random_state`, `rng`, `prng_key`), or one
+    of several seeds (`seed.torch`).
+    """
+    lowered = path.lower()
+    if not any(word in lowered for word in _SEED_WORDS):
+        return False
+    return _SEED.search(_HUMP.sub("_", path).lower()) is not None
 
 
-def digest_config(values: Mapping[str, Any]) -> str:
+def was_seed(path: str) -> bool:
+    """Whether stores and runs of versions up to 0.2 know a seed by its name."""
+    return _SEED_BEFORE.search(path) is not None
+
+
+def digest_config(values: Mapping[str, Any], knows: Callable[[str], bool] = is_seed) -> str:
     """Digest of a configuration without its seeds: runs of one digest are seeds of one.
 
     The objective is left out too, and where in memory an object lay that is kept as its repr.
 
     Args:
         values: The configuration; nested keys and keys joined by dots are the same.
+        knows: What is a seed; `was_seed` gives the digest of an older version.
     """
-    kept = {path: _without_addresses(value) for path, value in _list_settings(values)}
+    kept = {path: _without_addresses(value) for path, value in _list_settings(values, knows)}
     return _digest(b"config", _encode(kept))
 
 
@@ -70,8 +102,8 @@ def digest_structure(values: Mapping[str, Any]) -> str:
         values: The configuration, of which seeds and objective are left out: what has equal
             settings has an equal structure.
     """
-    kept = {path: _type(value) for path, value in _list_settings(values)}
-    return _digest(b"structure", _encode(kept))
+    types = sorted((_encode(path), _encode_type(value)) for path, value in _list_settings(values))
+    return _digest(b"structure", _frame(b"m", b"".join(map(b"".join, types))))
 
 
 def digest_environment(values: Mapping[str, Any]) -> str:
@@ -80,13 +112,13 @@ def digest_environment(values: Mapping[str, Any]) -> str:
     Args:
         values: As `EnvironmentSnapshot` has them. Which process of which host it was is left
             out, and the state of git, which is the code's; of packages those that were not
-            imported, where that is known.
+            imported, where that is known; and seeds, such as PYTHONHASHSEED.
     """
     imported = list_imported(values)
     kept = {
         path: value
         for path, value in flatten_json(values)
-        if not _is_place(path) and not is_idle_package(path, imported)
+        if not (_is_place(path) or is_seed(path) or is_idle_package(path, imported))
     }
     return _digest(b"environment", _encode(kept))
 
@@ -130,9 +162,26 @@ def make_digests(
     )
 
 
-def _list_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def renew_digests(stored: RunDigests, config: Mapping[str, Any]) -> RunDigests:
+    """The digests that a store keeps of a run, as this version makes them.
+
+    An older version has not left out the seeds that it did not know.
+
+    Args:
+        stored: As they are kept.
+        config: Values of the run's configuration.
+    """
+    if not any(is_seed(path) and not was_seed(path) for path, _ in flatten_json(config)):
+        return stored
+    made = make_digests(config, None)
+    return msgspec.structs.replace(stored, config=made.config, structure=made.structure)
+
+
+def _list_settings(
+    values: Mapping[str, Any], knows: Callable[[str], bool] = is_seed
+) -> Iterator[tuple[str, Any]]:
     for path, value in flatten_json(values):
-        if path not in _OBJECTIVE and not is_seed(path):
+        if path not in _OBJECTIVE and not knows(path):
             yield path, value
 
 
@@ -149,20 +198,28 @@ def _is_place(path: str) -> bool:
     return any(".".join(parts[:end]) in _PLACES for end in range(1, len(parts) + 1))
 
 
-def _type(value: Any) -> Any:
+def _encode_type(value: Any, lists: int = 0) -> bytes:
+    """The encoded type of a value; of lists within so many others that they are lists.
+
+    A list's names each type twice, so that each list around it doubles its length.
+    """
     if value is None:
-        return "null"
+        return _encode("null")
     if isinstance(value, bool):
-        return "bool"
+        return _encode("bool")
     if isinstance(value, int | float):
-        return "number"
+        return _encode("number")
     if isinstance(value, str):
-        return "text"
+        return _encode("text")
     if isinstance(value, Mapping):
-        return {str(key): _type(item) for key, item in value.items()}
-    if isinstance(value, Sequence):
-        return sorted({_encode(_type(item)): _type(item) for item in value}.items())
-    return type(value).__name__
+        items = sorted((_encode(str(key)), _encode_type(of, lists)) for key, of in value.items())
+        return _frame(b"m", b"".join(map(b"".join, items)))
+    if not isinstance(value, Sequence):
+        return _encode(type(value).__name__)
+    if lists == _MOST_LISTS:
+        return _encode("list")
+    types = sorted({_encode_type(item, lists + 1) for item in value})
+    return _frame(b"l", b"".join(_frame(b"l", _frame(b"b", each) + each) for each in types))
 
 
 def _encode(value: Any) -> bytes:

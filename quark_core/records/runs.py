@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+import msgspec
 import xxhash
 
 from quark_core.records.base import FieldRules, Record, parse_time
@@ -15,9 +16,12 @@ from quark_core.records.json_object import JsonObject
 __all__ = [
     "ConfigSnapshot",
     "EnvironmentSnapshot",
+    "list_odd_parts",
     "ProjectRecord",
     "RunContext",
+    "EndCause",
     "RunDigests",
+    "RunEnding",
     "RunProgress",
     "RunRecord",
     "RunStatus",
@@ -26,6 +30,12 @@ __all__ = [
 ]
 
 RunStatus = Literal["running", "completed", "failed", "interrupted"]
+"""The states that a run records of itself."""
+EndCause = Literal[
+    "exception", "exit_status", "signal", "preempted", "out_of_memory", "stop_request", "vanished"
+]
+_MOST_CHARACTERS = 400
+_EXIT_OF_ZERO = ("exit_status", "exit status 0")
 
 
 class ProjectRecord(Record, frozen=True, gc=False):
@@ -85,6 +95,44 @@ class RunRecord(Record, frozen=True, gc=False):
     fork_step: int | None = None
 
     RULES: ClassVar[FieldRules] = FieldRules(words={"status": get_args(RunStatus)})
+
+
+class RunEnding(Record, frozen=True, gc=False):
+    """Why the newest attempt of a run ended before its program was through.
+
+    Attributes:
+        cause: The kind of cause: an exception, an exit status other than 0, a signal, a
+            preemption, a lack of memory, a stop request, or a process that vanished.
+        message: The cause in one line without secrets, such as
+            `ZeroDivisionError: division by zero`, `SIGTERM` or `exit status 3`.
+    """
+
+    cause: str
+    message: str
+
+    RULES: ClassVar[FieldRules] = FieldRules(words={"cause": get_args(EndCause)})
+
+    def describe(self) -> str:
+        """The message on one line of bounded length, without the dot at its end."""
+        line = " ".join(self.message.split()).rstrip(".")
+        return line if len(line) <= _MOST_CHARACTERS else f"{line[: _MOST_CHARACTERS - 1]}…"
+
+    @property
+    def was_asked_for(self) -> bool:
+        """Whether somebody ended the run on purpose: by Ctrl-C, `quark stop` or `sys.exit(0)`."""
+        if self.cause == "signal":
+            return self.message.startswith("SIGINT")
+        return self.cause == "stop_request" or (self.cause, self.message) == _EXIT_OF_ZERO
+
+    @classmethod
+    def from_data(cls, data: object) -> RunEnding | None:
+        """The ending that `to_dict` gave; None for anything else, such as an older record's."""
+        if not isinstance(data, Mapping):
+            return None
+        cause, message = data.get("cause"), data.get("message")
+        if not isinstance(message, str) or not isinstance(cause, str):
+            return None
+        return cls(cause, message) if cause in get_args(EndCause) else None
 
 
 class StopRequest(Record, frozen=True, gc=False):
@@ -288,6 +336,37 @@ class EnvironmentSnapshot(Record, frozen=True, gc=False):
     """Where a run ran: interpreter, packages, host, GPUs, command line, git state."""
 
     values: JsonObject
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> EnvironmentSnapshot:
+        """The snapshot that the data of a lifecycle record of the action `environment` holds.
+
+        Parts that are none are let go: everything else is worth more than they are.
+        """
+        odd = list_odd_parts(data)
+        return cls(JsonObject({name: value for name, value in data.items() if name not in odd}))
+
+
+_ENVIRONMENT_PARTS: dict[str, Any] = {
+    **dict.fromkeys(
+        ("cpu", "git", "host", "installed", "launch", "process", "python", "variables"),
+        dict[str, Any] | None,
+    ),
+    "gpus": list[Any] | None,
+    "imported": list[Any] | None,
+    "packages": dict[str, str | None] | None,
+}
+
+
+def list_odd_parts(environment: Mapping[str, Any]) -> list[str]:
+    """Parts of an environment that are not what every reader takes them for."""
+    odd = []
+    for name, form in _ENVIRONMENT_PARTS.items():
+        try:
+            msgspec.convert(environment.get(name), form)
+        except msgspec.ValidationError:
+            odd.append(name)
+    return odd
 
 
 class RunContext(Record, frozen=True, gc=False):

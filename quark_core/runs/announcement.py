@@ -18,12 +18,13 @@ from quark_core.records.json_object import JsonObject
 from quark_core.runs import recovery
 from quark_core.runs.composition import Plan
 from quark_core.runs.environment import GitState, capture_environment
-from quark_core.runs.held_trials import describe_claim
+from quark_core.runs.environment_recorder import EnvironmentRecorder
+from quark_core.runs.extensions import ask_extensions
 from quark_core.runs.known_runs import note_run
-from quark_core.runs.made_of import MadeOf
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.primary_reach import PrimaryReach
 from quark_core.runs.streams import HAND_OVER_S
+from quark_core.system.memory_kills import find_memory_kills
 from quark_core.system.process import current_process
 
 __all__ = ["announce", "announce_rank"]
@@ -86,9 +87,7 @@ def announce(
     payload = None if from_step is None else JsonObject({"from_step": from_step})
     run.emit_event(event_type, "info", status="running", payload=payload)
     recovery.clear_leftovers_at_start(recovery.adopt_orphans(run.context.storage_dir))
-    run.made_of = MadeOf(run, environment, git)
-    run.writers.add(run.made_of)
-    run.background = run.made_of.start()
+    run.extensions[EnvironmentRecorder] = EnvironmentRecorder(run, environment, git)
 
 
 def _emit_belonging(run: OpenRun) -> None:
@@ -129,7 +128,9 @@ def announce_rank(run: OpenRun, plan: Plan, rank: RankInfo) -> OpenRun:
 def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) -> dict[str, Any]:
     """All that a store must know to make the run, should it not have it yet."""
     record, project = run.context.run, run.context.project
+    told = ask_extensions(run.extensions, lambda each: each.describe_start())
     return {
+        **{key: value for each in told for key, value in each.items()},
         "project": {"id": project.id, "name": project.name, "root_path": project.root_path},
         "run": {
             "name": record.name,
@@ -149,12 +150,18 @@ def _describe_start(run: OpenRun, reach: PrimaryReach, from_step: int | None) ->
             or settings.store_name(run.context.storage_dir),
             "path": str(run.context.storage_dir),
         },
-        "process": msgspec.to_builtins(current_process()),
+        "process": _describe_process(),
         **({} if from_step is None else {"from_step": from_step}),
         **_describe_fork(record),
-        **describe_claim(run.trial),
         **_describe_outage(reach),
     }
+
+
+def _describe_process() -> dict[str, Any]:
+    """This process, with what tells later that memory ran out when it vanished."""
+    process = msgspec.structs.replace(current_process(), memory_kills=find_memory_kills())
+    told: dict[str, Any] = msgspec.to_builtins(process)
+    return told
 
 
 def _wait_for_primary(run: OpenRun, reach: PrimaryReach) -> None:

@@ -9,6 +9,7 @@ late.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ from quark_core.records.artifact_links import LATEST, ArtifactName
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
-from quark_core.runs.reading import read_rows
+from quark_core.runs.reading import iterate
+from quark_core.runs.run_ids import name_store
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
@@ -38,6 +40,8 @@ HIDDEN_TYPES = frozenset({"directory_file", "image_mask", "table_image", KEPT_SO
 """Types of artifacts that are parts of others, and have no versions of their own."""
 
 _MOST_TOLD = 10
+_MOST_RECORDS = 50_000
+_PART_ROWS = 4_096
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +138,17 @@ def find_version(reader: SupportsRead, project: str, name: ArtifactName) -> Arti
     for version in reversed(versions):
         if name.version == version.number or name.alias in version.aliases:
             return version
+    where = name_store(reader)
     if not versions:
-        raise ArtifactNotFoundError(f"project {project!r} has no artifact {name.key!r:.200}")
+        raise ArtifactNotFoundError(
+            f"project {project!r} has no artifact {name.key!r:.200} in {where}"
+        )
     aliases = sorted({alias for version in versions for alias in version.aliases})
-    numbers = [f"v{version.number}" for version in versions[-_MOST_TOLD:]]
+    numbers = ", ".join(f"v{version.number}" for version in versions[-_MOST_TOLD:])
+    newest = "the newest are " if len(versions) > _MOST_TOLD else ""
     raise ArtifactNotFoundError(
-        f"project {project!r} has no {str(name)!r:.200}: there is {', '.join(aliases)}, and of the "
-        f"numbers {'the newest are ' if len(versions) > _MOST_TOLD else ''}{', '.join(numbers)}"
+        f"project {project!r} has no {str(name)!r:.200} in {where}: there is "
+        f"{', '.join(aliases)}, and of the numbers {newest}{numbers}"
     )
 
 
@@ -182,16 +190,27 @@ def _collect(
             found.setdefault(link.artifact_key, _Found()).links.append(link)
     for run_id in runs:
         for record in _read(reader, run_id, ArtifactRecord.KIND, query):
-            if record.artifact_type not in HIDDEN_TYPES:
-                found.setdefault(record.artifact_key, _Found()).records.append(record)
+            found.setdefault(record.artifact_key, _Found()).records.append(record)
     return found
 
 
-def _read(reader: SupportsRead, run_id: str, kind: str, query: Query) -> Sequence[Any]:
+def _read(reader: SupportsRead, run_id: str, kind: str, query: Query) -> Iterable[Any]:
+    """Records of a run that have versions, in order; of very many the newest.
+
+    Read in parts: a directory of files has a record for each, and somebody may have sent millions.
+    """
+    import numpy as np
+
+    kept: deque[Any] = deque(maxlen=_MOST_RECORDS)
     try:
-        return read_rows(reader, run_id, kind, query).to_records()
+        for part in iterate(reader, run_id, kind, query, _PART_ROWS):
+            if kind == ArtifactRecord.KIND:
+                types = part["artifact_type"].tolist()
+                part = part.take(np.array([name not in HIDDEN_TYPES for name in types], dtype=bool))
+            kept.extend(part.to_records())
     except RunNotFoundError:
         return ()  # removed meanwhile
+    return kept
 
 
 def _count_versions(

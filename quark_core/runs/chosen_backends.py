@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ import xxhash
 
 from quark_core.backends.registry import BackendRegistry
 from quark_core.config import settings
+from quark_core.config.private_files import find_private_folder, read_private, write_private
 from quark_core.config.redaction import redact_text
 from quark_core.errors import BackendError, BackendUnavailable
 from quark_core.runs.backend_choice import BackendChoice, choose_backend
@@ -32,7 +32,6 @@ from quark_core.runs.backend_choice import BackendChoice, choose_backend
 __all__ = ["find_chosen", "remember"]
 
 _log = logging.getLogger("quark")
-_MAX_BYTES = 16 * 1024
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -162,16 +161,8 @@ def _normalize(location: str) -> str:
         return location
 
 
-def _find_directory() -> Path | None:
-    given = os.environ.get("XDG_CONFIG_HOME", "")
-    # As the specification has it; one that counts from the working directory may be anybody's.
-    if not os.path.isabs(given):
-        given = os.path.expanduser("~/.config")
-    return Path(given) / "quark" / "backends" if os.path.isabs(given) else None
-
-
 def _find_note(place: _Place) -> tuple[Path, bytes] | None:
-    directory = _find_directory()
+    directory = find_private_folder("backends")
     if directory is None:
         return None
     encoded = msgspec.json.encode(place)
@@ -186,15 +177,8 @@ def _write(place: _Place) -> bool:
     if _is_noted(place):
         return True
     path, encoded = found
-    scratch = path.with_name(f".{path.stem}-{os.urandom(4).hex()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(descriptor, encoded)
-        finally:
-            os.close(descriptor)
-        os.replace(scratch, path)
+        write_private(path, encoded)
     except OSError as error:
         _log.info("that backend %s was chosen is not noted: %s", place.backend, error)
         return False
@@ -206,19 +190,7 @@ def _is_noted(place: _Place) -> bool:
     if found is None:
         return False
     path, encoded = found
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    except OSError:
-        return False
-    try:
-        status = os.fstat(descriptor)
-        # What another user can put there is nobody's choice.
-        own = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
-        return own and stat.S_ISREG(status.st_mode) and os.read(descriptor, _MAX_BYTES) == encoded
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    return read_private(path) == encoded
 
 
 def _show(text: str) -> str:

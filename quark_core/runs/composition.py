@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +52,7 @@ from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import RunStream
 from quark_core.delivery.sync import OpenLane
+from quark_core.delivery.takeover import Takeover
 from quark_core.errors import BackendUnavailable, SessionStoreError
 from quark_core.runs.backend_choice import (
     BackendChoice,
@@ -72,6 +73,7 @@ __all__ = [
     "find_payload_directory",
     "locate_run",
     "make_lane_opener",
+    "make_takeover",
     "open_lane",
     "open_primary",
     "open_reader",
@@ -127,9 +129,21 @@ def _check_primary(choice: BackendChoice) -> None:
 
 
 def open_reader(
-    storage_dir: Path, registry: BackendRegistry | None = None, specification: str | None = None
+    storage_dir: Path,
+    registry: BackendRegistry | None = None,
+    specification: str | None = None,
+    *,
+    run_id: str | None = None,
+    takes_over: bool = True,
 ) -> SupportsPrimary:
     """Open the primary store of a storage root for reading only.
+
+    Args:
+        storage_dir: The storage root.
+        registry: The backends that there are.
+        specification: How to ask for the store, in place of what the environment says.
+        run_id: The run that is to be read, or the beginning of its id, where that is known.
+        takes_over: Whether what processes that are gone have left is brought there first.
 
     Raises:
         SessionStoreError: There is no store, or it cannot be read.
@@ -140,7 +154,27 @@ def open_reader(
     else:
         choice = choose_backend(specification, registry)
     config = replace(choice.configure(storage_dir), read_only=True)
-    return open_primary(choice, config)
+    reader = open_primary(choice, config)
+    if takes_over:
+        _make_takeover(storage_dir, choice, reader, run_id).look()
+    return reader
+
+
+def make_takeover(storage_dir: Path, reader: object, run_id: str | None = None) -> Takeover:
+    """What looks, for a reader of a root's store that stays open, after what others leave."""
+    return _make_takeover(storage_dir, choose_primary(default_registry()), reader, run_id)
+
+
+def _make_takeover(
+    storage_dir: Path, choice: BackendChoice, reader: object, run_id: str | None
+) -> Takeover:
+    return Takeover(
+        storage_dir,
+        redact_text(choice.specification),
+        open_lane,
+        run_id=run_id,
+        boxes_only=_retains(reader),
+    )
 
 
 def open_stream(
@@ -178,27 +212,27 @@ def open_stream(
     folder, journal = _open_journal(config, origin, run_path, entries, box, awaits_run=awaits_run)
     takers = sum(Capability.ARTIFACTS in choice.definition.capabilities for choice in choices)
     payloads = _place_payloads(primary, origin, folder, takers)
+    place = run_path if folder is None else folder.path
     log = BatchLog(
         journal=journal,
         box=box,
-        journal_capacity_bytes=settings.journal_capacity_bytes(
-            run_path if folder is None else folder.path
-        ),
+        journal_capacity_bytes=settings.journal_capacity_bytes(place),
         replay=_find_replay(primary, origin),
     )
     leases = [] if folder is None else _take_leases(folder, entries)
     lanes = []
+    config = replace(config, run_path=run_path)
     for entry, choice in zip(entries, choices, strict=True):
         opened = primary if entry.primary else None
         capabilities = choice.definition.capabilities
-        open_backend = _opener(choice, replace(config, run_path=run_path), opened)
+        open_backend = _opener(choice, config, opened)
         waits = awaits_run and entry.primary
         lanes.append(
             Lane(
                 entry.name,
                 wait_for_run(open_backend, config.run_id, opened) if waits else open_backend,
                 log.open_cursor(primary=entry.primary),
-                Quarantine(run_path / "quarantine" / lane_folder_name(entry.name), entry.name),
+                _open_quarantine(run_path, entry, config),
                 primary=entry.primary,
                 idempotent=Capability.IDEMPOTENT in capabilities,
                 mark=None if folder is None or _retains(opened) else folder.mark(entry.name),
@@ -221,6 +255,16 @@ def open_stream(
         on_second=on_second,
         on_beat=on_beat,
         on_gap=on_gap,
+    )
+
+
+def _open_quarantine(run_path: Path, entry: LaneEntry, config: BackendConfig) -> Quarantine:
+    """The lane's folder for what its backend refuses; nothing is made before the first refusal."""
+    return Quarantine(
+        run_path / "quarantine" / lane_folder_name(entry.name),
+        entry.name,
+        specification=entry.specification,
+        project=config.project or "",
     )
 
 
@@ -279,12 +323,12 @@ def open_lane(
     return _open_choice(manifest, entry, choice, is_noted=is_noted)
 
 
-def make_lane_opener(plan: Plan) -> OpenLane:
-    """What opens the lanes of a plan's own backends as the user wrote them, secrets included.
+def make_lane_opener(chosen: Sequence[BackendChoice]) -> OpenLane:
+    """What opens the lanes of a run's own backends as the user wrote them, secrets included.
 
     Journals do not keep those. Other lanes are opened as by `open_lane`.
     """
-    choices = {redact_text(choice.specification): choice for choice in plan.choices}
+    choices = {redact_text(choice.specification): choice for choice in chosen}
 
     def open_it(manifest: Manifest, entry: LaneEntry) -> tuple[Backend, bool]:
         choice = choices.get(entry.specification)
@@ -409,7 +453,13 @@ def _open_journal(
             folder.path,
             error,
         )
-    return folder, Journal(folder.path, origin, prepare=lambda: folder.keep_manifest(manifest))
+
+    def keep_manifest() -> None:
+        moved_to = None if journal.moved_to is None else str(journal.moved_to)
+        folder.keep_manifest(replace_field(manifest, moved_to=moved_to))
+
+    journal = Journal(folder.path, origin, prepare=keep_manifest)
+    return folder, journal
 
 
 def _opener(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quark_core.records.kinds.basic import EventRecord
 from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.records.query import Query
 from quark_core.runs.following import read_changes, read_heads
@@ -15,6 +16,7 @@ from quark_core.runs.reading import read_rows
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
+    from quark_core.records.columns import Columns
 
 __all__ = [
     "ConsoleFollower",
@@ -22,7 +24,9 @@ __all__ = [
     "find_key",
     "fold_lines",
     "read_lines",
+    "read_newest_events",
     "read_text_lines",
+    "sort_by_time",
 ]
 
 LineKey = tuple[str, str, int]
@@ -110,6 +114,24 @@ def _drop_repeated(records: Iterable[Any]) -> list[Any]:
 
 def _cut(records: list[Any], tail: int | None) -> list[Any]:
     return records if tail is None else records[max(0, len(records) - tail) :]
+
+
+def read_newest_events(reader: SupportsRead, run_id: str, limit: int) -> Columns:
+    """The newest events of a run, in the order of time: each rank's lie for themselves in a store.
+
+    Raises:
+        RunNotFoundError: An unknown run.
+        SessionStoreError: The store cannot be read.
+    """
+    query = Query(limit=max(_LEAST_ROWS, _TIMES * limit) if limit else 0)
+    return sort_by_time(reader.read(run_id, EventRecord.KIND, query)).keep_newest(limit)
+
+
+def sort_by_time(rows: Columns) -> Columns:
+    """Rows of several ranks in the order of time; those of a rank that tie stay as they are."""
+    import numpy as np
+
+    return rows.take(np.argsort(rows["time_us"], kind="stable"))
 
 
 def read_text_lines(reader: SupportsRead, run_id: str, stream: str | None, last: int) -> list[str]:

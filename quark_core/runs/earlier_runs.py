@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from quark_core.delivery.lane_files import Lease
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import JsonObject, flatten_json
-from quark_core.records.run_digests import digest_config, is_seed
+from quark_core.records.run_digests import digest_config, is_seed, was_seed
 from quark_core.runs.primary_reach import PrimaryReach
 
 __all__ = ["EarlierRuns", "hold_configuration", "look_back"]
@@ -95,19 +95,19 @@ def look_back(
 def _find_runs(
     reader: SupportsRead, project: str, config: ConfigSnapshot, version: str | None
 ) -> list[StoredRun]:
-    uid = _make_uid(config)
+    uids = {_make_uid(config), _make_uid(config, was_seed)}
     return [
         run
-        for run in _find_candidates(reader, project, config, uid)
+        for run in _find_candidates(reader, project, config, uids)
         if run.run.archived_at is None
-        and _find_uid(run, version) == uid
+        and _find_uid(run, version) in uids
         # Its configuration may be this one; what it has of another run is not.
         and EXCHANGED_FIELD not in run.fields
     ]
 
 
 def _find_candidates(
-    reader: SupportsRead, project: str, config: ConfigSnapshot, uid: str
+    reader: SupportsRead, project: str, config: ConfigSnapshot, uids: Collection[str]
 ) -> list[StoredRun]:
     """Runs that were started as this one, or have its settings now; newest first."""
     from quark_core.runs.searching import build_search, find_runs
@@ -115,9 +115,12 @@ def _find_candidates(
     if not isinstance(reader, SupportsSearch):
         return list(reader.list_runs(project=project))
     found: dict[str, StoredRun] = {}
-    digest = digest_config(config.values)
-    wheres = [f"config_digest == '{digest}'" if config.values else "config_digest == null"]
-    for where in (*wheres, f"field.{UID_FIELD} == '{uid}'"):
+    # A store keeps the digest that the version has made which wrote the run.
+    digests = dict.fromkeys(digest_config(config.values, knows) for knows in (is_seed, was_seed))
+    wheres = [f"config_digest == '{digest}'" for digest in digests]
+    if not config.values:
+        wheres = ["config_digest == null"]
+    for where in (*wheres, *(f"field.{UID_FIELD} == '{uid}'" for uid in sorted(uids))):
         try:
             runs = find_runs(reader, build_search(project=project, where=where))
         except SchemaValidationError as error:
@@ -142,10 +145,10 @@ def _find_uid(run: StoredRun, version: str | None) -> str:
     return _make_uid(run.config or ConfigSnapshot(JsonObject()))
 
 
-def _make_uid(config: ConfigSnapshot) -> str:
+def _make_uid(config: ConfigSnapshot, knows: Callable[[str], bool] = is_seed) -> str:
     """A text that is equal for runs of one configuration with the same seeds."""
-    seeds = sorted(_list_seeds(config.values))
-    said = f"{digest_config(config.values)}\0{seeds!r}"
+    seeds = sorted(_list_seeds(config.values, knows))
+    said = f"{digest_config(config.values, knows)}\0{seeds!r}"
     return xxhash.xxh3_128_hexdigest(said.encode("utf-8", "replace"))
 
 
@@ -164,10 +167,12 @@ def _decide(if_done: IfDone, runs: Sequence[StoredRun], uid: str) -> EarlierRuns
     return EarlierRuns(unfinished=unfinished, fields=fields)
 
 
-def _list_seeds(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_seeds(
+    values: Mapping[str, Any], knows: Callable[[str], bool]
+) -> Iterator[tuple[str, str]]:
     """Path and value of each seed of a configuration; 1 and 1.0 are one."""
     for path, value in flatten_json(values):
-        if is_seed(path):
+        if knows(path):
             whole = isinstance(value, float) and value.is_integer()
             yield path, str(int(value) if whole else value)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 from quark_core.config.redaction import redact_arguments, redact_text
 from quark_core.ranks.launches import RankInfo
@@ -15,10 +16,8 @@ from quark_core.records import EnvironmentSnapshot
 from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.system.process import importing
 
-if TYPE_CHECKING:
-    from quark_core.provenance.installed_packages import InstalledPackages
-
 __all__ = [
+    "SECTIONS",
     "WELL_KNOWN_PACKAGES",
     "GitState",
     "capture_environment",
@@ -59,6 +58,15 @@ _VARIABLES = (
     "SLURM_JOB_NUM_NODES",
     "SLURM_RESTART_COUNT",
 )
+SECTIONS = frozenset(
+    """
+    python host process launch variables git packages gpus cpu libc blas cuda switches imported
+    installed
+    """.split()
+)
+"""What is recorded of an environment. Other sections are what another tool said of an imported
+run, for people: ids, links, folders, notes."""
+
 _GIT_TIMEOUT_S = 10.0
 
 
@@ -153,40 +161,25 @@ def capture_environment(rank: RankInfo, git: GitState | None) -> dict[str, Any]:
 
 
 def complete_environment(
-    known: dict[str, Any],
-    git: GitState | None,
-    packages: InstalledPackages | None = None,
+    known: dict[str, Any], git: GitState | None, facts: Mapping[str, Any] = MappingProxyType({})
 ) -> EnvironmentSnapshot:
-    """Add what takes time: package versions, GPUs, switches and whether the tree is dirty.
+    """Add what takes time: package versions, GPUs, and whether the tree is dirty.
 
     Meant for a background thread; takes up to seconds.
 
     Args:
         known: What `capture_environment` has found.
         git: The git tree, if there is one.
-        packages: What is installed and imported, where that was looked at.
+        facts: What plugins have found; it replaces what is found here.
     """
-    with importing():
-        from quark_core.provenance.numeric_facts import describe_machine, describe_switches
     values = dict(known)
-    values["packages"] = _find_packages(packages)
+    if "packages" not in facts:
+        values["packages"] = _find_packages()
     values["gpus"] = _find_gpus()
-    values.update(describe_machine())
-    if switches := describe_switches():
-        values["switches"] = switches
-    if packages is not None:
-        values.update(_describe_packages(packages))
     if git is not None:
         values["git"] = {**known["git"], "dirty": _is_dirty(git.root)}
+    values.update(facts)
     return EnvironmentSnapshot(JsonObject(normalize_json(values, "environment")))
-
-
-def _describe_packages(packages: InstalledPackages) -> dict[str, Any]:
-    digest = hashlib.sha256(packages.text.encode("utf-8", "replace")).hexdigest()
-    return {
-        "imported": list(packages.imported),
-        "installed": {"count": len(packages.versions), "digest": digest},
-    }
 
 
 def _working_directory() -> str:
@@ -196,13 +189,9 @@ def _working_directory() -> str:
         return ""
 
 
-def _find_packages(packages: InstalledPackages | None) -> dict[str, str]:
-    """Versions of the well-known packages that are installed, and of all that are imported."""
+def _find_packages() -> dict[str, str]:
+    """Versions of the well-known packages that are installed."""
     found: dict[str, str] = {}
-    if packages is not None:
-        known = {name.lower(): name for name in packages.versions}
-        wanted = {known[name] for name in _PACKAGES if name in known} | set(packages.imported)
-        return {name: packages.versions[name] for name in sorted(wanted)}
     # What reads the metadata of packages imports late itself.
     with importing():
         from importlib.metadata import PackageNotFoundError, version

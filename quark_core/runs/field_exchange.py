@@ -49,7 +49,7 @@ def exchange_group_field(
 @contextmanager
 def _open(root: Path) -> Iterator[SupportsCoordination]:
     # Opened for reading first: a wrong root must leave no store.
-    open_reader(root).close()
+    open_reader(root, takes_over=False).close()
     choice = choose_primary(default_registry())
     primary = open_primary(choice, replace(choice.configure(root), removes=True))
     try:

@@ -27,6 +27,7 @@ from quark_core.backends.curves import (
 from quark_core.backends.forks import FORKED_KINDS, Beginning, find_beginnings
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import RECORD_TYPES, MetricRecord, parse_time
+from quark_core.records.checks import check_choice
 from quark_core.records.query import Query
 from quark_core.runs.reading import check_rows, read_own_rows
 
@@ -391,12 +392,8 @@ def _check_kinds(kinds: object) -> tuple[str, ...]:
         raise SchemaValidationError(
             f"kinds must be a list of kinds of records, not {type(kinds).__name__}"
         )
-    for kind in kinds:
-        if kind not in RECORD_TYPES:
-            raise SchemaValidationError(
-                f"kinds must be of {', '.join(sorted(RECORD_TYPES))}; got {kind!r:.60}"
-            )
-    return tuple(dict.fromkeys(kinds))
+    known = sorted(RECORD_TYPES)
+    return tuple(dict.fromkeys(check_choice(kind, "each of kinds", known) for kind in kinds))
 
 
 def _read_kind(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from quark_core.config import settings
 from quark_core.config.arguments import check_run_id, describe_argument
 from quark_core.errors import QuarkError, SchemaValidationError
-from quark_core.records.query import check_index
+from quark_core.records.query import check_step
 from quark_core.runs.open_run import open_runs
 
 __all__ = ["ForkPoint", "check_fork_from"]
@@ -69,7 +69,7 @@ def check_fork_from(fork_from: object, parent_run_id: str | None) -> ForkPoint |
             f"{type(run).__name__}" + (" without an id" if hasattr(run, "run_id") else "")
         )
     check_run_id(run_id, "fork_from[0]")
-    step = check_index(given, "fork_from[1]")
+    step = check_step(given, "fork_from[1]")
     if step is None:
         raise SchemaValidationError(f"{_FORM}; its step must not be None")
     if parent_run_id is None or run_id.startswith(parent_run_id):

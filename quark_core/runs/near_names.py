@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from quark_core.errors import QuarkError
-from quark_core.records.names import decode_name
+from quark_core.errors import QuarkError, SchemaValidationError
+from quark_core.records.names import decode_name, encode_name
 
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["describe_unknown_metric", "tell_unknown_metric"]
+__all__ = ["describe_unknown_metric", "refuse_unknown_metric", "tell_unknown_metric"]
 
 _log = logging.getLogger("quark")
 
 # Beyond this the comparison of names would take longer than the read that found nothing.
 _MAX_COMPARED = 10_000
+_MAX_LISTED = 10
 
 
 def describe_unknown_metric(name: str, keys: Iterable[str]) -> str | None:
@@ -33,6 +34,29 @@ def describe_unknown_metric(name: str, keys: Iterable[str]) -> str | None:
     return f"has no metric {shown!r}; near it: {', '.join(map(repr, near))}"
 
 
+def refuse_unknown_metric(name: str, keys: Collection[str], argument: str, whose: str) -> None:
+    """Refuse a metric that is not among these: nothing can be judged by it.
+
+    Args:
+        name: The metric, as somebody has named it.
+        keys: Stored keys of those there are.
+        argument: What has named it.
+        whose: Who does not have it, such as `the run`.
+
+    Raises:
+        SchemaValidationError: It says what there is.
+    """
+    if encode_name(decode_name(name)) in keys:
+        return
+    said = describe_unknown_metric(name, keys)
+    if said is None:
+        shown = ", ".join(repr(decode_name(key)) for key in islice(keys, _MAX_LISTED))
+        more = f" and {len(keys) - _MAX_LISTED} more" if len(keys) > _MAX_LISTED else ""
+        has = f"there are {shown}{more}" if keys else "nothing was logged there"
+        said = f"has no metric {decode_name(name)!r}; {has}"
+    raise SchemaValidationError(f"{argument}: {whose} {said}")
+
+
 def tell_unknown_metric(run: OpenRun, key: str) -> None:
     """Warn once of a metric that was read and that the run does not have, where one is near it.
 
@@ -45,9 +69,8 @@ def tell_unknown_metric(run: OpenRun, key: str) -> None:
     """
     from quark_core.runs.searching import summarize_run
 
-    if key in run.missed_metrics or run.reader is None or run.context.run_id is None:
+    if run.reader is None or run.context.run_id is None or not run.warns_first("missed", key):
         return
-    run.missed_metrics.add(key)
     try:
         keys = summarize_run(run.reader, run.context.run_id).metrics
     except QuarkError:

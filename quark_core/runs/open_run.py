@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -20,17 +20,16 @@ from quark_core.delivery.stream import FlushLevel, RunStream, StandInStream
 from quark_core.errors import InvalidRunStateError, SessionStoreError
 from quark_core.records import ConfigSnapshot, EventRecord, LifecycleRecord, StreamRecord
 from quark_core.records.json_object import JsonObject
-from quark_core.records.runs import RunContext, StopRequest
+from quark_core.records.runs import RunContext, RunEnding, StopRequest
 from quark_core.records.times import now_us
 from quark_core.system.weak_sets import list_members
 
 if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
-    from quark_core.notifications.notifier import Notifier
     from quark_core.ranks.claims import RunClaims
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
-    from quark_core.runs.held_trials import HeldTrial
+    from quark_core.runs.backend_choice import BackendChoice
     from quark_core.runs.recovery import ChildDelivery
 
 __all__ = ["OpenRun", "OpenRuns", "open_runs"]
@@ -90,17 +89,15 @@ class OpenRun:
         stop_request: That somebody has asked this attempt to stop, once that is known here.
         raises_on_stop: Whether the next call that logs then raises `StopRequested`.
         step: The step of calls that give none, set by `session.step`, or None.
-        notifier: Tells people what goes wrong, or None.
-        last_error: The exception that ends the run, in one line without secrets, or None.
-        fingerprints: What finds out what data and outputs were, once it was asked to.
-        missed_metrics: Keys that were read in vain, of which is said once what is near.
+        ending: Why the run ends before its program is through, or None.
+        warned: The subjects of warnings that a run gives once, such as a kind and a metric key.
         non_finite: Metric key -> count of values in a row that were not finite.
         aggregates: What sums up values and times in this process, or None.
         first_step: The step that a resumed run begins with, or None where that is not said.
-        trial: The trial of a sweep that it has, or None.
-        tell_progress: Says how far a loop has come, for heartbeats, or None.
         payload_directory: Where the payloads of artifacts are put in place, or
             None where they are sent; the same in a forked child.
+        extensions: State that features keep with the run, by its type; a forked child begins
+            with none, because threads and claims are the parent's.
     """
 
     def __init__(
@@ -114,8 +111,7 @@ class OpenRun:
     ) -> None:
         self.leads = leads
         self.claims: RunClaims | None = None
-        self.has_many_names = False
-        self.has_timed_late = False
+        self.warned: set[tuple[str, ...]] = set()
         self.first_step: int | None = None
         self.missed_leader = False
         self.begun_offline = False
@@ -124,12 +120,9 @@ class OpenRun:
         self.stop_request: StopRequest | None = None
         self.raises_on_stop = False
         self.step: int | None = None
-        self.missed_metrics: set[str] = set()
-        self.notifier: Notifier | None = None
         self.aggregates: Collecting | None = None
-        self.tell_progress: Callable[[], dict[str, Any] | None] | None = None
-        self.last_error: str | None = None
-        self.trial: HeldTrial | None = None
+        self.ending: RunEnding | None = None
+        self.extensions: dict[type, object] = {}
         self.context = context
         self.config: ConfigSnapshot | None = None
         self.fields: Mapping[str, Any] = {}
@@ -141,14 +134,13 @@ class OpenRun:
         self.non_finite: dict[str, int] = {}
         self.lock = threading.RLock()
         self.background: threading.Thread | None = None
-        self.made_of: BoundWriter | None = None
         self.children: ChildDelivery | None = None
+        self.choices: Sequence[BackendChoice] = ()
         self.forked = False
         self.payload_directory: Path | None = None
         self.reopen: Callable[[OpenRun, Origin], None] | None = None
         self.writers: weakref.WeakSet[BoundWriter] = weakref.WeakSet()
         self._has_settled = False
-        self.fingerprints: BoundWriter | None = None
         self._failure: BaseException | None = None
         # Errors that are to be raised, with the thread that each spares, and what refuses for them.
         self._halts: list[tuple[Exception, int]] = []
@@ -177,6 +169,13 @@ class OpenRun:
             if self.strict and self._failure is None:
                 self._failure = error
                 self.refusal = f"the primary store failed and the run is strict: {error}"
+
+    def warns_first(self, *subject: str) -> bool:
+        """Whether this is the first warning about a subject in this run, which it is once."""
+        if subject in self.warned:
+            return False
+        self.warned.add(subject)
+        return True
 
     @property
     def is_over(self) -> bool:
@@ -332,20 +331,36 @@ class OpenRun:
             self.aggregates.collect(whole=True)
         self.stream.flush(timeout_s, level)
 
+    def find_payload(self, sha256: str) -> Path | None:
+        """The file of a payload that this process has stored and that is not delivered yet."""
+        payloads = self.stream.payloads
+        return None if payloads is None else payloads.find(sha256)
+
+    def catch_up(self, verb: str = "read") -> None:
+        """Bring what this process has logged to the primary, so that it can be read there.
+
+        Args:
+            verb: What the caller does with the run, for the message of the error.
+
+        Raises:
+            SessionStoreError: The store does not answer in time, or this process was forked.
+        """
+        if self.forked:
+            raise SessionStoreError(
+                f"a forked process can log to its parent's run but not {verb} it: {verb} in the "
+                "parent, or in a process that was spawned"
+            )
+        # What is read is in the primary then; the mirrors' share need not be on the disk for it.
+        self.stream.flush(settings.persistence_timeout_s(), sync=False)
+
     def read(self, kind: str, query: Query) -> Columns:
         """Flush, then read rows of one kind in persistence order; none where nothing is kept."""
         from quark_core.records.columns import Columns
         from quark_core.runs.reading import read_rows
 
-        if self.forked:
-            raise SessionStoreError(
-                "a forked process can log to its parent's run but not read it: read in the "
-                "parent, or in a process that was spawned"
-            )
-        if self.aggregates is not None and kind == _AGGREGATE:
+        if self.aggregates is not None and kind == _AGGREGATE and not self.forked:
             self.aggregates.collect(whole=True)
-        # What is read is in the primary then; the mirrors' share need not be on the disk for it.
-        self.stream.flush(settings.persistence_timeout_s(), sync=False)
+        self.catch_up()
         if self.reader is None or self.context.run_id is None:
             return Columns.empty(kind)
         return read_rows(self.reader, self.context.run_id, kind, query)
@@ -400,14 +415,14 @@ class OpenRun:
         self.stream.abandon()
         self.lock = threading.RLock()
         self._was_left = False
-        self.background = self.children = self.reader = self.claims = self.made_of = None
+        self.background = self.children = self.reader = self.claims = None
         self.forked = True
+        self.extensions = {}
         self.non_finite = {}
         self._refusing = threading.Lock()
         self._end_refusals(None)  # they are the parent's to raise
-        self.notifier = None  # its threads are the parent's
-        self.aggregates = self.tell_progress = None  # the parent tells what was measured so far
-        self.stop_request = self.trial = None  # the trial is the parent's too
+        self.aggregates = None  # the parent tells what was measured so far
+        self.stop_request = None
         parent = self.stream.origin
         origin = Origin(parent.run_id, attempt=parent.attempt, rank=parent.rank)
         active = self.stream.active
@@ -461,6 +476,10 @@ class OpenRun:
             timeout_s: How long, where nothing gets on; what gets on has
                 QUARK_EXIT_TIMEOUT_SECONDS from each such moment on.
         """
+        with open_runs.closing(self):
+            return self._end_stream(refusal, timeout_s)
+
+    def _end_stream(self, refusal: str, timeout_s: float) -> DeliveryReport:
         deadline = time.monotonic() + timeout_s
         if self.background is not None:
             # What a short run knows of its environment is still being found out.
@@ -471,16 +490,21 @@ class OpenRun:
             self.claims.end()
         if self.children is not None:
             self.children.finish(max(0.0, deadline - time.monotonic()), writers_timeout_s=0.0)
+        mirror_s, closing_s = settings.mirror_timeout_s(), time.monotonic()
         report = self.stream.close(
             max(0.0, deadline - time.monotonic()),
             patience_s=settings.exit_timeout_s(),
             on_overtime=self._tell_overtime,
+            # Training is over, and what a mirror lacks then is delivered without it.
+            mirror_timeout_s=mirror_s,
             # Who has waited once for a rank that never came looks for it once more, and goes.
             gives_up=self.missed_leader,
         )
         if self.children is not None:
             # Mirrors that took so long to take the run are there for what was found out about it.
             left_s = timeout_s if report.complete else deadline - time.monotonic()
+            if mirror_s is not None:
+                left_s = min(left_s, closing_s + mirror_s - time.monotonic())
             self.children.finish_outputs(max(0.0, left_s))
         return report
 
@@ -527,6 +551,8 @@ class OpenRuns:
         self._sessions: list[RunHolder] = []
         # Those of which an end is on its way, and not said yet.
         self._ending: list[RunHolder] = []
+        # Those of which the end is said, and delivered now.
+        self._closing: list[OpenRun] = []
         self._attached: dict[str, OpenRun] = {}
         self._attaching: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -559,7 +585,21 @@ class OpenRuns:
                 self._ending.remove(session)
             raise
         with self._lock:
+            # First there, then not here any more, as above; `closing` takes it from there.
+            if not session.open_run.is_over:
+                self._closing.append(session.open_run)
             self._ending.remove(session)
+
+    @contextmanager
+    def closing(self, run: OpenRun) -> Iterator[None]:
+        """Around the delivery of what an ended run has left."""
+        with self._lock:
+            self._closing.append(run)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._closing = [each for each in self._closing if each is not run]
 
     @property
     def sessions(self) -> tuple[RunHolder, ...]:
@@ -575,6 +615,14 @@ class OpenRuns:
         """Also those whose end is on its way and not said yet, without a lock."""
         ending = self._ending.copy()
         return [*ending, *(each for each in self._sessions.copy() if each not in ending)]
+
+    def peek_runs(self) -> list[OpenRun]:
+        """All runs of which something may still be delivered, without a lock."""
+        runs = [session.open_run for session in self.peek_unended()]
+        for run in (*self._closing.copy(), *list(self._attached.values())):
+            if not any(run is each for each in runs):
+                runs.append(run)
+        return runs
 
     def find(self, run_id: str | None) -> OpenRun | None:
         """The run that is open under this id, or None."""
@@ -617,7 +665,7 @@ class OpenRuns:
         self._attaching = weakref.WeakValueDictionary()
         sessions = [*self._ending, *self._sessions]
         runs = [session.open_run for session in sessions] + list(self._attached.values())
-        self._sessions, self._ending = [], []
+        self._sessions, self._ending, self._closing = [], [], []
         self._attached = {run.context.run_id or "": run for run in runs}
         for run in runs:
             run.become_child()

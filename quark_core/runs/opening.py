@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark_core.backends.contract import StoredRun, SupportsPrimary
+from quark_core.backends.contract import StoredRun
 from quark_core.backends.run_summary import RunSummary
 from quark_core.config import settings
 from quark_core.config.arguments import (
@@ -30,9 +30,8 @@ from quark_core.config.belonging import (
     check_if_done,
 )
 from quark_core.config.objective import Objective, ObjectiveMode, choose_objective, keep_objective
-from quark_core.config.snapshot import snapshot_config
 from quark_core.delivery.segments import Origin
-from quark_core.delivery.stream import RunStream
+from quark_core.delivery.stream import FlushLevel, RunStream
 from quark_core.errors import (
     InvalidRunStateError,
     QuarkError,
@@ -49,16 +48,23 @@ from quark_core.records.schema import TERMINAL_STATUSES
 from quark_core.records.times import now_us
 from quark_core.runs import composition, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
+from quark_core.runs.checkpoints import Checkpoint, read_state
+from quark_core.runs.config_reading import read_config
 from quark_core.runs.environment import GitState, read_git_state
-from quark_core.runs.foreign_runs import open_foreign_run
+from quark_core.runs.extensions import RunDraft
+from quark_core.runs.foreign_runs import open_foreign_store
 from quark_core.runs.fork_points import ForkPoint, check_fork_from
-from quark_core.runs.held_trials import HeldTrial, find_held_trial
 from quark_core.runs.known_runs import KnownRun, find_known_run, find_parent
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.runs.primary_reach import ATTACHING, JOINING, PrimaryReach, choose_policy
 from quark_core.runs.rank_parts import RankPart
-from quark_core.runs.resumed_runs import continue_run
-from quark_core.runs.run_ids import find_run
+from quark_core.runs.resumed_runs import continue_run, reach_run
+from quark_core.runs.run_reader import (
+    RunReader,
+    describe_context,
+    find_session_run,
+    open_run_reader,
+)
 from quark_core.runs.streams import HAND_OVER_S, open_part, open_run_stream
 
 if TYPE_CHECKING:
@@ -90,30 +96,26 @@ def start(
     version: str | Callable[[], object] | None = None,
     if_done: IfDone | None = None,
     fork_from: object = None,
+    state: Mapping[str, Any] | None = None,
 ) -> OpenRun:
     """Start a new run; see `TrainingSession.start_run` for arguments and errors."""
     began_s = time.monotonic()
     project, name = _check_arguments(project, name, strict_mode, parent_run_id)
     settings.check_timeouts()
     settings.source_mode()
+    checkpoint = read_state(state)
     fork = check_fork_from(fork_from, parent_run_id)
     checked_notes = check_notes(notes)
     checked_tags = check_tags(tags)
     groups, wished = check_groups(group), check_if_done(if_done)
-    if fork is not None and wished is not None:
-        raise SchemaValidationError(
-            "if_done and fork_from cannot be combined: a fork is no repetition of another run"
-        )
+    _check_origins(checkpoint, fork, parent_run_id, wished)
     goal = choose_objective(objective, mode)
-    snapshot = snapshot_config(config)
-    trial = find_held_trial(storage_dir)
-    if trial is not None:
-        goal = goal or trial.objective
-        snapshot = trial.join_config(snapshot)
-        groups = tuple(sorted({*groups, trial.group}))
-        storage_dir = trial.storage_dir if storage_dir is None else storage_dir
-    snapshot = keep_objective(snapshot, goal)
-    root = resolve_storage_dir(storage_dir)
+    draft = RunDraft(
+        storage_dir=storage_dir, config=read_config(config), objective=goal,
+        tags=checked_tags, groups=groups,
+    ).complete()  # fmt: skip
+    snapshot = keep_objective(draft.config or ConfigSnapshot(JsonObject()), draft.objective)
+    root = resolve_storage_dir(draft.storage_dir)
     rank = detect_rank()
     chosen = choose_ranks(ranks)
     plan = composition.plan_backends(backends, rank, ranks=chosen)
@@ -121,23 +123,26 @@ def start(
         project=project,
         name=name,
         notes=checked_notes,
-        tags=checked_tags,
+        tags=draft.tags,
         parent_run_id=parent_run_id if fork is None else fork.run_id,
         fork=fork,
-        inherits_config=fork is not None and config is None,
-        goal=goal,
+        inherits_config=(fork is not None or checkpoint is not None) and config is None,
+        goal=draft.objective,
         strict_mode=strict_mode,
         snapshot=snapshot,
         root=root,
         rank=rank,
         ranks=chosen,
         plan=plan,
-        groups=groups,
+        groups=draft.groups,
         fields=_find_version(version),
-        trial=trial,
+        launch_key=draft.launch_key,
+        extensions=draft.extensions,
     )
     given = rank_parts.find_given_run_id()
     leads = rank_parts.is_leader(plan, rank)
+    if leads and checkpoint is not None:
+        return _go_on_from(start, checkpoint, began_s)
     policy = JOINING
     if leads:
         policy = choose_policy(restarts=rank_parts.is_restarted(plan), strict=strict_mode)
@@ -149,6 +154,21 @@ def start(
 
         with hold_configuration(root, project, snapshot):
             return _begin_unless_done(start, wished, reach, given)
+
+
+def _check_origins(
+    checkpoint: object, fork: object, parent_run_id: str | None, wished: str | None
+) -> None:
+    """Refuse a run that is asked to go on from two places at once."""
+    if checkpoint is not None and (fork, parent_run_id, wished) != (None, None, None):
+        raise SchemaValidationError(
+            "state continues the run that it is of, and cannot be combined with fork_from, "
+            "parent_run_id or if_done, which are for a new run"
+        )
+    if fork is not None and wished is not None:
+        raise SchemaValidationError(
+            "if_done and fork_from cannot be combined: a fork is no repetition of another run"
+        )
 
 
 def _begin(start: _Start, reach: PrimaryReach, given: str | None) -> OpenRun:
@@ -221,8 +241,34 @@ def _go_on(start: _Start, stored: StoredRun, reach: PrimaryReach) -> OpenRun:
     part = rank_parts.lead_earlier(start.plan, start.root, start.launch_name, run_id, is_done=False)
     return continue_run(
         stored, start.plan, reach, start.root, start.rank, start.ranks, part, start.snapshot,
-        trial=start.trial,
+        extensions=start.extensions,
     )  # fmt: skip
+
+
+def _go_on_from(start: _Start, checkpoint: Checkpoint, began_s: float) -> OpenRun:
+    """The next attempt of the run that a checkpoint is of.
+
+    Raises:
+        SchemaValidationError: The launch, or the project, has another run.
+        RunNotFoundError: The store has no such run.
+        InvalidRunStateError: It is completed, or alive.
+    """
+    plan, root = start.plan, start.root
+    part = rank_parts.lead_checkpoint(plan, root, start.launch_name, checkpoint.run_id)
+    with reach_run(
+        checkpoint.run_id, plan, root, start.rank,
+        reopen=False, began_s=began_s, restarts=part.restarts,
+    ) as (stored, reach):  # fmt: skip
+        if stored.project.name != start.project:
+            raise SchemaValidationError(
+                f"state is of run {checkpoint.run_id} of project {stored.project.name!r:.80}, "
+                f"not of {start.project!r:.80}: give that project, or no state for a new run"
+            )
+        return continue_run(
+            stored, plan, reach, root, start.rank, start.ranks, part,
+            None if start.inherits_config else start.snapshot,
+            from_step=checkpoint.next_step, extensions=start.extensions,
+        )  # fmt: skip
 
 
 def _stand_by(
@@ -240,7 +286,7 @@ def _stand_by(
             heartbeat_at=None,
         )
     else:
-        context = to_context(stored, reach.primary, start.root)
+        context = describe_context(stored, reach.primary, start.root)
     run = OpenRun(
         msgspec.structs.replace(context, read_only=False, backends=()),
         RunStream(Origin(part.run_id, attempt=part.attempt, rank=start.rank.rank)),
@@ -249,7 +295,7 @@ def _stand_by(
     )
     run.config, run.fields = stored.config, stored.fields
     run.already_done = _summarize(stored, reach)
-    run.trial = start.trial
+    run.extensions = start.extensions
     return run
 
 
@@ -286,13 +332,13 @@ class _Start:
     plan: composition.Plan
     groups: tuple[str, ...]
     fields: JsonObject
-    trial: HeldTrial | None = None
+    launch_key: str
+    extensions: dict[type, object]
 
     @property
     def launch_name(self) -> str:
-        """What all ranks of a launch call the run: a trial that is claimed again is another."""
-        trial = self.trial
-        return self.project if trial is None else f"{self.project}\0{trial.claim.to_text()}"
+        """What all ranks of a launch call the run."""
+        return f"{self.project}\0{self.launch_key}" if self.launch_key else self.project
 
     def choose_config(self, parent: StoredRun | None) -> ConfigSnapshot:
         """What the run begins with: a fork that is given no configuration has its parent's."""
@@ -318,7 +364,7 @@ def _take_up(start: _Start, part: RankPart, run_id: str, reach: PrimaryReach) ->
             start.ranks,
             part,
             None if start.inherits_config else start.snapshot,
-            trial=start.trial,
+            extensions=start.extensions,
         )
     except InvalidRunStateError as error:
         _log.warning("the restarted run is not taken up again: %s", error)
@@ -339,7 +385,7 @@ class _Opener:
         start, reach = self.start, self.reach
         run = open_part(self.describe(part), start.plan, reach.primary, start.rank, part)
         config = run.config = start.choose_config(self.parent)
-        run.fields, run.trial = start.fields, start.trial
+        run.fields, run.extensions = start.fields, start.extensions
         reach.hand_over(run)
         if part.leads:
             goes_on = reach.outage is not None and part.attempt > 0
@@ -468,23 +514,43 @@ def _find_known(reach: PrimaryReach, root: Path, run_id: str) -> KnownRun | None
     return known if known is not None and known.is_at(place) else None
 
 
-def open_for_reading(run_id: str, storage_dir: str | Path | None) -> OpenRun:
+class _ReadStream(RunStream):
+    """The stream of a run that is read: a flush brings what others have left of it.
+
+    Args:
+        run: Reads the run.
+    """
+
+    def __init__(self, run: RunReader) -> None:
+        super().__init__(Origin(run.run_id))
+        self._reader = run
+
+    def flush(
+        self,
+        timeout_s: float,  # noqa: ARG002 - of what this process has logged, which is nothing
+        level: FlushLevel = "stored",  # noqa: ARG002
+        *,
+        sync: bool = True,  # noqa: ARG002
+    ) -> None:
+        """Bring to the store what processes that are gone have left of the run."""
+        self._reader.catch_up()
+
+
+def open_for_reading(
+    run_id: str, storage_dir: str | Path | None, backend: str | None = None
+) -> OpenRun:
     """Open a run without touching it; see `quark.open_run`."""
-    check_run_id(run_id)
-    root = resolve_storage_dir(storage_dir)
-    reader = composition.open_reader(root)
-    try:
-        stored = find_run(reader, run_id)
-    except BaseException:
-        reader.close()
-        raise
-    run = OpenRun(
-        to_context(stored, reader, root),
-        RunStream(Origin(stored.run.id)),
-        reader,
-        refusal="the run was opened for reading only; use resume_run to continue it",
-    )
-    run.config, run.fields = stored.config, stored.fields
+    if backend is None:
+        found = open_run_reader(run_id, storage_dir)
+        why = "was opened for reading only; use resume_run to continue it"
+    else:
+        check_run_id(run_id)
+        store = open_foreign_store(storage_dir, backend)
+        found = store.open_run(run_id)
+        why = f"was opened from {store.name} for reading only"
+    run = OpenRun(found.context, _ReadStream(found), found.reader, refusal=f"the run {why}")
+    assert found.stored is not None
+    run.config, run.fields = found.stored.config, found.stored.fields
     return run
 
 
@@ -494,9 +560,7 @@ def attach_run(context: RunContext) -> OpenRun:
     A run that has ended is opened for reading only.
     """
     if context.read_only and context.run_id is not None:
-        if context.backends:
-            return open_foreign_run(context.run_id, context.storage_dir, context.backends[0])
-        return open_for_reading(context.run_id, context.storage_dir)
+        return open_for_reading(context.run_id, context.storage_dir, *context.backends[:1])
     rank = detect_rank()
     plan = composition.plan_backends(
         list(context.backends) or "none",
@@ -522,7 +586,7 @@ def attach_run(context: RunContext) -> OpenRun:
             stored, awaits_run = None, True  # it is about to come
         if stored is not None and stored.run.status in TERMINAL_STATUSES:
             ended = OpenRun(
-                to_context(stored, reach.primary, root),
+                describe_context(stored, reach.primary, root),
                 RunStream(Origin(context.run_id)),
                 reach.primary,
                 refusal=f"the run has ended ({stored.run.status}); use resume_run to continue it",
@@ -541,21 +605,8 @@ def attach_run(context: RunContext) -> OpenRun:
         return run
 
 
-def to_context(stored: StoredRun, primary: SupportsPrimary | None, storage_dir: Path) -> RunContext:
-    """The context of a run as its store knows it."""
-    location = composition.locate_run(primary, storage_dir, stored.run.id or "")
-    return RunContext(
-        storage_dir=storage_dir,
-        store_root=location.store_root,
-        db_path=location.db_path,
-        project=stored.project,
-        run=stored.run,
-        read_only=True,
-    )
-
-
 def resolve_target(target: object) -> OpenRun:
-    """The open run behind a session or a context.
+    """Return the open run of a session or of a `RunContext`.
 
     Raises:
         SchemaValidationError: `target` is neither.
@@ -568,8 +619,8 @@ def resolve_target(target: object) -> OpenRun:
                 if found.refusal is None and found.stream.active:
                     found = open_runs.attach(found)
         return found
-    run = getattr(target, "open_run", None)
-    if not isinstance(run, OpenRun):
+    run = find_session_run(target)
+    if run is None:
         raise SchemaValidationError(
             f"session must be a TrainingSession or a RunContext, not {type(target).__name__}"
         )

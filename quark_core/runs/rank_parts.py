@@ -11,7 +11,7 @@ from pathlib import Path
 from quark_core.backends.contract import StoredRun
 from quark_core.config import settings
 from quark_core.config.arguments import check_run_id
-from quark_core.errors import QuarkError
+from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.ranks.choice import RANK_ZERO
 from quark_core.ranks.claims import RunClaims
 from quark_core.ranks.launches import Launch, RankInfo, find_launch
@@ -30,6 +30,7 @@ __all__ = [
     "is_leader",
     "is_restarted",
     "lead",
+    "lead_checkpoint",
     "lead_earlier",
     "number_offline",
     "settle_attempt",
@@ -165,6 +166,32 @@ def lead_earlier(
     """
     claims = _find_claims(plan, storage_dir, name)
     return RankPart(run_id, leads=True, claims=claims, is_done=is_done)
+
+
+def lead_checkpoint(plan: Plan, storage_dir: Path, name: str, run_id: str) -> RankPart:
+    """The part of the rank that leads, in the run of its checkpoint.
+
+    Args:
+        plan: The backends here.
+        storage_dir: The storage root.
+        name: What all ranks call the run, such as its project.
+        run_id: The run that the checkpoint is of.
+
+    Raises:
+        SchemaValidationError: The launch has another run, which was restarted.
+    """
+    given = find_given_run_id()
+    claims = _find_claims(plan, storage_dir, name)
+    earlier = None if claims is None else claims.find_restarted()
+    own = given if earlier is None else earlier.run_id
+    if own is not None and own != run_id:
+        whose = settings.RUN_ID if earlier is None else "this launch, which was restarted,"
+        raise SchemaValidationError(
+            f"state is of run {run_id}, and {whose} says {own}: give the state of that run, "
+            "out of a checkpoint that it has written itself, or none"
+        )
+    attempt = 0 if earlier is None else earlier.attempt + 1
+    return RankPart(run_id, True, attempt, restarts=earlier is not None, claims=claims)
 
 
 def find_resume_claims(plan: Plan, storage_dir: Path, run_id: str) -> RunClaims | None:

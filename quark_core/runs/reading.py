@@ -22,8 +22,7 @@ from quark_core.backends.series import (
     merge_ranks,
     reduce_points,
 )
-from quark_core.config import settings
-from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
+from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import MetricRecord
 from quark_core.records.names import check_key, decode_name, encode_name
 from quark_core.records.query import Query, check_index
@@ -32,6 +31,7 @@ from quark_core.runs.near_names import tell_unknown_metric
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.runs.open_run import OpenRun
+    from quark_core.runs.run_reader import RunReader
 
 __all__ = [
     "PART_ROWS",
@@ -336,7 +336,9 @@ def read_run_series(
     return found
 
 
-def iterate_run(run: OpenRun, kind: str, query: Query, rows: int = PART_ROWS) -> Iterator[Columns]:
+def iterate_run(
+    run: OpenRun | RunReader, kind: str, query: Query, rows: int = PART_ROWS
+) -> Iterator[Columns]:
     """Flush now, then return the rows that fit in parts; see `quark_core.runs.reading.iterate`."""
     size = check_rows(rows)
     source = _flush(run)
@@ -357,15 +359,9 @@ def encode_key(name: str, argument: str) -> str:
     return checked if decode_name(checked) != checked else encode_name(checked)
 
 
-def _flush(run: OpenRun) -> tuple[SupportsRead, str] | None:
+def _flush(run: OpenRun | RunReader) -> tuple[SupportsRead, str] | None:
     """Bring what was logged to the primary; returns it, or None where nothing is kept."""
-    if run.forked:
-        raise SessionStoreError(
-            "a forked process can log to its parent's run but not read it: read in the "
-            "parent, or in a process that was spawned"
-        )
-    # What is read is in the primary then; the mirrors' share need not be on the disk for it.
-    run.stream.flush(settings.persistence_timeout_s(), sync=False)
+    run.catch_up()
     if run.reader is None or run.context.run_id is None:
         return None
     return run.reader, run.context.run_id

@@ -24,8 +24,11 @@ from quark_core.delivery.journal_folder import (
     JournalFolder,
     find_damaged,
     find_folders,
+    find_paths,
+    find_unreadable,
     journal_directory,
 )
+from quark_core.delivery.moved_journals import find_other_part, join_parts
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.shared_lanes import SharedLanes
@@ -40,6 +43,7 @@ from quark_core.delivery.sync import (
 from quark_core.hosting.stopped_helpers import end_stopped_helpers
 from quark_core.runs.composition import open_lane
 from quark_core.runs.output_delivery import OutputDelivery, find_owner
+from quark_core.runs.refused_records import deliver_refused
 
 __all__ = [
     "ChildDelivery",
@@ -105,8 +109,13 @@ class DamagedJournal:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def list_lost(storage_dir: Path) -> list[DamagedJournal]:
-    """The journals of a storage root that damage has cost something, as far as they were synced."""
+def list_lost(storage_dir: Path, run_id: str | None = None) -> list[DamagedJournal]:
+    """The journals of a storage root that damage has cost something, as far as they were synced.
+
+    Args:
+        storage_dir: The storage root.
+        run_id: Only those of this run.
+    """
     return [
         DamagedJournal(
             note.run_id,
@@ -116,7 +125,7 @@ def list_lost(storage_dir: Path) -> list[DamagedJournal]:
             tuple(f"{lost.lane}: {lost.describe()}" for lost in note.lost),
             note.damage,
         )
-        for folder, note in find_damaged(storage_dir)
+        for folder, note in find_damaged(storage_dir, run_id)
     ]
 
 
@@ -125,16 +134,41 @@ def survey(storage_dir: Path) -> list[LaneSync]:
     found = []
     for folder in find_folders(storage_dir):
         manifest = folder.read_manifest()
-        if manifest is not None:
-            found += count_waiting(folder, manifest)
+        if manifest is None:
+            continue
+        lanes = count_waiting(folder, manifest)
+        other = find_other_part(folder)
+        for lane in lanes if other is not None else ():
+            lane.state = "held" if folder.is_written(manifest) else "pending"
+            lane.reason = (
+                f"the store was moved while the run was written: a part of it is in {folder.path}, "
+                f"another one in {other.path if other else ''}; quark sync joins them"
+            )
+        found += lanes
     for folder, manifest in find_orphan_boxes(storage_dir):
         found += count_waiting(folder, manifest)
-    return found
+    return found + _list_left_alone(storage_dir)
+
+
+def _list_left_alone(storage_dir: Path) -> list[LaneSync]:
+    """The journals that nobody can deliver before a person has looked at them."""
+    return [
+        LaneSync(
+            run_id=folder.path.parents[1].name,
+            writer_id=folder.path.name,
+            backend="?",
+            state="waiting",
+            reason=reason,
+        )
+        for folder, reason in find_unreadable(storage_dir)
+    ]
 
 
 def has_journals(storage_dir: Path) -> bool:
     """Whether there is any journal of a storage root, whatever is in it."""
-    found = chain(find_folders(storage_dir), find_orphan_boxes(storage_dir))
+    found = chain(
+        find_folders(storage_dir), find_orphan_boxes(storage_dir), find_unreadable(storage_dir)
+    )
     return next(found, None) is not None
 
 
@@ -152,7 +186,7 @@ def count_unstored(storage_dir: Path, run_id: str, *, keeps_journal: bool = Fals
     run_path = storage_dir / ".quark" / "runs" / run_id
     directories = {run_path / "journal", journal_directory(run_path, run_id)}
     waiting = 0
-    for path in sorted(path for directory in directories for path in directory.glob("*/")):
+    for path in (path for each in sorted(directories) for path in find_paths(each, "*/")):
         folder = JournalFolder(path)
         manifest = folder.read_manifest()
         if manifest is None or manifest.run_id != run_id or folder.is_written(manifest):
@@ -169,7 +203,13 @@ def count_unstored(storage_dir: Path, run_id: str, *, keeps_journal: bool = Fals
     return waiting
 
 
-def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None) -> list[LaneSync]:
+def sync(
+    storage_dir: Path,
+    *,
+    on_progress: Callable[[int], None] | None = None,
+    run_id: str | None = None,
+    open_lane: OpenLane = open_lane,
+) -> list[LaneSync]:
     """Deliver every journal of a storage root, as far as the backends take it.
 
     Lanes that a living process drives are left to it. May be repeated, and run
@@ -178,12 +218,14 @@ def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None)
     Args:
         storage_dir: The storage root.
         on_progress: Told of each number of records that are done with.
+        run_id: Only those of this run.
+        open_lane: Opens backends.
     """
     found: list[LaneSync] = []
     revive_journals(storage_dir)
     lanes = SharedLanes(open_lane)
     try:
-        for folder, manifest in order_journals(find_folders(storage_dir)):
+        for folder, manifest in order_journals(join_parts(find_folders(storage_dir, run_id))):
             _close_others(lanes, manifest.run_id, found)
             owner = find_owner(folder.path.parent) if manifest.generation else None
             if owner is None:
@@ -199,6 +241,10 @@ def sync(storage_dir: Path, *, on_progress: Callable[[int], None] | None = None)
             found += held
     finally:
         _close_others(lanes, None, found)
+    if run_id is not None:
+        return found
+    found += deliver_refused(storage_dir, open_lane)
+    found += _list_left_alone(storage_dir)
     _clear_leftovers(timeout_s=_LEFTOVERS_S)
     return found
 
@@ -227,7 +273,7 @@ def adopt_orphans(storage_dir: Path) -> threading.Thread | None:
         The thread that does it, or None where there is nothing to adopt.
     """
     revive_journals(storage_dir)
-    orphans = [folder for folder in find_folders(storage_dir) if _is_orphan(folder)]
+    orphans = [folder for folder in join_parts(find_folders(storage_dir)) if _is_orphan(folder)]
     if not orphans:
         return None
     return _start(_adopt, orphans, "quark-adopt")
@@ -238,7 +284,7 @@ def adopt_run(storage_dir: Path, run_id: str, timeout_s: float) -> None:
     revive_journals(storage_dir)
     orphans = [
         folder
-        for folder in find_folders(storage_dir)
+        for folder in join_parts(find_folders(storage_dir))
         if (manifest := folder.read_manifest()) is not None
         and manifest.run_id == run_id
         and _is_orphan(folder)
@@ -411,7 +457,7 @@ class ChildDelivery:
 def count_quarantined(storage_dir: Path) -> list[QuarantinedCount]:
     """What the backends have refused, by run, backend and reason."""
     found = []
-    for directory in sorted((storage_dir / ".quark" / "runs").glob("*/quarantine/*")):
+    for directory in find_paths(storage_dir / ".quark" / "runs", "*/quarantine/*"):
         counts: dict[tuple[str, str], list[int]] = {}
         for item in Quarantine(directory, directory.name).load():
             counts.setdefault((item.backend, item.reason), []).append(item.batch.count)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,14 +16,14 @@ from quark_core.errors import RunNotFoundError, SessionStoreError, StoreUnavaila
 from quark_core.ranks.choice import RankChoice, choose_ranks
 from quark_core.ranks.launches import RankInfo, detect_rank
 from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_time
-from quark_core.records.query import check_index
+from quark_core.records.query import check_step
 from quark_core.records.runs import RunContext
 from quark_core.records.times import now_us
 from quark_core.runs import composition, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
 from quark_core.runs.composition import Plan
 from quark_core.runs.environment import read_git_state
-from quark_core.runs.held_trials import HeldTrial, find_held_trial
+from quark_core.runs.extensions import RunDraft
 from quark_core.runs.known_runs import (
     KnownRun,
     check_resumable,
@@ -32,10 +33,11 @@ from quark_core.runs.known_runs import (
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.primary_reach import JOINING, PrimaryReach, StartPolicy, choose_policy
 from quark_core.runs.rank_parts import RankPart
+from quark_core.runs.repeated_steps import find_reached_steps, watch_for_repeated_steps
 from quark_core.runs.run_ids import find_run
 from quark_core.runs.streams import open_part
 
-__all__ = ["continue_run", "resume"]
+__all__ = ["continue_run", "reach_run", "resume"]
 
 
 def resume(
@@ -50,24 +52,59 @@ def resume(
     """Continue a run; see `TrainingSession.resume_run` for arguments and errors."""
     began_s = time.monotonic()
     check_run_id(run_id)
-    first_step = check_index(from_step, "from_step")
+    first_step = check_step(from_step, "from_step")
     settings.check_timeouts()
     settings.source_mode()
-    trial = find_held_trial(storage_dir)
-    if trial is not None and storage_dir is None:
-        storage_dir = trial.storage_dir
-    root = resolve_storage_dir(storage_dir)
+    draft = RunDraft(storage_dir=storage_dir).complete()
+    root = resolve_storage_dir(draft.storage_dir)
     rank = detect_rank()
     chosen = choose_ranks(ranks)
     plan = composition.plan_backends(backends, rank, ranks=chosen)
     if not rank_parts.is_leader(plan, rank):
         run = _follow_resumed(run_id, plan, root, rank, chosen)
-        run.trial = trial
+        run.extensions = draft.extensions
         return run
+    with reach_run(run_id, plan, root, rank, reopen=reopen, began_s=began_s) as (stored, reach):
+        run_id = stored.run.id or run_id
+        claims = rank_parts.find_resume_claims(plan, root, run_id)
+        part = RankPart(run_id, leads=True, claims=claims)
+        return continue_run(
+            stored, plan, reach, root, rank, chosen, part,
+            from_step=first_step, extensions=draft.extensions,
+        )  # fmt: skip
+
+
+@contextmanager
+def reach_run(
+    run_id: str,
+    plan: Plan,
+    root: Path,
+    rank: RankInfo,
+    *,
+    reopen: bool,
+    began_s: float,
+    restarts: bool = False,
+) -> Iterator[tuple[StoredRun, PrimaryReach]]:
+    """A run that its leading rank takes up again, and the store, open for writing.
+
+    Args:
+        run_id: The run, or what its id begins with.
+        plan: The backends here.
+        root: The storage root.
+        rank: Place of this process.
+        reopen: Whether a completed run may be continued.
+        began_s: When the start began, on the clock of `time.monotonic`.
+        restarts: Whether the launcher has ended the attempt before, whatever it has said of itself.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        InvalidRunStateError: The run is completed, or alive.
+        SessionStoreError: There is no primary store here, or it cannot serve the call.
+    """
     if plan.primary is None:
         raise SessionStoreError(
             "run_id cannot be resumed here: this process has no primary store "
-            f"(backends={backends!r}, rank {rank.rank})"
+            f"(backends={[choice.specification for choice in plan.choices]}, rank {rank.rank})"
         )
     known = None
     if plan.primary.definition.remote:
@@ -77,15 +114,11 @@ def resume(
     with PrimaryReach(plan, root, policy, read_only=True, began_s=began_s) as reach:
         # Looked up before anything is opened for writing: a wrong storage_dir must leave no store.
         stored = _find_stored(reach, root, run_id, known)
-        run_id = stored.run.id or run_id
-        check_resumable(stored, reopen=reopen)
+        if not restarts:
+            check_resumable(stored, reopen=reopen)
         if reach.outage is None:
             reach.open_for_writing()
-        claims = rank_parts.find_resume_claims(plan, root, run_id)
-        part = RankPart(run_id, leads=True, claims=claims)
-        return continue_run(
-            stored, plan, reach, root, rank, chosen, part, from_step=first_step, trial=trial
-        )
+        yield stored, reach
 
 
 def _choose_policy(known: KnownRun | None) -> StartPolicy:
@@ -132,7 +165,7 @@ def continue_run(
     config: ConfigSnapshot | None = None,
     *,
     from_step: int | None = None,
-    trial: HeldTrial | None = None,
+    extensions: dict[type, object],
 ) -> OpenRun:
     """Begin the next attempt of a run, and tell the other ranks of it."""
     git = read_git_state(working_directory())
@@ -159,6 +192,8 @@ def continue_run(
         ranks=None if chosen is None else str(chosen),
     )
 
+    reached = find_reached_steps(reach, record.id or "") if from_step is None else {}
+
     def begin() -> OpenRun:
         if part.claims is not None:
             part.claims.claim(record.id or "", attempt)
@@ -166,7 +201,9 @@ def continue_run(
         run.config = stored.config if config is None else config
         run.fields = stored.fields
         run.first_step = from_step
-        run.trial = trial
+        run.extensions = extensions
+        if from_step is None:
+            watch_for_repeated_steps(run, reached)
         reach.hand_over(run)
         announce(run, config, rank, git, "run_resumed", reach, from_step=from_step)
         return announce_rank(run, plan, rank)

@@ -8,9 +8,15 @@ beginning is only looked for where no run has it as its id.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
+from quark_core.backends.contract import (
+    StoredRun,
+    SupportsPrimary,
+    SupportsRead,
+    SupportsSearch,
+)
 from quark_core.config.arguments import describe_argument, may_be_run_id
 from quark_core.errors import QuarkError, RunNotFoundError
 from quark_core.records.names import check_text
@@ -26,6 +32,7 @@ __all__ = [
     "find_labels",
     "find_run",
     "find_run_id",
+    "name_store",
     "shorten_run_id",
 ]
 
@@ -47,6 +54,21 @@ def shorten_run_id(run_id: str) -> str:
     return run_id[:_SHORT] if is_random else run_id
 
 
+def name_store(reader: object, place: str | None = None) -> str:
+    """The store that a reader reads, for a message that says where something was looked for.
+
+    Args:
+        reader: The store.
+        place: How a backend was asked for in place of the primary store.
+    """
+    if place is None and isinstance(reader, SupportsPrimary):
+        root = reader.locate("unknown").store_root
+        # People name the folder that the store is in.
+        place = str(root.parent if isinstance(root, Path) and root.name == ".quark" else root)
+    place = place or getattr(reader, "place", None)
+    return f"the store {clean_line(place)}" if place else "this store"
+
+
 def find_run(reader: SupportsRead, given: str, argument: str = "run_id") -> StoredRun:
     """The run of a store whose id, or the beginning of it, is given.
 
@@ -65,6 +87,7 @@ def find_run(reader: SupportsRead, given: str, argument: str = "run_id") -> Stor
     if found:
         raise RunNotFoundError(_describe_several(argument, given, found))
     reason = str(unknown).removeprefix(f"run_id {given}: ")
+    reason = reason.replace("this store has", f"{name_store(reader)} has")
     # Whatever was pasted there must not steer a terminal, nor fill it.
     shown = (
         given if may_be_run_id(given) and len(given) <= _MOST_SHOWN else describe_argument(given)
@@ -130,7 +153,7 @@ def describe_near(reader: SupportsRead, given: str) -> str:
         more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
         have = "have" if len(named) > 1 else "has"
         return f"; {listed}{more} {have} that name, which is no id"
-    if len(given) < LEAST_CHARACTERS and any(label.run_id.startswith(given) for label in labels):
+    if len(given) < LEAST_CHARACTERS:
         return f"; of the beginning of an id {LEAST_CHARACTERS} characters are needed"
     near = _find_near(given, labels)
     return f"; near it: {', '.join(map(_describe, near))}" if near else ""

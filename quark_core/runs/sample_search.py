@@ -105,6 +105,7 @@ class SampleFilter:
             return None
         places = np.arange(columns.count)
         # What is cheap first, so that texts are looked at where all else fits.
+        self._check_columns(columns)
         for condition in self.conditions:
             if condition.column in _OWN:
                 values = _list_values(columns, condition.column, places)
@@ -120,6 +121,19 @@ class SampleFilter:
         if self.search and len(places):
             places = places[self._find_texts(columns, places)]
         return places
+
+    def _check_columns(self, columns: Columns) -> None:
+        """Refuse a column that no row has: a name that is mistyped fits nothing for ever."""
+        asked = {one.column for one in self.conditions if one.column not in _OWN}
+        if not asked or not columns.count:
+            return
+        known = {name for row in columns["columns"] for name in row or ()}
+        for name in sorted(asked - known):
+            listed = ", ".join(sorted(known)[:_MOST_NAMES]) or "none of their own"
+            raise SchemaValidationError(
+                f"where: no sample has a column {name!r:.60}; they have "
+                f"{', '.join(_OWN)}, and {listed}"
+            )
 
     def _find_texts(self, columns: Columns, places: NDArray[Any]) -> NDArray[Any]:
         import numpy as np
@@ -170,8 +184,9 @@ def find_samples(
         SessionStoreError: The store cannot be read.
     """
     from quark_core.runs.opening import resolve_target
+    from quark_core.runs.run_reader import RunReader
 
-    opened = resolve_target(run)
+    opened = run if isinstance(run, RunReader) else resolve_target(run)
     wanted = SampleFilter.build(search, where)
     most = check_index(limit, "limit")
     is_plain = not wanted.search and not wanted.conditions
@@ -203,7 +218,7 @@ def _read_condition(text: object) -> Condition:
     found = None
     if isinstance(text, str) and len(text) <= _MOST_CHARACTERS:
         found = _CONDITION.fullmatch(text)
-    if found is None:
+    if found is None or _lacks_value(found["operator"], found["value"]):
         raise SchemaValidationError(
             "where must be conditions such as 'reward > 0.5', 'task == math' or 'answer ~ forty', "
             f"got {text!r:.60}"
@@ -213,6 +228,15 @@ def _read_condition(text: object) -> Condition:
     if operator == "~" and len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
         value = value[1:-1]
     return Condition(found["column"].strip("`"), operator, value)
+
+
+def _lacks_value(operator: str, value: str) -> bool:
+    """Whether nothing stands behind an operator, or more of it, as in `reward >> 5`."""
+    if operator == "~":
+        return not value
+    if operator in _ORDERS:
+        return not value or value[0] in "<>=~!"
+    return not value.strip("<>=~!") or value[0] == "="
 
 
 def _read_value(text: str) -> Any:

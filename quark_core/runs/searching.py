@@ -16,6 +16,7 @@ from quark_core.backends.run_pages import (
 )
 from quark_core.backends.run_summary import RunsFound, RunSummary
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.config.habits import explain_argument_errors
 from quark_core.errors import SchemaValidationError
 from quark_core.records.expression import (
     Expression,
@@ -43,6 +44,7 @@ _MAX_CURSOR = 1_000_000
 _MAX_TEXT = 1_000
 
 
+@explain_argument_errors
 def search_runs(
     *,
     storage_dir: str | Path | None = None,
@@ -61,8 +63,8 @@ def search_runs(
         storage_dir: Storage root that the runs lie under; by default the
             working directory, or the service where one is set.
         project: Only runs of this project.
-        where: What must be true of a run, in the language of
-            docs/reference/search.md.
+        where: What must be true of a run, such as
+            `val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags`.
         order_by: A metric, `config.key` or field of the run, or several, with
             `-` before it or ` desc` behind it for descending; runs that lack it
             come last. By default, and in ties, the newest run is first.

@@ -6,7 +6,8 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from quark_core.backends.contract import BackendConfig, SupportsPrimary
 from quark_core.config import settings
@@ -14,12 +15,15 @@ from quark_core.delivery.journal_folder import journal_directory
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import RunStream, StandInStream
 from quark_core.ranks.launches import RankInfo
+from quark_core.records import LifecycleRecord
 from quark_core.records.runs import RunContext
 from quark_core.runs import composition, recovery
 from quark_core.runs.composition import Plan
+from quark_core.runs.extensions import ask_extensions
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.rank_parts import RankPart
 from quark_core.runs.stop_requests import StopLookout
+from quark_core.system.memory_kills import find_memory_kills
 
 __all__ = ["HAND_OVER_S", "open_part", "open_run_stream"]
 
@@ -56,7 +60,7 @@ def open_run_stream(
         journal_directory(run_path, context.run_id or ""),
         origin,
         leads=leads,
-        open_lane=composition.make_lane_opener(plan),
+        open_lane=composition.make_lane_opener(plan.choices),
     )
     run.stream = composition.open_stream(
         plan,
@@ -71,6 +75,7 @@ def open_run_stream(
         on_gap=run.emit_gap,
     )
     run.children = children
+    run.choices = plan.choices
     run.payload_directory = composition.find_payload_directory(primary, context.run_id)
     run.reopen = lambda child, child_origin: _open_child(child, plan, child_origin)
     run.stream.start()
@@ -80,27 +85,26 @@ def open_run_stream(
 def _make_beat(run: OpenRun) -> Callable[[], None]:
     """What an open run does at each heartbeat."""
     lookout = StopLookout(run)
+    kills = find_memory_kills()
 
     def beat() -> None:
+        nonlocal kills
+        if run.stream.channel(LifecycleRecord.KIND).newest is None:
+            # What the writer begins with is not in a batch yet, however long that takes. A store
+            # takes nothing of an attempt before its start.
+            return
         # A run is as alive as the process that began it.
         if run.leads:
-            run.emit_lifecycle("heartbeat", _find_progress(run))
+            # A process of the cgroup that was killed, and which this one has outlived, counts
+            # no more for how this one ends.
+            before, kills = kills, find_memory_kills()
+            told = {} if kills in (before, None) else {"memory_kills": msgspec.to_builtins(kills)}
+            for said in ask_extensions(run.extensions, lambda each: each.describe_heartbeat()):
+                told.update(said)
+            run.emit_lifecycle("heartbeat", told or None)
         lookout.look()
 
     return beat
-
-
-def _find_progress(run: OpenRun) -> dict[str, Any] | None:
-    """How far training has come, as a heartbeat says it; what fails says nothing."""
-    tell = run.tell_progress
-    if tell is None:
-        return None
-    try:
-        told = tell()
-    except Exception:  # noqa: BLE001 - a beat says first of all that the run is alive
-        _log.debug("run %s: its progress cannot be told", run.context.run_id, exc_info=True)
-        return None
-    return None if told is None else {"progress": told}
 
 
 def open_part(

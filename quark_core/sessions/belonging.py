@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quark_core.config.belonging import REVISION_FIELD, check_fields, check_groups
-from quark_core.config.snapshot import snapshot_config
 from quark_core.records import format_time
 from quark_core.records.json_object import JsonObject, flatten_json
 from quark_core.records.runs import RunContext
 from quark_core.records.times import now_us
+from quark_core.runs.config_reading import read_config
 from quark_core.runs.open_run import OpenRun
 from quark_core.sessions.run_config import RunConfig
 from quark_core.system.terminal_text import clean_line
@@ -150,7 +150,7 @@ class Belonging:
             SchemaValidationError: `config` is no mapping; the message names it.
             InvalidRunStateError: The run has ended, or is open for reading only.
         """
-        given, named = snapshot_config(config), snapshot_config(values)
+        given, named = read_config(config), read_config(values or None)
         RunConfig(self._run).take("update_config", given, named)
         if show:
             _print_settings({**given.values, **named.values})

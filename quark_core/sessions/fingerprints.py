@@ -1,26 +1,69 @@
-"""What a session says of data and outputs, for TrainingSession."""
+"""The methods of TrainingSession for fingerprints of data and outputs; a plugin has their work."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import threading
+from collections.abc import Callable
+from typing import Any, Literal
 
-from quark_core.runs.open_run import OpenRun
+from quark_core.records.kinds.provenance import FingerprintRecord
+from quark_core.sessions.feature_methods import find_method
 
-# Not late: a signal handler that fingerprints would find them half imported.
-from quark_core.writers.fingerprints import find_writer
-from quark_core.writers.watched_data import watch_loader
+__all__ = ["Fingerprints", "PendingFingerprint", "SampleIds"]
 
-if TYPE_CHECKING:
-    from quark_core.writers.fingerprints import PendingFingerprint
-    from quark_core.writers.watched_data import SampleIds, WatchedData
+_FEATURE = "provenance"
 
-__all__ = ["Fingerprints"]
+SampleIds = str | Callable[[Any], Any] | None
+
+
+class PendingFingerprint:
+    """A fingerprint that is being found out; what `fingerprint` and `fingerprint_data` return.
+
+    Attributes:
+        key: Its key.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._done = threading.Event()
+        self._record: FingerprintRecord | None = None
+        self._reason = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is found out, or never will be."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> FingerprintRecord | None:
+        """The record, once it is found out; None where there is none, which `reason` tells.
+
+        Args:
+            timeout_s: How long to wait; as long as it takes by default.
+
+        Raises:
+            TimeoutError: It is not found out yet; it goes on.
+        """
+        if not self._done.wait(timeout_s):
+            raise TimeoutError(f"fingerprint {self.key!r} is not found out within {timeout_s} s")
+        return self._record
+
+    @property
+    def reason(self) -> str:
+        """Why there is no record; empty as long as there may be one."""
+        return self._reason
+
+    def settle(self, record: FingerprintRecord | None, reason: str = "") -> None:
+        """It is found out, or never will be."""
+        self._record, self._reason = record, reason
+        self._done.set()
+
+    def __repr__(self) -> str:
+        state = self._record.digest if self._record else self._reason or "on its way"
+        return f"PendingFingerprint({self.key!r}, {state})"
 
 
 class Fingerprints:
     """What data and outputs were, by digest: `quark why` tells from it what is the same."""
-
-    _run: OpenRun
 
     def fingerprint(
         self,
@@ -49,8 +92,12 @@ class Fingerprints:
         Raises:
             SchemaValidationError: A bad key, step or level; never for what the value is.
             InvalidRunStateError: The run has ended.
+            QuarkError: The feature provenance is not installed.
         """
-        return find_writer(self._run).fingerprint(key, value, step, level)
+        found: PendingFingerprint = find_method("fingerprint", _FEATURE)(
+            self, key, value, step, level
+        )
+        return found
 
     def fingerprint_data(
         self, key: str, source: object, *, level: Literal["sample", "full"] = "sample"
@@ -74,11 +121,13 @@ class Fingerprints:
         Raises:
             SchemaValidationError: A bad argument, or a stream: see `watch_data`.
             InvalidRunStateError: The run has ended.
+            QuarkError: The feature provenance is not installed.
         """
-        return find_writer(self._run).fingerprint_data(key, source, level)
+        found: PendingFingerprint = find_method("fingerprint_data", _FEATURE)(
+            self, key, source, level
+        )
+        return found
 
-    def watch_data(
-        self, loader: Any, name: str = "train", *, sample_ids: SampleIds = None
-    ) -> WatchedData:
+    def watch_data(self, loader: Any, name: str = "train", *, sample_ids: SampleIds = None) -> Any:
         """The same loader, whose samples are noted as they come; see `quark.watch_data`."""
-        return watch_loader(self._run, loader, name, sample_ids)
+        return find_method("watch_data", _FEATURE)(self, loader, name, sample_ids)

@@ -20,7 +20,6 @@ import logging
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
@@ -30,19 +29,18 @@ from quark_core.config.arguments import resolve_storage_dir, working_directory
 from quark_core.errors import QuarkError
 from quark_core.records import RunStatus
 from quark_core.records.names import decode_name
+from quark_core.runs.extensions import ask_extensions
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
-from quark_core.system.weak_sets import list_members
 from quark_core.writers.logging_handler import LoggingHandler
 
-__all__ = ["Introduction", "find_page", "tell_done", "tell_sweep"]
+__all__ = ["Introduction", "find_page", "find_store_option", "print_line", "tell_done"]
 
 _log = logging.getLogger("quark")
 
 _NAME_CHARACTERS = 60
 _SHOWN_METRICS = 3
-_SEVERITIES = ("critical", "error", "warning")
 _PLAIN = str.maketrans({"—": "-", "·": "|", "…": "..."})
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
@@ -54,11 +52,10 @@ class Introduction:
         run: The run, which has just begun.
     """
 
-    __slots__ = ("_began_s", "_command", "_run", "_shows")
+    __slots__ = ("_command", "_run", "_shows")
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
-        self._began_s = time.monotonic()
         self._shows = run.leads and run.stream.active and not _forked and not settings.is_quiet()
         self._command = ""
 
@@ -68,29 +65,34 @@ class Introduction:
             return
         try:
             self._command = self.find_command()
-            if self._run.trial is not None:
+            if not all(ask_extensions(self._run.extensions, lambda each: each.is_announced)):
                 return
             page = find_page(self._run, asks=False)
             attempt = self._run.context.run.attempt
             goes_on = f" goes on (attempt {attempt})" if attempt else ""
             ways = page or f"quark ui{self._find_place()}"
             where = "" if page else self._find_store()
-            _say(f"{self.describe()}{goes_on}{where} — {self._command} · {ways}")
+            print_line(f"{self.describe()}{goes_on}{where} — {self._command} · {ways}")
         except Exception as error:  # noqa: BLE001 - a line is worth no run
             _log.debug("the run cannot be introduced: %s", error)
 
-    def part(self, status: RunStatus) -> None:
-        """Say how the run has ended, and what is known to be wrong without looking for it."""
+    def part(self, status: RunStatus, lasted_s: float) -> None:
+        """Say how the run has ended, and what is known to be wrong without looking for it.
+
+        Args:
+            status: How.
+            lasted_s: How long it was, as lists of runs say it.
+        """
         if not self._shows or _forked:
             return
         try:
-            lasted = _spell_duration(time.monotonic() - self._began_s)
+            lasted = _spell_duration(lasted_s)
             wrong = "".join(f"; {each}" for each in self._list_faults())
-            trial = self._run.trial
+            told = ask_extensions(self._run.extensions, lambda each: each.summarize())
             said = f"{self.describe()} {status}"
-            if trial is not None:
-                said = f"quark: {clean_line(trial.describe_end())}"
-            _say(f"{said} after {lasted}{wrong} — {self._command}")
+            for each in filter(None, told):
+                said = f"quark: {clean_line(each)}"
+            print_line(f"{said} after {lasted}{wrong} — {self._command}")
         except Exception as error:  # noqa: BLE001 - as above
             _log.debug("the end of the run cannot be told: %s", error)
 
@@ -119,68 +121,55 @@ class Introduction:
     def _find_place(self) -> str:
         """What a command must be told to find the store from here, or nothing."""
         context = self._run.context
-        root = context.storage_dir
         if not isinstance(context.store_root, Path):
             return ""  # by its id a run is found in all of a service's workspace
-        try:
-            here = resolve_storage_dir(None)
-        except QuarkError:
-            here = None
-        return "" if root == here else f" -d {shlex.quote(clean_line(str(root)))}"
+        return find_store_option(context.storage_dir)
 
     def _list_faults(self) -> Iterable[str]:
         run = self._run
+        lane = run.stream.report_primary()
+        if lane is not None and lane.waiting:
+            root = shlex.quote(clean_line(str(run.context.storage_dir)))
+            reason = f" ({clean_line([*lane.errors][-1])})" if lane.errors else ""
+            yield (
+                f"{lane.waiting} records are not in its store yet{reason}, which cannot tell how "
+                f"it ended until they are: quark sync {root}"
+            )
+        gaps = run.stream.list_gaps()
+        if gaps:
+            root = shlex.quote(clean_line(str(run.context.storage_dir)))
+            yield f"a part of it is lost ({'; '.join(gaps)}): quark doctor -d {root}"
         if run.stop_request is not None:
             yield f"{clean_line(run.stop_request.by)} has asked it to stop"
         broken = [clean_line(decode_name(key)) for key, count in run.non_finite.items() if count]
         if broken:
             more = f" and {len(broken) - _SHOWN_METRICS} more" if broken[_SHOWN_METRICS:] else ""
             yield f"not finite at the end: {', '.join(broken[:_SHOWN_METRICS])}{more}"
-        severities = [
-            alert.severity
-            for writer in list_members(run.writers)
-            if getattr(writer, "looks_on", False)
-            for alert in getattr(writer, "alerts", ())
-        ]
-        counted = [f"{severities.count(each)} {each}" for each in _SEVERITIES if each in severities]
-        if counted:
-            yield f"alerts: {', '.join(counted)}"
+        for faults in ask_extensions(run.extensions, lambda each: list(each.list_faults())):
+            yield from map(clean_line, faults)
 
 
 def tell_done(run: OpenRun) -> None:
     """Say that an earlier run has done what this process was to do, which records nothing."""
     done = run.already_done
-    if done is None or _forked or settings.is_quiet():
+    if done is None:
         return
     try:
         way = Introduction(run)
         does = "is at this configuration now" if done.state == "running" else "has done this"
         said = f"{way.describe()} {does}, so nothing is recorded here"
-        _say(f"{said} — {way.find_command()}")
+        print_line(f"{said} — {way.find_command()}")
     except Exception as error:  # noqa: BLE001 - a line is worth no run
         _log.debug("that a run was done before cannot be told: %s", error)
 
 
-def tell_sweep(project: str, name: str, storage_dir: Path) -> None:
-    """Say that this process begins to work at a sweep, and how to look at it.
-
-    Args:
-        project: Its project.
-        name: What it is called there.
-        storage_dir: Its storage root.
-    """
-    if _forked or settings.is_quiet():
-        return
+def find_store_option(root: Path) -> str:
+    """The option by which a command finds a storage root from here; nothing if it needs none."""
     try:
-        try:
-            is_found = storage_dir == resolve_storage_dir(None)
-        except QuarkError:
-            is_found = False
-        place = "" if is_found else f" -d {shlex.quote(clean_line(str(storage_dir)))}"
-        command = f"quark sweep show {shlex.quote(clean_line(name))}{place}"
-        _say(f"quark: sweep {clean_line(name)} of {clean_line(project)} — {command}")
-    except Exception as error:  # noqa: BLE001 - a line is worth no sweep
-        _log.debug("the sweep cannot be introduced: %s", error)
+        here = resolve_storage_dir(None)
+    except QuarkError:
+        here = None
+    return "" if root == here else f" -d {shlex.quote(clean_line(str(root)))}"
 
 
 def find_page(run: OpenRun, *, asks: bool = True) -> str | None:
@@ -201,7 +190,14 @@ def find_page(run: OpenRun, *, asks: bool = True) -> str | None:
     return page
 
 
-def _say(text: str) -> None:
+def print_line(text: str) -> None:
+    """Print a line for people, or log it; nothing in a forked child and with QUARK_QUIET.
+
+    Args:
+        text: The line, which begins with `quark: `.
+    """
+    if _forked or settings.is_quiet():
+        return
     if _is_logged():
         _log.info("%s", text.removeprefix("quark: "))
         return

@@ -6,6 +6,7 @@ Only where IPython runs this program already; nothing of it is ever imported.
   process as an event, and the run goes on. So is an interrupt, which is no error.
 - A cell that started a run and is run again has lost the way to that run: it is ended before the
   new one begins, as failed where a cell has failed since its start, as interrupted where one was.
+  So is one that is left open when the kernel is shut down.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from quark_core.records import RunStatus
 from quark_core.runs.open_run import open_runs
+from quark_core.sessions.end_causes import find_ending
 from quark_core.writers.events import make_log_payload
 
 if TYPE_CHECKING:
     from quark_core.runs.open_run import RunHolder
 
-__all__ = ["end_run_of_this_cell", "note_cell"]
+__all__ = ["end_run_of_this_cell", "find_status", "note_cell"]
 
 _log = logging.getLogger("quark")
 
@@ -62,7 +64,7 @@ def end_run_of_this_cell() -> None:
             continue
         _log.info("run %s is ended: the cell that started it runs again", session.run_id)
         try:
-            session.end_run(start.status)
+            session.end_run(find_status(session))
         except Exception:  # noqa: BLE001 - what is new must be able to begin
             _log.exception("the end of run %s could not be recorded", session.run_id)
 
@@ -79,6 +81,12 @@ def note_cell(session: RunHolder) -> None:
     if shell not in _watched:
         shell.events.register("post_run_cell", _tell_failure)
         _watched.add(shell)
+
+
+def find_status(session: RunHolder) -> RunStatus:
+    """As what a run ends that nobody has ended, by what its cells have done since its start."""
+    start = _starts.get(session)
+    return "completed" if start is None else start.status
 
 
 def _find_shell() -> Any:
@@ -125,6 +133,7 @@ def _tell_failure(result: Any) -> None:
         start = _starts.get(session)
         if start is not None and start.status != "failed":
             start.status = status
+            session.open_run.ending = find_ending(error)
         try:
             session.open_run.emit_event(
                 event_type, severity, payload=make_log_payload(message, level, details)

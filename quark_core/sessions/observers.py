@@ -8,6 +8,7 @@ from typing import Literal
 
 from quark_core.config import settings
 from quark_core.errors import SchemaValidationError
+from quark_core.records.checks import check_choice
 from quark_core.runs.open_run import OpenRun
 from quark_core.writers.console import CaptureMode, ConsoleCapture
 from quark_core.writers.system_metrics import SystemMetrics
@@ -87,11 +88,8 @@ def _choose_interval_s(given: object) -> float:
 
 
 def _choose_mode(given: object) -> CaptureMode | None:
-    mode = settings.capture_mode() if given == AUTOMATIC else given
-    if mode is None or mode == "none":
+    if given is None:
         return None
-    if mode == "sys":
-        return "sys"
-    if mode == "fd":
-        return "fd"
-    raise SchemaValidationError(f'capture must be "sys", "fd" or None, got {given!r:.60}')
+    mode = check_choice(given, "capture", (AUTOMATIC, "sys", "fd", "none"))
+    mode = settings.capture_mode() if mode == AUTOMATIC else mode
+    return None if mode == "none" else mode  # type: ignore[return-value]

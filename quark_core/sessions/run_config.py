@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from quark_core.config.origins.keeping import keep_change
-from quark_core.config.snapshot import snapshot_config
+from quark_core.config.arguments import describe_argument
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import JsonObject
+from quark_core.runs.config_reading import change_config, read_config
 from quark_core.runs.open_run import OpenRun
 
 __all__ = ["CONFIG_CHANGED", "RunConfig"]
@@ -23,12 +22,65 @@ _SHOWN_VALUE = 60
 _JOURNAL_TIMEOUT_S = 1.0
 
 
+class _Protected:
+    """Refuses changes of what is nested in a configuration, which would be kept nowhere."""
+
+    _key = ""
+
+    def _refuse(self, *_args: object, **_named: object) -> NoReturn:
+        raise TypeError(
+            f"session.config[{self._key!r}] cannot be changed from within: change a copy of it "
+            f"(copy.deepcopy), and write session.config[{self._key!r}] = copy"
+        )
+
+    __setitem__ = __delitem__ = __iadd__ = __ior__ = __imul__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+    append = extend = insert = remove = reverse = sort = _refuse
+
+    def __deepcopy__(self, memo: object) -> Any:
+        return _copy(self)
+
+    def __copy__(self) -> Any:
+        return _copy(self)
+
+    copy = __copy__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copy, (_copy(self),)
+
+
+class _ProtectedDict(_Protected, dict[str, Any]):
+    pass
+
+
+class _ProtectedList(_Protected, list[Any]):
+    pass
+
+
+def _protect(value: Any, key: str) -> Any:
+    made: _ProtectedDict | _ProtectedList
+    if isinstance(value, dict):
+        made = _ProtectedDict((name, _protect(item, key)) for name, item in value.items())
+    elif isinstance(value, list):
+        made = _ProtectedList(_protect(item, key) for item in value)
+    else:
+        return value
+    made._key = key
+    return made
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copy(item) for name, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
 class RunConfig(Mapping[str, Any]):
     """A run's configuration as its store keeps it: plain JSON values, secrets redacted.
 
-    Always as this process knows the run now. What is nested comes as a copy, so that a
-    change of it changes nothing here. It is changed by `update` and by `config[key] = value`;
-    what it was before stays with the run. May be called from any thread.
+    Always as this process knows the run now. It is changed by `update` and by
+    `config[key] = value`; what it was before stays with the run. What is nested refuses to be
+    changed, and `copy.deepcopy` of it may be. May be called from any thread.
 
     Args:
         run: The run as it is open here.
@@ -45,7 +97,7 @@ class RunConfig(Mapping[str, Any]):
         return {} if config is None else config.values
 
     def __getitem__(self, key: str) -> Any:
-        return copy.deepcopy(self._values[key])
+        return _protect(self._values[key], key)
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.update({key: value})
@@ -67,7 +119,7 @@ class RunConfig(Mapping[str, Any]):
             SchemaValidationError: `config` is no mapping; the message names it.
             InvalidRunStateError: The run has ended, or is open for reading only.
         """
-        self.take("config.update", snapshot_config(config), snapshot_config(values))
+        self.take("config.update", read_config(config), read_config(values or None))
 
     def take(self, call: str, *given: ConfigSnapshot) -> None:
         """Take over what was given, as `update` does; the last of several counts.
@@ -84,11 +136,11 @@ class RunConfig(Mapping[str, Any]):
             run.refuse(call)
         with run.lock:
             before = run.config or ConfigSnapshot(JsonObject())
-            after = keep_change(before, functools.reduce(_merge, given, before), given, call)
+            after = change_config(before, functools.reduce(_merge, given, before), given, call)
             changes = {
-                key: {"before": before.values.get(key), "after": value}
-                for key, value in after.values.items()
-                if key not in before.values or before.values[key] != value
+                key: {"before": before.values.get(key), "after": after.values[key]}
+                for key in dict.fromkeys(key for each in given for key in each.values)
+                if key not in before.values or before.values[key] != after.values[key]
             }
             if not changes:
                 return
@@ -115,6 +167,17 @@ class RunConfig(Mapping[str, Any]):
                 said += f". Write session.config[{name!r}]"
             raise AttributeError(said, name=name, obj=self)
 
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in self.__slots__:
+                object.__setattr__(self, name, value)
+                return
+            raise AttributeError(
+                f"'RunConfig' object: {name!r} is no attribute. Write "
+                f"session.config[{name!r}] = {describe_argument(value)}",
+                name=name,
+                obj=self,
+            )
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
@@ -132,8 +195,10 @@ def _merge(before: ConfigSnapshot, given: ConfigSnapshot) -> ConfigSnapshot:
     raw = None
     if before.raw is not None or given.raw is not None:
         raw = JsonObject({**(before.raw or before.values), **(given.raw or given.values)})
+    # A loop may change one of very many settings: the others are not redacted again.
+    is_redacted = all(not each or each.is_redacted for each in (before.values, given.values))
     return ConfigSnapshot(
-        JsonObject({**before.values, **given.values}),
+        JsonObject({**before.values, **given.values}, is_redacted=is_redacted),
         tuple(dict.fromkeys((*before.notes, *given.notes))),
         raw,
     )

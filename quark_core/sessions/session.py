@@ -16,28 +16,39 @@ from quark_core.backends.registry import default_registry
 from quark_core.config import settings
 from quark_core.config.arguments import check_tag
 from quark_core.config.belonging import IfDone
-from quark_core.config.habits import explain_argument_errors, explain_attribute, explain_item
+from quark_core.config.habits import (
+    explain_argument_errors,
+    explain_attribute,
+    explain_item,
+    refuse_assignments,
+)
 from quark_core.config.objective import ObjectiveMode
 from quark_core.delivery.stream import FlushLevel
-from quark_core.errors import InvalidRunStateError, SchemaValidationError, StopRequested
-from quark_core.presentation import bundle, paint, report_session, show_live
-from quark_core.records import EventRecord, RunStatus, StreamRecord, format_time
+from quark_core.errors import InvalidRunStateError, QuarkError, SchemaValidationError
+from quark_core.presentation import bundle, has_kernel, paint
+from quark_core.records import EventRecord, RunStatus, StreamRecord, format_time, parse_time
+from quark_core.records.checks import check_choice
 from quark_core.records.query import check_index
 from quark_core.records.runs import RunContext, StopRequest
-from quark_core.records.schema import CURRENT_SCHEMA_VERSION, TERMINAL_STATUSES
+from quark_core.records.schema import TERMINAL_STATUSES
 from quark_core.records.times import now_us
 from quark_core.runs import opening, resumed_runs
+from quark_core.runs.checkpoints import make_state, read_state
+from quark_core.runs.environment_recorder import EnvironmentRecorder
+from quark_core.runs.extensions import ask_extensions
 from quark_core.runs.known_runs import note_run
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.belonging import Belonging
 from quark_core.sessions.config_reads import ConfigReads, note_reads
-from quark_core.sessions.ending import emit_end, log_error, say_what_is_left, watch_process
+from quark_core.sessions.end_causes import is_interruption
+from quark_core.sessions.ending import emit_end, log_error, watch_process
+from quark_core.sessions.feature_methods import find_method
 from quark_core.sessions.fingerprints import Fingerprints
 from quark_core.sessions.introduction import Introduction, find_page, tell_done
 from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
-from quark_core.sessions.notifying import attach_notifier_of_environment, settle_notices, tell_end
 from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
 from quark_core.sessions.run_config import RunConfig
+from quark_core.sessions.signals import say_what_is_left
 from quark_core.system.exit_status import read_exit_code
 from quark_core.writers.default_steps import StepScope
 from quark_core.writers.events import LogLines
@@ -55,6 +66,7 @@ _JOURNAL_TIMEOUT_S = 1.0
 OnStop = Literal["flag", "raise"]
 
 
+@refuse_assignments
 class TrainingSession(LogLines, Belonging, Fingerprints):
     """One run, open in this process.
 
@@ -96,19 +108,17 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         group: str | Iterable[str] | None = None,
         version: str | Callable[[], object] | None = None,
         if_done: IfDone | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> TrainingSession:
-        """Start a new run.
+        """Start a new run, or with `state` go on with the one that a checkpoint is of.
 
         Args:
             project: Name of the project that the run belongs to.
-            config: A dict or another mapping, an argparse Namespace or ArgumentParser (which
-                parses the command line), a SimpleNamespace, a NamedTuple, a dataclass, an attrs
-                class or a pydantic model, or an OmegaConf DictConfig; taken as it is now, with
-                secrets redacted and interpolations resolved.
-            tags: Labels to find the run by.
-            parent_run_id: The run that this one descends from, which must exist.
-            storage_dir: Storage root; the working directory, or a store above it, by default
-                (`docs/reference/storage-root.md`).
+            config: A mapping, an argparse Namespace or ArgumentParser (which parses the command
+                line), a SimpleNamespace, NamedTuple, dataclass, attrs class, pydantic model or
+                DictConfig; taken as it is now, secrets redacted, interpolations resolved.
+            tags, parent_run_id: Labels to find the run by; the run that it descends from.
+            storage_dir: Folder of the store; the working directory, or one above it with a store.
             strict_mode: Fail on what only data can cause (non-finite values,
                 odd metric names) and on the primary's first delivery error.
             backends: What is added to the primary: names or URIs, such as "csv" or
@@ -120,36 +130,38 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
                 kept in the configuration. QUARK_OBJECTIVE, else what names say.
             mode: Whether it is better "min" or "max"; as its name says by default, else "min".
             fork_from: `(run, step)`, a run (id, session, context) of the store: this one's curves
-                begin with its, up to that step; see `docs/how-to/fork-a-run.md`.
+                begin with its, up to that step.
             on_stop: What `quark stop` does: "flag" sets `stop_requested` on the ranks
                 that keep records, "raise" also raises `StopRequested`, once, at the next call
-                that logs. Ranks that wait for one another: `docs/how-to/stop-and-edit-runs.md`.
+                that logs.
             system_metrics: Whether the machine is recorded, or every how many seconds;
                 QUARK_SYSTEM_METRICS, else 10.
             capture: What of the console is kept, "sys", "fd" (children's output too) or None;
-                QUARK_CAPTURE, else "sys". See `docs/how-to/see-the-console.md`.
+                QUARK_CAPTURE, else "sys".
             group: Paths of the groups that it is in, one or several, such as "paper/fig3".
             version: What the code is called: a text, or what is called for it.
             if_done: "skip", "resume" or "again" where a run of this configuration, seeds and
-                version is there already; see `already_done` and `docs/how-to/group-runs.md`.
+                version is there already; see `already_done`.
+            state: What `state_dict` gave, out of a checkpoint: its run goes on after its step, as
+                by `resume_run`, with its configuration unless one is given. None: a new run.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
-            UnknownBackendError: `backends` names what is not installed.
-            RunNotFoundError: There is no run `parent_run_id`, or none to fork.
+            SchemaValidationError, UnknownBackendError: A bad argument; the message names it.
+            RunNotFoundError: There is no run `parent_run_id`, none to fork, or none of `state`.
+            InvalidRunStateError: The run of `state` is completed, or alive.
             SessionStoreError: The primary store cannot be opened or does not acknowledge within
                 QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); a service within 5 s. Where the launcher
                 has restarted the run, or QUARK_OFFLINE is "allow", it begins within 2 s without
                 a service, unless QUARK_REQUIRE_SERVICE is set or the run is strict.
         """
-        _check_on_stop(on_stop)
+        check_choice(on_stop, "on_stop", get_args(OnStop))
         observers = choose_observers(system_metrics, capture)
         end_run_of_this_cell()
         run = opening.start(
             project=project, config=config, tags=tags, parent_run_id=parent_run_id,
             storage_dir=storage_dir, strict_mode=strict_mode, backends=backends, name=name,
             notes=notes, ranks=ranks, objective=objective, mode=mode, group=group,
-            version=version, if_done=if_done, fork_from=fork_from,
+            version=version, if_done=if_done, fork_from=fork_from, state=state,
         )  # fmt: skip
         session = cls._opened(run, on_stop, observers)
         session._reads = note_reads(run, config)
@@ -184,6 +196,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             from_step: The first step that is done again, such as that of the
                 checkpoint plus one. Readers then leave out what earlier
                 attempts have from there on, unless asked for all attempts.
+                Without it they leave out the steps that are repeated.
             state: What `state_dict` gave, out of the checkpoint that training
                 goes on from. It must be of this run; its step, where it has
                 one, sets `from_step` to the step after it.
@@ -196,7 +209,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
                 within 5 s. A run that this machine has led before is continued
                 within 2 s without a service that is out of reach, as in `start_run`.
         """
-        _check_on_stop(on_stop)
+        check_choice(on_stop, "on_stop", get_args(OnStop))
         observers = choose_observers(system_metrics, capture)
         end_run_of_this_cell()
         run = resumed_runs.resume(
@@ -215,12 +228,13 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         session = cls(run)
         session._observers = observers
         open_runs.add(session)
-        if run.trial is not None:
-            run.trial.take(run)
+        default_registry().notify("quark_session_opened", session=session)
         if run.already_done is not None:
             tell_done(run)
             return session
-        attach_notifier_of_environment(run)
+        recorder = run.extensions.get(EnvironmentRecorder)
+        if isinstance(recorder, EnvironmentRecorder):
+            recorder.start(session)
         note_cell(session)
         watch_process()
         session._introduction = Introduction(run)
@@ -233,6 +247,11 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
     def open_run(self) -> OpenRun:
         """The run as this process holds it; for writers and readers."""
         return self._run
+
+    @property
+    def extensions(self) -> dict[type, object]:
+        """State that plugins keep with this run, by its type; a forked child begins with none."""
+        return self._run.extensions
 
     @property
     def context(self) -> RunContext:
@@ -296,7 +315,10 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
     @property
     def trial(self) -> Any:
         """The trial of a sweep that this run has, a `quark.Trial`; None of all other runs."""
-        return self._run.trial
+        try:
+            return find_method("trial", "sweeps")(self) if self.extensions else None
+        except QuarkError:
+            return None  # without the feature there are no trials
 
     def reload(self) -> RunContext:
         """Read the run from the primary again and return the refreshed context.
@@ -400,9 +422,11 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
     def end_run(self, status: RunStatus = "completed") -> RunContext:
         """End the run and return its last context.
 
-        Waits for delivery as long as it gets on: until nothing has for
-        QUARK_EXIT_TIMEOUT_SECONDS (10), or for 12 times as long in all. Then
-        says on the log what waits where. Where other processes (forked
+        Waits for the store as long as it gets on: until nothing has for
+        QUARK_EXIT_TIMEOUT_SECONDS (10), or for 12 times as long in all. Mirrors
+        have 2 s of it, and another process delivers the rest; where that
+        variable is set, they have as long as the store. What waits for
+        `quark sync` then is said on the log. Where other processes (forked
         workers, holders of the context) still have the run open, its end waits
         for them for QUARK_WRITERS_TIMEOUT_SECONDS (2) of that; what they log
         later is kept too, and comes after the end.
@@ -413,10 +437,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
                 reading only.
         """
         run = self._run
-        if status not in TERMINAL_STATUSES:
-            raise SchemaValidationError(
-                f"status must be one of {', '.join(TERMINAL_STATUSES)}, got {status!r}"
-            )
+        check_choice(status, "status", TERMINAL_STATUSES)
         timeout_s = run.measure_budget()
         deadline = time.monotonic() + timeout_s
         with open_runs.ending(self) as was_open:
@@ -426,7 +447,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             if run.already_done is not None:
                 run.end_stream("an earlier run has done this configuration", 0.0)
                 return run.context
-            settle_notices(run)
+            ask_extensions(run.extensions, lambda each: each.settle())
             if run.children is not None:
                 # What the run's other writers have logged comes before its end.
                 half_s = max(0.0, (deadline - time.monotonic()) / 2)
@@ -443,10 +464,14 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             self._change_run(status=status, updated_at=moment, ended_at=moment)
         if run.is_noted:
             note_run(run.context)
-        say_what_is_left(run, report)
+        if not report.complete:
+            from quark_core.runs.late_delivery import start_late_delivery
+
+            say_what_is_left(run, report, is_under_way=start_late_delivery(run))
         if self._introduction is not None:
-            self._introduction.part(status)
-        tell_end(run, status)
+            started_us = parse_time(run.context.run.created_at)
+            self._introduction.part(status, (ended_us - started_us) / 1e6)
+        default_registry().notify("quark_run_settled", session=self, status=status)
         default_registry().notify("quark_run_ended", context=run.context, report=report)
         return run.context
 
@@ -463,10 +488,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             SchemaValidationError: An unknown level.
             SessionStoreError: It took longer; nothing is lost.
         """
-        if level not in get_args(FlushLevel):
-            raise SchemaValidationError(
-                f"level must be one of {', '.join(get_args(FlushLevel))}, got {level!r}"
-            )
+        check_choice(level, "level", get_args(FlushLevel))
         self._run.flush(timeout_s, level)
 
     def report_delivery(self) -> DeliveryReport:
@@ -490,7 +512,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             SessionStoreError: The store does not answer in time.
         """
         if not short:
-            return report_session(self, config=config, logs=logs)
+            return find_method("report", "page")(self, config=config, logs=logs)
         from quark_core.runs.short_report import read_short_report
 
         self._run.flush()
@@ -514,8 +536,8 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         from quark_core.runs.console_lines import read_text_lines
 
         check_index(last, "last")
-        if stream not in (None, "stdout", "stderr"):
-            raise SchemaValidationError(f'stream must be "stdout" or "stderr", got {stream!r:.60}')
+        if stream is not None:
+            check_choice(stream, "stream", ("stdout", "stderr"))
         self._run.flush()
         reader, stored = self._find_stored("capture_output")
         return read_text_lines(reader, str(stored.run.id), stream, last)
@@ -536,7 +558,15 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         return bundle(self)
 
     def _ipython_display_(self) -> None:
-        show_live(self)
+        if not has_kernel() or not self._is_shown_live():
+            raise NotImplementedError  # by which IPython asks for `_repr_mimebundle_`
+
+    def _is_shown_live(self) -> bool:
+        try:
+            return bool(find_method("show_live", "page")(self))
+        except Exception:  # noqa: BLE001 - what cannot be shown must not end a cell
+            _log.debug("the session cannot be shown live", exc_info=True)
+            return False
 
     def state_dict(self, *, step: int | None = None) -> dict[str, Any]:
         """What to put into a checkpoint, so that a resumed run goes on where it is.
@@ -551,7 +581,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         Raises:
             SchemaValidationError: `step` is no non-negative integer.
         """
-        return _make_state(self._run.context, step)
+        return make_state(self._run.context, step)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole context, project and run included, as JSON-like values."""
@@ -583,7 +613,9 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:  # not bool: type checkers would think that each block may go on behind it
-        ends_here = self._run.trial is not None and self._run.trial.ends_by(error)
+        ends_here = error is not None and any(
+            ask_extensions(self.extensions, lambda each: each.catches(error))
+        )
         if self not in open_runs.sessions:
             return ends_here
         if error is None:
@@ -595,8 +627,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
                     self._end_by(stop, "interrupted")
                 raise
             return False
-        stopped = isinstance(error, (KeyboardInterrupt, SystemExit, StopRequested))
-        status: RunStatus = "interrupted" if stopped else "failed"
+        status: RunStatus = "interrupted" if is_interruption(error) else "failed"
         if isinstance(error, SystemExit):
             self._run.exit_code = read_exit_code(error)
         self._end_by(None if ends_here else error, "completed" if ends_here else status)
@@ -613,6 +644,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
 
     def log_error(self, error: BaseException, status: RunStatus) -> None:
         """Write the exception that ends the run into it; see `run_ending.log_error`."""
+        check_choice(status, "status", get_args(RunStatus))
         log_error(self._run, error, status)
 
     def _change_run(self, **changes: Any) -> None:
@@ -622,41 +654,18 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         )
 
 
-def _check_on_stop(on_stop: object) -> None:
-    if on_stop not in get_args(OnStop):
-        raise SchemaValidationError(
-            f"on_stop must be one of {', '.join(get_args(OnStop))}, got {on_stop!r:.60}"
-        )
-
-
-def _make_state(context: RunContext, step: int | None) -> dict[str, Any]:
-    """Plain values that name a run and the last step that a checkpoint has seen.
-
-    Raises:
-        SchemaValidationError: `step` is no non-negative integer.
-    """
-    return {
-        "run_id": context.run_id,
-        "attempt": context.run.attempt,
-        "step": check_index(step, "step"),
-        "schema_version": CURRENT_SCHEMA_VERSION,
-    }
-
-
 def _find_first_step(state: object, run_id: object, from_step: int | None) -> int | None:
     """The step that a resumed run begins with: the given one, or the one after its checkpoint's.
 
     Raises:
         SchemaValidationError: `state` is not what `state_dict` gave, or of another run.
     """
-    if state is None:
+    checkpoint = read_state(state)
+    if checkpoint is None:
         return from_step
-    if not isinstance(state, Mapping) or "run_id" not in state:
-        raise SchemaValidationError("state must be what session.state_dict() gave")
     # The beginning of an id is as good.
-    if not str(state["run_id"]).startswith(str(run_id)):
+    if not checkpoint.run_id.startswith(str(run_id)):
         raise SchemaValidationError(
-            f"state is of run {state['run_id']!r:.60}, not of run_id {run_id!r:.60}"
+            f"state is of run {checkpoint.run_id!r:.60}, not of run_id {run_id!r:.60}"
         )
-    step = check_index(state.get("step"), "state['step']")
-    return from_step if from_step is not None or step is None else step + 1
+    return checkpoint.next_step if from_step is None else from_step

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quark_core.config.redaction import redact_text
-from quark_core.errors import ArtifactNotFoundError, InvalidRunStateError, SchemaValidationError
+from quark_core.errors import InvalidRunStateError, SchemaValidationError
 from quark_core.records import EventRecord, RunStatus
-from quark_core.records.query import check_index
 from quark_core.records.runs import RunContext
 from quark_core.runs import opening
 from quark_core.runs.open_run import open_runs
+from quark_core.sessions.fingerprints import SampleIds
 from quark_core.sessions.session import TrainingSession
-
-if TYPE_CHECKING:
-    from quark_core.provenance.kept_sources import KeptSources
-    from quark_core.writers.watched_data import SampleIds, WatchedData
 
 __all__ = [
     "add_log",
     "add_tag",
     "end_run",
     "open_run",
-    "read_sources",
     "resume_run",
     "start_run",
     "watch_data",
@@ -46,8 +41,8 @@ def open_run(
     Args:
         run_id: The run, by its id or the beginning of that (4 characters at least); or name or
             URI of a backend, with the run behind it.
-        storage_dir: The storage root, by default that of the working directory
-            (`docs/reference/storage-root.md`); or the run, behind a backend.
+        storage_dir: The storage root, by default the working directory or the
+            nearest folder above it that has a store; or the run, behind a backend.
         backend: Name or URI of a backend to read from in place of the primary
             store, such as "csv:/data/mirror"; analyzers return their results
             there and store nothing.
@@ -58,7 +53,7 @@ def open_run(
             or has no run behind it.
         SessionStoreError: There is no store, or it cannot be read.
     """
-    from quark_core.runs.foreign_runs import find_backend, open_foreign_run
+    from quark_core.runs.foreign_runs import find_backend
 
     first = find_backend(run_id, storage_dir)
     if first is not None:
@@ -74,55 +69,14 @@ def open_run(
                 f"got {storage_dir!r:.60}; a storage root goes with "
                 "open_run(run_id, storage_dir, backend=…)"
             )
-        return TrainingSession(open_foreign_run(storage_dir, None, first))
+        return TrainingSession(opening.open_for_reading(storage_dir, None, first))
     if isinstance(storage_dir, str) and "://" in storage_dir:
         shown = redact_text(storage_dir)
         raise SchemaValidationError(
             f"storage_dir must be a folder, and {shown!r} is a URI: "
             f"open_run({shown!r}, run_id) reads from a backend"
         )
-    if backend is not None:
-        return TrainingSession(open_foreign_run(run_id, storage_dir, backend))
-    return TrainingSession(opening.open_for_reading(run_id, storage_dir))
-
-
-def read_sources(
-    run: str | TrainingSession,
-    storage_dir: str | Path | None = None,
-    *,
-    backend: str | None = None,
-    attempt: int | None = None,
-) -> KeptSources:
-    """The code that a run was made of, as it was when the run had it.
-
-    Args:
-        run: The run, by its id or the beginning of that; or a session. Of one that is open
-            here, what its background thread has kept so far.
-        storage_dir, backend: Where it is, as of `open_run`.
-        attempt: Which attempt of a run that was resumed; the newest one by default.
-
-    Returns:
-        A mapping of paths, relative to the project's root, to files with `text`, `sha256`,
-        `size_bytes` and `reason`, which says why there is no text.
-
-    Raises:
-        ArtifactNotFoundError: Nothing is known of its sources: it was run with
-            QUARK_SOURCES=off, or by a version of Quark that kept none.
-        RunNotFoundError: The store has no such run.
-        SchemaValidationError: `run` is neither an id nor a session; as of `open_run`.
-        SessionStoreError: There is no store, or it cannot be read.
-    """
-    from quark_core.provenance.kept_sources import read_sources as read_them
-
-    if not isinstance(run, str | TrainingSession):
-        raise SchemaValidationError(f"run must be an id or a session, not {type(run).__name__}")
-    is_id = isinstance(run, str)
-    opened = (open_run(run, storage_dir, backend=backend) if is_id else run).open_run  # type: ignore[arg-type, union-attr]
-    if opened.reader is None or opened.context.run_id is None:
-        raise ArtifactNotFoundError("the run keeps nothing, its sources neither")
-    if opened.stream.active:
-        opened.flush()
-    return read_them(opened.reader, opened.context.run_id, attempt=check_index(attempt, "attempt"))
+    return TrainingSession(opening.open_for_reading(run_id, storage_dir, backend))
 
 
 def end_run(session: TrainingSession | None = None, status: RunStatus = "completed") -> RunContext:
@@ -166,7 +120,7 @@ def watch_data(
     *,
     sample_ids: SampleIds = None,
     session: TrainingSession | None = None,
-) -> WatchedData:
+) -> Any:
     """The same loader, whose samples are noted as they come: which ones, and in which order.
 
     What it yields is what the loader yields, and what the loader raises passes through; length

@@ -11,36 +11,66 @@ Both only say what may be. That an exception has ended the program at all is see
 by its outermost frame, which has not returned: a `sys.exit` that somebody has
 caught, one in a thread and one in a notebook count for nothing.
 
+An exception that a signal handler has raised, or any code that it has called, came by that
+signal: a frame of the handler is in its traceback. `sys.exit` notes that, as it notes the status.
+
 Not known are the status of `os._exit`, and that of a bare `raise SystemExit(3)`
 under `python -m` and `python -c`.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import io
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NoReturn
 
-__all__ = ["ExitWatch", "call_last", "last_calls", "read_exit_code"]
+__all__ = [
+    "ExitWatch",
+    "call_last",
+    "find_signal",
+    "handler_codes",
+    "make_last_calls",
+    "read_exit_code",
+]
 
 _log = logging.getLogger("quark")
 _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 
 
-last_calls: list[Callable[[], None]] = []
-"""What is called at exit, after the runs have ended."""
+_acts: list[Callable[[], None]] = []
+_closings: list[Callable[[], None]] = []
 
 
-def call_last(function: Callable[[], None]) -> None:
-    """Have a function called at exit, after the runs have ended; it must not raise."""
-    if function not in last_calls:
-        last_calls.append(function)
+def call_last(function: Callable[[], None], *, closes: bool = False) -> None:
+    """Have a function called at exit, after the runs have ended; it must not raise.
+
+    Args:
+        function: The function; it is called once, however often it was given.
+        closes: Whether it closes what others may still use in their last calls.
+    """
+    functions = _closings if closes else _acts
+    if function not in functions:
+        functions.append(function)
+
+
+def make_last_calls() -> None:
+    """Call what was given to `call_last`."""
+    for functions in (_acts, _closings):
+        while functions:
+            functions.pop(0)()
+
+
+# Where no run is begun nobody else calls it. Whatever ends runs registers later than this module,
+# and so comes first.
+atexit.register(make_last_calls)
 
 
 def read_exit_code(error: SystemExit) -> int:
@@ -49,6 +79,63 @@ def read_exit_code(error: SystemExit) -> int:
         return 0
     # Whatever is no integer is printed, and the status is 1.
     return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+# Signals that somebody sends to end a program, where the system has them. SIGALRM is not among
+# them: by that a program bounds its own steps.
+_ENDING_SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+_SIGNAL = "_quark_signal"
+
+handler_codes: set[CodeType] = set()
+"""Code of handlers that are known to be some even where they are installed no more."""
+
+
+def find_signal(error: BaseException) -> str | None:
+    """Name of the signal whose handler has raised an exception, or None."""
+    noted = error.__dict__.get(_SIGNAL)
+    if isinstance(noted, str):
+        return noted
+    trace = error.__traceback__
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return _find_handled(frames)
+
+
+def _find_handled(frames: list[FrameType]) -> str | None:
+    """Name of the signal that one of these frames handles."""
+    names = {n: getattr(signal, n) for n in _ENDING_SIGNALS if hasattr(signal, n)}
+    codes = {_find_code(signal.getsignal(number)) for number in names.values()} | handler_codes
+    for frame in frames:
+        if frame.f_code not in codes:
+            continue
+        # Arguments come first; of `lambda *_: sys.exit()` they are a tuple.
+        for value in frame.f_locals.values():
+            number = value[0] if isinstance(value, tuple) and value else value
+            if type(number) is int or isinstance(number, signal.Signals):
+                return next((name for name in names if names[name] == number), None)
+    return None
+
+
+def _find_code(handler: object) -> CodeType | None:
+    """The code that a handler runs, where it is written in Python."""
+    if isinstance(handler, functools.partial):
+        handler = handler.func
+    for found in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - to look into it
+        code = getattr(getattr(found, "__func__", found), "__code__", None)
+        if isinstance(code, CodeType):
+            return code
+    return None
+
+
+def _list_frames(frame: FrameType | None) -> list[FrameType]:
+    """A frame with all that have called it."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
 
 
 class _Passage:
@@ -128,8 +215,7 @@ class ExitWatch:
                 before(*status)  # type: ignore[arg-type]
             except SystemExit as error:
                 if threading.current_thread() is threading.main_thread():
-                    # Without its traceback, which would keep what the frames hold.
-                    self._noted = SystemExit(error.code)
+                    self._noted = _copy(error, _find_handled(_list_frames(sys._getframe())))
                     error.__dict__["_quark_passage"] = _Passage(self, self._noted)
                 raise
 
@@ -157,7 +243,15 @@ class ExitWatch:
         if found:
             # The one that is on its way is in the hands of the interpreter alone.
             error = min(found, key=lambda each: len(gc.get_referrers(each)))
-            self._found = SystemExit(error.code)
+            self._found = _copy(error, find_signal(error))
+
+
+def _copy(error: SystemExit, signal_name: str | None) -> SystemExit:
+    """What a SystemExit says, without its traceback, which would keep what the frames hold."""
+    copy = SystemExit(error.code)
+    if signal_name is not None:
+        copy.__dict__[_SIGNAL] = signal_name
+    return copy
 
 
 def _find_main_frame() -> FrameType | None:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 __all__ = [
+    "NotPlainFile",
     "Place",
+    "decode_foreign",
     "describe_link",
     "find_foreign_link",
+    "find_moved",
     "is_surely_gone",
     "note_place",
     "read_plain_file",
 ]
+
+_T = TypeVar("_T")
 
 # W&B links its own log, which it keeps in the user's cache, and writes a new link each time.
 _KNOWN = "debug-core.log"
@@ -53,17 +60,36 @@ def describe_link(link: Path) -> str:
     return f"{link} is {kind}, and may be somebody's trap: remove it, or move that folder away"
 
 
+class NotPlainFile(OSError):
+    """Something of another kind is in the place of a file."""
+
+
 def read_plain_file(path: Path) -> bytes:
     """All of a regular file; a link is not followed, and a pipe not waited for.
 
     Raises:
-        OSError: It is not there, is something else, or cannot be read.
+        NotPlainFile: It is something else, such as a folder.
+        OSError: It is not there, or cannot be read.
     """
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with os.fdopen(os.open(path, os.O_RDONLY | flags), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{path} is no plain file")
+    descriptor = os.open(path, os.O_RDONLY | flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotPlainFile(f"{path} is no plain file")
+    with os.fdopen(descriptor, "rb") as file:
         return file.read()
+
+
+def decode_foreign(data: bytes, kind: type[_T]) -> _T:
+    """What JSON says that may be somebody else's.
+
+    Raises:
+        msgspec.DecodeError: It is something else, is no text, or is nested without an end.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(f"{type(error).__name__}: {error}") from None
 
 
 def _walk(folder: Path, without: Collection[str]) -> Iterator[os.DirEntry[str]]:
@@ -167,22 +193,45 @@ def _find_device(path: str) -> int | None:
         return -1
 
 
-def _has_moved(folder: str, missing: Sequence[Level]) -> bool:
-    """Whether what is missing lies in a folder under another name; so where nobody can see.
+def find_moved(place: Place) -> Path | None:
+    """Where a folder lies that was renamed, or one above it; None where it is not beside."""
+    missing: list[Level] = []
+    for level in place.levels:
+        if _find_device(level.path) is None:
+            missing.append(level)
+        elif missing:
+            with suppress(OSError):
+                return _find_renamed(level.path, missing)
+            return None
+        else:
+            return None
+    return None
 
-    Numbers are given again to new folders, so that what was in them is looked for, too.
-    """
-    wanted = {each.inode: each.path for each in missing if each.inode}
+
+def _has_moved(folder: str, missing: Sequence[Level]) -> bool:
+    """Whether what is missing lies in a folder under another name; so where nobody can see."""
     try:
-        with os.scandir(folder) as entries:
-            found = [each for each in islice(entries, _MAX_NEIGHBOURS) if each.inode() in wanted]
+        return _find_renamed(folder, missing) is not None
     except OSError:
         return True
+
+
+def _find_renamed(folder: str, missing: Sequence[Level]) -> Path | None:
+    """What is missing, in a folder under another name.
+
+    Numbers are given again to new folders, so that what was in them is looked for, too.
+
+    Raises:
+        OSError: Nobody can see.
+    """
+    wanted = {each.inode: each.path for each in missing if each.inode}
+    with os.scandir(folder) as entries:
+        found = [each for each in islice(entries, _MAX_NEIGHBOURS) if each.inode() in wanted]
     for entry in found:
-        rest = os.path.relpath(missing[0].path, wanted[entry.inode()])
-        if _find_device(os.path.join(entry.path, rest)) is not None:
-            return True
-    return False
+        path = Path(entry.path, os.path.relpath(missing[0].path, wanted[entry.inode()]))
+        if _find_device(str(path)) is not None:
+            return path
+    return None
 
 
 def _climb(path: str) -> Iterator[str]:

@@ -20,12 +20,16 @@ from pathlib import Path
 
 import msgspec
 
+from quark_core.records.runs import RunEnding
+from quark_core.system.memory_kills import MemoryKills, count_more_kills
+
 __all__ = [
     "LOST_AFTER_S",
     "ProcessIdentity",
     "ForkGate",
     "current_process",
     "find_age_s",
+    "find_loss",
     "find_lost_reason",
     "importing",
     "is_alive",
@@ -42,12 +46,14 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
         started: Start time of the process as the system counts it, "" if unknown.
         image: Where its program lies in memory, "" if unknown: `os.execv` keeps pid and
             start time, and leaves nothing of the process that was.
+        memory_kills: What the counter of its cgroup said, where that was noted of it.
     """
 
     host: str
     pid: int
     started: str
     image: str = ""
+    memory_kills: MemoryKills | None = None
 
 
 def current_process() -> ProcessIdentity:
@@ -125,7 +131,7 @@ LOST_AFTER_S = 60.0
 """A run of another host is lost after this long without a heartbeat; they come every 10 s."""
 
 
-def find_lost_reason(status: str, process: ProcessIdentity | None, heartbeat_us: int) -> str | None:
+def find_loss(status: str, process: ProcessIdentity | None, heartbeat_us: int) -> RunEnding | None:
     """Why a run whose status says running is lost, or None where it is not.
 
     On this host the process is looked at; a pid of another host means
@@ -138,9 +144,24 @@ def find_lost_reason(status: str, process: ProcessIdentity | None, heartbeat_us:
     if alive:
         return None
     if alive is None:
-        return None if age_s <= LOST_AFTER_S else f"no heartbeat from its host for {age_s:.0f} s"
+        if age_s <= LOST_AFTER_S:
+            return None
+        return RunEnding("vanished", f"no heartbeat from its host for {age_s:.0f} s")
     assert process is not None
-    return f"process {process.pid} is gone; last heartbeat {max(0.0, age_s):.0f} s ago"
+    gone, beat = f"process {process.pid} is gone", f"last heartbeat {max(0.0, age_s):.0f} s ago"
+    more = 0 if process.memory_kills is None else count_more_kills(process.memory_kills)
+    if not more:
+        return RunEnding("vanished", f"{gone}; {beat}")
+    return RunEnding(
+        "out_of_memory",
+        f"{gone}, and memory ran out: its cgroup's counter oom_kill rose by {more}; {beat}",
+    )
+
+
+def find_lost_reason(status: str, process: ProcessIdentity | None, heartbeat_us: int) -> str | None:
+    """The message of `find_loss`, or None."""
+    loss = find_loss(status, process, heartbeat_us)
+    return None if loss is None else loss.message
 
 
 # A fork in the middle of an import of its own must not wait for ever.
@@ -153,7 +174,11 @@ _held = threading.local()
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around late imports on threads of ours; forks of this process wait for its end."""
+    """Let forks of this process wait while a thread of a plugin imports a module.
+
+    Use it as `with importing():` around imports and starts of processes that happen on a thread
+    other than the user's. A child that is forked in the middle of an import could never import.
+    """
     with _guard:
         yield
 

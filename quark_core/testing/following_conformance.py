@@ -147,6 +147,27 @@ class FollowingConformance(BackendKit):
         assert [curve.points for curve in again.curves] == [4, 1]
         assert not read_changes(backend, _RUN, again.cursor, keys=["m"])
 
+    def test_a_cursor_of_what_was_replaced_is_stale(
+        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+    ) -> None:
+        """As long as an attempt repeats steps, and no more once it has come further."""
+        backend = self._open_as(definition, open_backend, Capability.READ)
+        backend.write(maker.start())
+        backend.write(maker.metrics(*[("m", step, float(step)) for step in range(6)]))
+        later = BatchMaker(_RUN, attempt=1, writer_id="later", started_us=FIRST_TIME_US + 999)
+        for step, left, is_stale in ((4, 5, True), (5, 4, True), (6, 4, False), (7, 4, False)):
+            found = _read_curves(backend, ["m"])
+            if step == 4:
+                backend.write(later.start())
+            backend.write(later.metrics(("m", step, 40.0)))
+            changes = read_changes(backend, _RUN, found.cursor, keys=["m"])
+            assert changes.stale is is_stale
+            if not is_stale:
+                assert changes.records["metric"]["step"].tolist() == [step]
+            again = _read_curves(backend, ["m"])
+            assert [curve.points for curve in again.curves] == [left, step - 3]
+            assert not read_changes(backend, _RUN, again.cursor, keys=["m"])
+
     def test_what_is_never_hidden_is_followed_over_attempts(
         self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
     ) -> None:

@@ -22,6 +22,7 @@ from quark_core.backends.contract import (
     Capability,
 )
 from quark_core.testing.batches import BatchMaker
+from quark_core.testing.time_limits import stretch_s
 
 __all__ = [
     "BackendKit",
@@ -41,13 +42,15 @@ _LONG_TIMES = 4
 def bound_time(limit_s: float, what: str) -> Iterator[None]:
     """Fail what takes longer than a limit, also where it hangs in C code that can be interrupted.
 
-    By the alarm clock of the main thread; where there is none (Windows,
-    another thread) nothing is bounded. A clock that runs already, such as
-    pytest-timeout's, goes on afterwards.
+    QUARK_KIT_TIMEOUT_FACTOR stretches the limit. By the alarm clock of the main thread;
+    where there is none (Windows, another thread) nothing is bounded. A clock
+    that runs already, such as pytest-timeout's, goes on afterwards.
     """
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    limit_s = stretch_s(limit_s)
 
     def fail(_number: int, _frame: FrameType | None) -> None:
         pytest.fail(f"{what} took longer than {limit_s:g} s")

@@ -34,6 +34,7 @@ from quark_core.errors import BackendUnavailable
 from quark_core.records.query import Query
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 from quark_core.testing.kit import BackendKit, Observe, OldStore, Opener
+from quark_core.testing.time_limits import stretch_s
 
 __all__ = ["ProcessConformance", "WritingProcess", "main", "write_as_lane"]
 
@@ -301,7 +302,7 @@ def write_as_lane(backend: Backend, batch: Batch) -> None:
     Raises:
         BackendUnavailable: It was for too long.
     """
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + stretch_s(_PATIENCE_S)
     while True:
         try:
             backend.write(batch)

@@ -108,9 +108,10 @@ class ReadingConformance(BackendKit):
         resumed = BatchMaker(self.RUN_ID, writer_id="resumed", **later)
         other = BatchMaker(self.RUN_ID, rank=1, writer_id="rank1")
         second = BatchMaker(self.RUN_ID, writer_id="second", started_us=FIRST_TIME_US + 10**5)
+        start = maker.start()
         swapped = maker.metrics(("m", 0, 0.0), ("m", 1, 1.0)).to_records()
         batches = [
-            maker.start(),
+            start,
             resumed.start(),
             resumed.metrics(("m", 5, 5.0)),
             other.metrics(("m", 4, 4.0)),

@@ -16,6 +16,7 @@ from quark_core.backends.contract import (
     Capability,
     Generation,
     SupportsRead,
+    SupportsSearch,
 )
 from quark_core.backends.edits import RUN_EDITED, STOP_REQUESTED, RunEdit
 from quark_core.backends.grids import NOT_FINITE, GridQuery
@@ -26,10 +27,11 @@ from quark_core.errors import (
     SchemaValidationError,
 )
 from quark_core.records import EventRecord, StreamRecord
+from quark_core.records.columns import Columns
 from quark_core.records.expression import RunSearch
 from quark_core.records.query import Query
 from quark_core.runs.grids import read_grid_of_records as read_records
-from quark_core.runs.reading import reduce_columns
+from quark_core.runs.reading import iterate, read_series, reduce_columns
 from quark_core.runs.searching import build_page_search, build_search, find_page, find_runs
 from quark_core.search.fallback import summarize_by_reading
 from quark_core.search.pages import search_page_by_reading
@@ -64,6 +66,85 @@ class StoreConformance(BackendKit):
         assert read(step_min=3) == [3.0, 40.0]
         assert read(limit=2) == [3.0, 40.0]
         assert read(all_attempts=True) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0, 40.0]
+
+    def test_an_attempt_that_repeats_steps_replaces_them(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """Also where it does not say from where it goes on: each rank has each step once."""
+        backend = self._open_as(definition, open_backend, Capability.READ)
+        for attempt, begin in enumerate((0, 60, 70, 80)):
+            maker = BatchMaker(
+                _RUN,
+                attempt=attempt,
+                writer_id=f"writer{attempt}",
+                started_us=FIRST_TIME_US + 10_000 * attempt,
+            )
+            other = BatchMaker(_RUN, attempt=attempt, rank=1, writer_id=f"rank{attempt}")
+            backend.write(maker.start())
+            for step in range(begin, 100 if attempt in (0, 3) else begin + 20):
+                backend.write(maker.metrics(("m", step, attempt + step / 100)))
+                backend.write(other.metrics(("m", step, -1.0 - attempt)))
+
+        def read(**filters: Any) -> Columns:
+            found: Columns = backend.read(_RUN, "metric", Query(**filters))
+            return found
+
+        rows = read(rank=0)
+        assert rows["step"].tolist() == list(range(100))
+        assert rows["attempt"].tolist() == [0] * 60 + [1] * 10 + [2] * 10 + [3] * 20
+        assert read(rank=1)["step"].tolist() == list(range(100))
+        assert read(rank=0, step_min=65, step_max=72)["attempt"].tolist() == [1] * 5 + [2] * 3
+        assert read(all_attempts=True).count == 320
+        assert sum(part.count for part in iterate(backend, _RUN, "metric", Query(), 17)) == 200
+        for points in (None, 10):
+            curve = read_series(backend, _RUN, "m", points, rank=0)
+            assert (curve.points, curve.step[0]) == (100, 0)
+            assert np.diff(curve.step).min() > 0
+        (found,) = summarize_by_reading(backend, _RUN).metrics.values()
+        assert (found.count, found.last_step, found.low, found.high) == (200, 99, -4.0, 3.99)
+        backend.write(maker.lifecycle(("status", {"status": "completed", "exit_code": 0})))
+        if isinstance(backend, SupportsSearch):
+            (summed,) = backend.summarize(_RUN).metrics.values()
+            assert summed == found
+
+    def test_an_attempt_replaces_no_more_than_it_repeats(
+        self, definition: BackendDefinition, open_backend: Opener
+    ) -> None:
+        """Series by series, and what goes back within an attempt stays."""
+        backend = self._open_as(definition, open_backend, Capability.READ)
+        first = BatchMaker(_RUN)
+        backend.write(first.start())
+        for step in range(0, 50, 10):
+            backend.write(first.metrics(("loss", step, 0.0), ("val", step, 0.0)))
+        backend.write(first.metrics(("loss", 20, 0.5), ("once", 3, 0.0)))
+        for epoch in range(4):
+            backend.write(first.metrics(("acc", None, 0.0), epoch=epoch))
+        backend.write(first.metrics(("plain", None, 0.0), epoch=None))
+        backend.write(first.layers(10, {"head": 1.0}))
+        backend.write(first.layers(20, {"head": 1.0}))
+        backend.write(first.events("saved", step=20))
+        second = BatchMaker(_RUN, attempt=1, writer_id="writer1", started_us=FIRST_TIME_US + 999)
+        backend.write(second.start())
+        # Another cadence, and late evaluations of what the first attempt has come to.
+        backend.write(second.metrics(("loss", 15, 1.0), ("loss", 25, 1.0), ("val", 20, 1.0)))
+        backend.write(second.metrics(("loss", 5, 2.0), ("acc", None, 1.0), epoch=2))
+        backend.write(second.metrics(("plain", None, 1.0), epoch=None))
+        backend.write(second.layers(20, {"head": 2.0}))
+
+        def read(key: str) -> list[tuple[int, float]]:
+            rows = backend.read(_RUN, "metric", Query(equals={"metric_key": key}))
+            return list(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True))
+
+        assert read("loss") == [(0, 0.0), (10, 0.0), (30, 0.0), (40, 0.0), (15, 1.0), (25, 1.0),
+                                (5, 2.0)]  # fmt: skip
+        assert read("val") == [(0, 0.0), (10, 0.0), (30, 0.0), (40, 0.0), (20, 1.0)]
+        assert read("once") == [(3, 0.0)]
+        assert [value for _, value in read("acc")] == [0.0, 0.0, 0.0, 1.0]
+        assert [value for _, value in read("plain")] == [0.0, 1.0]
+        layers = backend.read(_RUN, "layer", Query())
+        shown = sorted(zip(layers["step"].tolist(), layers["norm"].tolist(), strict=True))
+        assert shown == [(10, 1.0)] * 2 + [(20, 2.0)] * 2
+        assert backend.read(_RUN, "event", Query(equals={"event_type": "saved"})).count == 1
 
     def test_a_curve_keeps_every_extreme(
         self, definition: BackendDefinition, open_backend: Opener

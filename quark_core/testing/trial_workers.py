@@ -36,6 +36,7 @@ from quark_core.errors import BackendUnavailable, RunNotFoundError, SessionStore
 from quark_core.records.sweeps import StoredTrial
 from quark_core.system.process import ProcessIdentity, current_process
 from quark_core.testing.batches import BatchMaker
+from quark_core.testing.time_limits import stretch_s
 
 __all__ = [
     "Note",
@@ -119,7 +120,7 @@ def when_reached(call: Callable[[], T]) -> T:
     Raises:
         SessionStoreError, BackendUnavailable: It was for too long.
     """
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + stretch_s(_PATIENCE_S)
     while True:
         try:
             return call()

@@ -15,10 +15,10 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records import MetricRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import AggregateRecord, KeptAs
 from quark_core.records.tallies import Tally
+from quark_core.runs.step_counters import find_newest_step
 
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
@@ -271,7 +271,7 @@ class Aggregates:
         with self._lock:
             gatherings = list(self._gatherings.values())
         channel = run.stream.channel(AggregateRecord.KIND)
-        now = _find_step(run)
+        now = find_newest_step(run)
         for gathering in gatherings:
             record = gathering.take_record(run, (gathering.first_step, now), whole=whole)
             if record is not None:
@@ -295,18 +295,3 @@ def find_aggregates(run: OpenRun) -> Aggregates:
             found = run.aggregates = Aggregates(run)
             run.stream.collect = found.collect
         return found
-
-
-def _find_step(run: OpenRun) -> int | None:
-    """The step that training has come to: the session's, or that of the newest metric."""
-    if run.step is not None:
-        return run.step
-    channel = run.stream.channel(MetricRecord.KIND)
-    try:
-        item = channel.items[-1]
-    except IndexError:
-        item = channel.newest
-    if item is None:
-        return None
-    step: int | None = item[2] if type(item) is tuple else item.step
-    return step

@@ -7,8 +7,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from quark_core.config import settings
 from quark_core.errors import InvalidRunStateError, SessionStoreError
@@ -16,9 +16,12 @@ from quark_core.errors import InvalidRunStateError, SessionStoreError
 if TYPE_CHECKING:
     from quark_core.records import ArtifactRecord
 
-__all__ = ["ArtifactThread", "PendingArtifact"]
+__all__ = ["ArtifactThread", "PendingArtifact", "map_in_threads"]
 
 _log = logging.getLogger("quark")
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 _MOST_WAITING = 64
 _LOOK_S = 0.05
@@ -79,6 +82,48 @@ class PendingArtifact:
     def __repr__(self) -> str:
         state = "stored" if self._record else "failed" if self._error else "on its way"
         return f"PendingArtifact({self.name!r}, {state})"
+
+
+def map_in_threads(work: Callable[[A], B], items: Sequence[A], threads: int, name: str) -> list[B]:
+    """What `work` makes of each item, in their order; done by this thread and some more.
+
+    `concurrent.futures` takes nothing more once the main thread is through, and what a script
+    promised on its last line is done after that. Nor may a thread be started there in Python 3.12.
+
+    Args:
+        work: Called with each item, from any of the threads.
+        items: The items.
+        threads: How many threads at most.
+        name: Name of the threads.
+    """
+    made: list[B | None] = [None] * len(items)
+    failed: list[BaseException] = []
+    left = iter(range(len(items)))
+
+    def run() -> None:
+        # `next` of a range is one step of the interpreter, so that each is taken once.
+        for place in left:
+            if failed:
+                return
+            try:
+                made[place] = work(items[place])
+            except BaseException as error:  # noqa: BLE001 - whoever called is told
+                failed.append(error)
+
+    others = []
+    for _ in range(min(threads, len(items)) - 1):
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            break  # none to spare, or the process ends
+        others.append(thread)
+    run()
+    for thread in others:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return cast("list[B]", made)
 
 
 class ArtifactThread:

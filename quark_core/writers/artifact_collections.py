@@ -7,7 +7,6 @@ import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from quark_core.records import ArtifactRecord
 from quark_core.records.artifact_layout import split_path
 from quark_core.records.json_object import normalize_object
 from quark_core.records.names import MAX_NAME_LENGTH, encode_name
-from quark_core.writers.artifact_background import PendingArtifact
+from quark_core.writers.artifact_background import PendingArtifact, map_in_threads
 from quark_core.writers.artifact_intake import Intake, describe_intake, open_file
 from quark_core.writers.artifact_links import LinkedArtifacts, check_aliases
 from quark_core.writers.artifact_reading import NOT_KEPT
@@ -49,7 +48,7 @@ class CollectionArtifacts(LinkedArtifacts):
         *,
         name: str | None = None,
         exclude: Sequence[str] = (),
-        aliases: Sequence[str] = (),
+        aliases: Sequence[str] | None = (),
         step: int | None = None,
         epoch: int | None = None,
         namespace: str | None = None,
@@ -118,7 +117,7 @@ class CollectionArtifacts(LinkedArtifacts):
         size_bytes: int | None = None,
         sha256: str | None = None,
         etag: str | None = None,
-        aliases: Sequence[str] = (),
+        aliases: Sequence[str] | None = (),
         step: int | None = None,
         epoch: int | None = None,
         namespace: str | None = None,
@@ -168,8 +167,8 @@ class CollectionArtifacts(LinkedArtifacts):
 
         skipped_before = scan.skipped_count
         # Most of the time is waiting for the disk.
-        with ThreadPoolExecutor(_THREADS, "quark-directory") as pool:
-            files = [file for file in pool.map(keep, scan.files) if file is not None]
+        kept = map_in_threads(keep, scan.files, _THREADS, "quark-directory")
+        files = [file for file in kept if file is not None]
         if scan.skipped_count > skipped_before:
             self._tell_skipped(intake, scan)
         total = sum(file["size_bytes"] for file in files)

@@ -37,8 +37,9 @@ from quark_core.records.artifact_layout import (
 )
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_text, split_name
-from quark_core.records.query import check_index
+from quark_core.records.query import check_step
 from quark_core.records.times import check_timestamp, now_us
+from quark_core.runs.step_counters import read_step
 from quark_core.writers.artifact_background import ArtifactThread, PendingArtifact
 from quark_core.writers.artifact_reading import NOT_KEPT
 from quark_core.writers.base import BufferedWriter
@@ -136,8 +137,8 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
             check_artifact_key(
                 hide_secrets(name), hide_secrets(namespace), strict=self._run.strict
             ),
-            self._run.step if step is None else check_index(step, "step"),
-            check_index(epoch, "epoch"),
+            self._run.step if step is None else read_step(self._run, step),
+            check_step(epoch, "epoch"),
             # Beside the payload lies what the record says, and is written before it.
             redact_object(normalize_object(metadata, "metadata")),
             now_us() if timestamp is None else check_timestamp(timestamp),

@@ -10,6 +10,7 @@ from quark_core.records import ArtifactRecord
 from quark_core.records.artifact_links import check_alias
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
 from quark_core.writers.artifact_intake import ArtifactIntake, hide_secrets
+from quark_core.writers.artifact_reading import ArtifactReading
 
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["LinkedArtifacts", "put_link"]
 
 
-class LinkedArtifacts(ArtifactIntake):
+class LinkedArtifacts(ArtifactIntake, ArtifactReading):
     """What gives an artifact its aliases; see `ArtifactStore`."""
 
     def set_alias(self, artifact: str | ArtifactRecord, alias: str) -> None:
@@ -39,9 +40,6 @@ class LinkedArtifacts(ArtifactIntake):
         self._check_open("set_alias")
         self._name(self._find(artifact), check_aliases((alias,)))
 
-    def _find(self, artifact: object) -> ArtifactRecord:
-        raise NotImplementedError
-
     def _name(self, record: ArtifactRecord, aliases: Iterable[str]) -> ArtifactRecord:
         """Give a record that is out its aliases."""
         for alias in aliases:
@@ -53,8 +51,10 @@ def check_aliases(aliases: object) -> tuple[str, ...]:
     """Aliases as they are kept.
 
     Raises:
-        SchemaValidationError: Not a sequence of aliases.
+        SchemaValidationError: Not a sequence of aliases, nor None.
     """
+    if aliases is None:
+        return ()
     if isinstance(aliases, (str, bytes)) or not isinstance(aliases, Iterable):
         raise SchemaValidationError(
             f"aliases must be a sequence of str, such as ('best',), not {type(aliases).__name__}"

@@ -346,7 +346,7 @@ class MediaArtifacts(LinkedArtifacts):
         namespace: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         timestamp: str | None = None,
-        aliases: Sequence[str] = (),
+        aliases: Sequence[str] | None = (),
     ) -> ArtifactRecord:
         """Store a file under its own name; `store_file` with less to say.
 

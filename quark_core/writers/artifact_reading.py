@@ -1,15 +1,17 @@
-"""Reads payloads back, and sees that they are what was stored."""
+"""Reads artifacts and their payloads back, and sees that they are what was stored."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Unpack, cast
 
 from quark_core.artifacts.payload_folder import CHUNK_BYTES
-from quark_core.artifacts.payloads import decode_payload
+from quark_core.artifacts.payloads import choose_format, decode_payload
 from quark_core.backends.contract import SupportsArtifacts
 from quark_core.errors import (
     ArtifactDamagedError,
@@ -18,18 +20,174 @@ from quark_core.errors import (
     SessionStoreError,
 )
 from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import is_sha256
+from quark_core.records.artifact_layout import KEPT_SOURCES, encode_artifact_key, is_sha256
+from quark_core.records.names import MAX_NAME_LENGTH
+from quark_core.records.query import Query, ReadBounds, check_index, spell_out
 
 if TYPE_CHECKING:
+    from quark_core.records.columns import Columns
     from quark_core.runs.open_run import OpenRun
+    from quark_core.runs.run_reader import RunReader
 
-__all__ = ["NOT_KEPT", "copy_payload", "load_payload", "open_payload"]
+__all__ = ["NOT_KEPT", "ArtifactReading", "copy_payload", "load_payload", "open_payload"]
 
 NOT_KEPT = "not_kept"
 """Key in an artifact's metadata under which it says why its payload could not be kept."""
 
 
-def load_payload(run: OpenRun, record: ArtifactRecord) -> Any:
+class ArtifactReading:
+    """The part of `ArtifactStore` that reads.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: OpenRun | RunReader) -> None:
+        # A writer has an OpenRun here; what reads needs no more than both can do.
+        self._run: Any = run
+
+    @spell_out(ReadBounds, before="limit")
+    def read(
+        self,
+        *,
+        artifact_id: str | None = None,
+        artifact_type: str | None = None,
+        artifact_types: Iterable[str] | None = None,
+        namespace: str | None = None,
+        artifact_name: str | None = None,
+        artifact_key: str | None = None,
+        payload_format: str | None = None,
+        limit: int | None = None,
+        all_attempts: bool = False,
+        **bounds: Unpack[ReadBounds],
+    ) -> tuple[ArtifactRecord, ...]:
+        """Flush, then return the run's artifacts that fit, in persistence order.
+
+        Args:
+            artifact_id: Only this one.
+            artifact_type: Only this type.
+            artifact_types: Only these types.
+            namespace: Only keys of exactly this namespace.
+            artifact_name: Only keys with this last segment.
+            artifact_key: Only this key, as it was given or as it is stored.
+            payload_format: Only this format.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
+            limit: The newest N.
+            all_attempts: Also those that a later attempt, resumed from an
+                earlier step, has hidden.
+
+        Raises:
+            SchemaValidationError: A bound is no non-negative integer, or
+                another bad argument.
+            SessionStoreError: The store cannot be read.
+        """
+        if artifact_types is not None and (
+            isinstance(artifact_types, str) or not isinstance(artifact_types, Iterable)
+        ):
+            raise SchemaValidationError(
+                f"artifact_types must be an iterable of str, not {type(artifact_types).__name__}"
+            )
+        if payload_format is not None:
+            choose_format(None, payload_format)
+        newest = check_index(limit, "limit")
+        query = Query.build(
+            equals={
+                "artifact_type": artifact_type,
+                "payload_format": payload_format,
+            },
+            any_of={
+                "artifact_type": None if artifact_types is None else tuple(artifact_types),
+                "namespace": encode_artifact_key(namespace, "namespace"),
+                "artifact_name": encode_artifact_key(artifact_name, "artifact_name"),
+                "artifact_key": encode_artifact_key(artifact_key, "artifact_key"),
+            },
+            **bounds,
+            limit=newest if artifact_id is None else None,
+            all_attempts=all_attempts,
+        )
+        columns: Columns = self._run.read(ArtifactRecord.KIND, query)
+        if artifact_type is None and artifact_types is None and artifact_id is None:
+            columns = self._without_sources(columns, query)
+        if artifact_id is not None:
+            # An id is made of these two, and is no column of its own.
+            writer, _, sequence = str(artifact_id).rpartition(f"-{ArtifactRecord.KIND}-")
+            known = sequence.isascii() and sequence.isdigit() and len(sequence) < 19
+            number = int(sequence) if known else -1
+            mask = (columns["writer_id"] == writer) & (columns["sequence"] == number)
+            columns = columns.take(mask.astype(bool)).keep_newest(newest)
+        return columns.to_records()  # type: ignore[return-value]
+
+    def _without_sources(self, columns: Columns, query: Query) -> Columns:
+        """What people have stored: the run's own code is read by `quark.read_sources`."""
+        import numpy as np
+
+        types = columns["artifact_type"].tolist()
+        shown = np.asarray([name != KEPT_SOURCES for name in types], dtype=bool)
+        if shown.all():
+            return columns
+        if query.limit is None or columns.count < query.limit:
+            return columns.take(shown)
+        # The newest of all are not those that are shown.
+        whole = replace(query, limit=None)
+        return self._without_sources(self._run.read(ArtifactRecord.KIND, whole), whole).keep_newest(
+            query.limit
+        )
+
+    def load(self, artifact: str | ArtifactRecord) -> Any:
+        """The payload of an artifact, as it was stored; its hash is checked.
+
+        JSON comes back as plain dicts, lists and scalars, text as str, bytes
+        as bytes. For what is too large for memory there are `open` and `load_file`.
+
+        Args:
+            artifact: A record, or its id.
+
+        Raises:
+            ArtifactNotFoundError: No such artifact, or its payload is not
+                kept; the message says why.
+            ArtifactDamagedError: The payload is not what was stored.
+            SessionStoreError: The store cannot be read.
+        """
+        return load_payload(self._run, self._find(artifact))
+
+    def open(self, artifact: str | ArtifactRecord) -> BinaryIO:
+        """The payload, checked, as a file that can be read from any place (`torch.load` takes it).
+
+        Raises:
+            As `load`.
+        """
+        return open_payload(self._run, self._find(artifact))
+
+    def load_file(self, artifact: str | ArtifactRecord, path: str | Path) -> Path:
+        """Copy the payload into a file, a piece at a time; returns its path.
+
+        The file is there as a whole or not at all; one that exists is replaced.
+
+        Raises:
+            SchemaValidationError: `path` is no path, or a directory.
+            OSError: The file cannot be written.
+            SessionStoreError: As `load`.
+        """
+        return copy_payload(self._run, self._find(artifact), path)
+
+    def _find(self, artifact: object) -> ArtifactRecord:
+        if isinstance(artifact, ArtifactRecord):
+            return artifact
+        if not isinstance(artifact, str):
+            raise SchemaValidationError(
+                "artifact must be an ArtifactRecord or the id of one, "
+                f"not {type(artifact).__name__}"
+            )
+        found = self.read(artifact_id=artifact, all_attempts=True)
+        if not found:
+            keyed = len(self.read(artifact_key=artifact[:MAX_NAME_LENGTH] or None))
+            hint = f"; {keyed} have it as their key: read(artifact_key=…)" if keyed else ""
+            raise ArtifactNotFoundError(f"this run has no artifact of id {artifact!r:.200}{hint}")
+        return found[0]
+
+
+def load_payload(run: OpenRun | RunReader, record: ArtifactRecord) -> Any:
     """The value that was stored, held in memory once.
 
     Raises:
@@ -46,7 +204,7 @@ def load_payload(run: OpenRun, record: ArtifactRecord) -> Any:
     return decode_payload(data, record.payload_format)
 
 
-def open_payload(run: OpenRun, record: ArtifactRecord) -> BinaryIO:
+def open_payload(run: OpenRun | RunReader, record: ArtifactRecord) -> BinaryIO:
     """A payload, checked, as a file that can be read from any place.
 
     Raises:
@@ -69,7 +227,7 @@ def open_payload(run: OpenRun, record: ArtifactRecord) -> BinaryIO:
         raise
 
 
-def copy_payload(run: OpenRun, record: ArtifactRecord, path: object) -> Path:
+def copy_payload(run: OpenRun | RunReader, record: ArtifactRecord, path: object) -> Path:
     """Copy a payload into a file, which is there as a whole or not at all.
 
     Raises:
@@ -116,7 +274,7 @@ def _pump(source: BinaryIO, record: ArtifactRecord, target: IO[bytes] | None) ->
     _check(record, digest.hexdigest(), size_bytes)
 
 
-def _open(run: OpenRun, record: ArtifactRecord) -> BinaryIO:
+def _open(run: OpenRun | RunReader, record: ArtifactRecord) -> BinaryIO:
     if record.payload_relative_path is None:
         reason = "nothing of this run is kept"
         if record.metadata is not None:
@@ -129,8 +287,7 @@ def _open(run: OpenRun, record: ArtifactRecord) -> BinaryIO:
             f"artifact {record.artifact_key!r}: {record.sha256!r:.80} is the hash of no payload"
         )
     own = record.run_id == run.context.run_id
-    payloads = run.stream.payloads if own else None
-    path = None if payloads is None else payloads.find(record.sha256)
+    path = run.find_payload(record.sha256) if own else None
     if path is not None:
         try:
             return path.open("rb")

@@ -20,9 +20,10 @@ from quark_core.config.redaction import cut_text
 from quark_core.errors import SchemaValidationError
 from quark_core.records import BatchDiagnosticRecord
 from quark_core.records.json_object import normalize_object
-from quark_core.records.query import Query, ReadBounds, check_index, spell_out
+from quark_core.records.query import Query, ReadBounds, check_index, check_step, spell_out
 from quark_core.records.times import check_timestamp, now_us
 from quark_core.runs.reading import iterate_run
+from quark_core.runs.step_counters import read_step
 from quark_core.samples.metadata import (
     BatchContents,
     BatchMetadata,
@@ -43,6 +44,7 @@ from quark_core.writers.scalars import to_amount
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.runs.open_run import OpenRun
+    from quark_core.runs.run_reader import RunReader
 
 __all__ = ["BatchReading", "DataDiagnostics", "DataDiagnosticsConfig"]
 
@@ -50,10 +52,17 @@ _PART_ROWS = 4096
 
 
 class BatchReading:
-    """The part of `DataDiagnostics` that reads."""
+    """The part of `DataDiagnostics` that reads.
 
-    _run: OpenRun
-    _rules: DiagnosticRules
+    Args:
+        run: The run.
+        rules: What makes a batch a hard one; those of the default settings for None.
+    """
+
+    def __init__(self, run: OpenRun | RunReader, rules: DiagnosticRules | None = None) -> None:
+        # A writer has an OpenRun here; what reads needs no more than both can do.
+        self._run: Any = run
+        self._rules = _make_rules(DataDiagnosticsConfig()) if rules is None else rules
 
     @spell_out(ReadBounds, before="limit")
     def read(
@@ -297,6 +306,15 @@ class DataDiagnosticsConfig:
             )
 
 
+def _make_rules(config: DataDiagnosticsConfig) -> DiagnosticRules:
+    return DiagnosticRules(
+        config.outlier_z_score_threshold,
+        config.outlier_iqr_multiplier,
+        config.hard_batch_percentile,
+        config.min_batches_for_outlier_detection,
+    )
+
+
 class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
     """Keeps for each batch its loss, ids, labels by count, and lengths; finds the hard ones.
 
@@ -325,12 +343,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         self._counting_writer_id = ""
         super().__init__(session, batch_size=config.batch_size)
         self._config = config
-        self._rules = DiagnosticRules(
-            config.outlier_z_score_threshold,
-            config.outlier_iqr_multiplier,
-            config.hard_batch_percentile,
-            config.min_batches_for_outlier_detection,
-        )
+        self._rules = _make_rules(config)
         self._usual_adapter = MappingBatchMetadataAdapter()
 
     def bind(self) -> None:
@@ -413,9 +426,9 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         if step is None:
             step = self._run.step
         elif type(step) is not int or step < 0 or step > _INT64_MAX:
-            step = check_index(step, "step")
+            step = read_step(self._run, step)
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
-            epoch = check_index(epoch, "epoch")
+            epoch = check_step(epoch, "epoch")
         time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
         contents = BatchContents(
             batch_size, sample_ids, labels, class_counts, sequence_lengths, metadata

@@ -12,7 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
 from quark_core.errors import QuarkError, SchemaValidationError, SessionStoreError
-from quark_core.records.query import check_index
+from quark_core.runs.step_counters import read_step
 
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
@@ -34,7 +34,7 @@ class StepScope:
     __slots__ = ("_before", "_run", "step")
 
     def __init__(self, run: OpenRun, step: object) -> None:
-        self.step = check_index(step, "step")
+        self.step = read_step(run, step)
         self._run = run
         self._before = run.step
         run.step = self.step

@@ -4,26 +4,34 @@ Severities where none is given, by the type, or by its last word (`error`,
 `loader_error`, `loader/error`):
 
     debug     probe_completed, or the word debug
-    warning   runtime_interruption, non_finite_metric, early_stopping,
-              gradient_overflow, step_skipped, or the words warning, warn
+    warning   runtime_interruption, non_finite_metric, non_finite_loss,
+              metric_refused, metric_sharded, early_stopping, gradient_overflow, step_skipped,
+              or the words warning, warn
     error     runtime_error, or the words error, failed, failure, exception
     critical  divergence, out_of_memory, or the words critical, fatal, oom
     info      everything else, such as run_started, run_resumed, run_ended,
               epoch_started, epoch_completed, checkpoint_saved,
               checkpoint_loaded, evaluation_completed, metric_recovered
+
+`alert_raised` is an alert of your own, with `title` and `message` in its payload: who is told of
+a monitor's alerts (`notify=`) is told of it, and mirrors have it as an alert.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Unpack
 
+from quark_core.backends.registry import default_registry
 from quark_core.errors import SchemaValidationError
 from quark_core.records import EventRecord
+from quark_core.records.checks import check_choice
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_text
-from quark_core.records.query import Query, ReadBounds, check_index, spell_out
+from quark_core.records.query import Query, ReadBounds, check_step, spell_out
+from quark_core.records.raised_alerts import ALERT_RAISED, complete_alert
 from quark_core.records.schema import (
     EVENT_SEVERITIES,
     LOG_IDENTIFIERS,
@@ -32,14 +40,20 @@ from quark_core.records.schema import (
 )
 from quark_core.records.times import check_timestamp
 from quark_core.runs.open_run import OpenRun
+from quark_core.runs.step_counters import read_step
 from quark_core.writers.base import BufferedWriter
 
 __all__ = ["DEFAULT_SEVERITIES", "EventLogger", "LogLines", "default_severity", "make_log_payload"]
+
+_log = logging.getLogger("quark")
 
 DEFAULT_SEVERITIES: Mapping[str, str] = {
     "probe_completed": "debug",
     "early_stopping": "warning",
     "gradient_overflow": "warning",
+    "metric_refused": "warning",
+    "metric_sharded": "warning",
+    "non_finite_loss": "warning",
     "non_finite_metric": "warning",
     "runtime_interruption": "warning",
     "step_skipped": "warning",
@@ -88,7 +102,8 @@ class LogLines:
 
         Args:
             message: The text.
-            identifier: Info, Warning or Error; sets the event's severity.
+            identifier: Info, Warning or Error; sets the event's severity. Of
+                another word the severity is that of an event named so.
             step: Step counter; by default what `session.step` has set, or None.
             epoch: Epoch counter, or None.
             status: Free status text, or None.
@@ -97,20 +112,22 @@ class LogLines:
             event_type: Type of the event.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: A bad argument; the message names it. An
+                unknown severity is one in strict mode alone.
             InvalidRunStateError: The logger is closed or the run has ended.
         """
         self._check_open("add_log")
         if not isinstance(message, str):
             raise SchemaValidationError(f"message must be a str, not {type(message).__name__}")
         identifier = "Info" if identifier is None else identifier
-        severity = LOG_IDENTIFIERS.get(identifier) if isinstance(identifier, str) else None
-        if severity is None:
-            raise SchemaValidationError(
-                f"identifier must be one of {', '.join(LOG_IDENTIFIERS)}, got {_name(identifier)}"
-            )
-        body = make_log_payload(message, identifier, payload)
+        word = _spell(identifier)
+        severity = LOG_IDENTIFIERS.get(word) if isinstance(identifier, str) else None
         event_type = check_event_type(event_type)
+        if severity is None:
+            severity = _settle_severity(
+                self._run, "identifier", identifier, LOG_IDENTIFIERS, event_type
+            )
+        body = make_log_payload(message, word, payload)
         record = _emit(self._run, event_type, severity, step, epoch, status, body, timestamp)
         self._keep_log(record)
         return record
@@ -144,7 +161,8 @@ class EventLogger(BufferedWriter[EventRecord], LogLines):
             event_type: A lowercase letter, then lowercase letters, digits,
                 `_`, `.`, `/` or `-`.
             severity: debug, info, warning, error or critical; by default what
-                the table in this module says.
+                the table in this module says, which also stands in for a word
+                that it does not know.
             step: Step counter; by default what `session.step` has set, or None.
             epoch: Epoch counter, or None.
             status: Free status text, or None.
@@ -152,7 +170,8 @@ class EventLogger(BufferedWriter[EventRecord], LogLines):
             timestamp: ISO 8601 text; now by default.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: A bad argument; the message names it. An
+                unknown severity is one in strict mode alone.
             InvalidRunStateError: The logger is closed or the run has ended.
         """
         self._check_open("log")
@@ -160,8 +179,8 @@ class EventLogger(BufferedWriter[EventRecord], LogLines):
         if severity is None:
             severity = default_severity(event_type)
         elif not isinstance(severity, str) or severity not in EVENT_SEVERITIES:
-            raise SchemaValidationError(
-                f"severity must be one of {', '.join(EVENT_SEVERITIES)}, got {_name(severity)}"
+            severity = _settle_severity(
+                self._run, "severity", severity, EVENT_SEVERITIES, event_type
             )
         record = _emit(
             self._run,
@@ -203,10 +222,8 @@ class EventLogger(BufferedWriter[EventRecord], LogLines):
             SchemaValidationError: A bound is no non-negative integer.
             SessionStoreError: The store cannot be read.
         """
-        if severity is not None and severity not in EVENT_SEVERITIES:
-            raise SchemaValidationError(
-                f"severity must be one of {', '.join(EVENT_SEVERITIES)}, got {_name(severity)}"
-            )
+        if severity is not None:
+            check_choice(severity, "severity", EVENT_SEVERITIES)
         if isinstance(event_types, str):
             raise SchemaValidationError("event_types must be an iterable of str, not one str")
         query = Query.build(
@@ -245,15 +262,52 @@ def _emit(
 ) -> EventRecord:
     if status is not None:
         status = check_text(status, "status")
-    return run.emit_event(
+    at = run.step if step is None else read_step(run, step)
+    record = run.emit_event(
         event_type,
         severity,
-        step=run.step if step is None else check_index(step, "step"),
-        epoch=check_index(epoch, "epoch"),
+        step=at,
+        epoch=check_step(epoch, "epoch"),
         status=status,
-        payload=payload,
+        payload=complete_alert(payload, at) if event_type == ALERT_RAISED else payload,
         time_us=None if timestamp is None else check_timestamp(timestamp),
     )
+    if event_type == ALERT_RAISED and severity != "debug":
+        default_registry().notify("quark_finding_raised", run=run, event=record)
+    return record
+
+
+def _settle_severity(
+    run: OpenRun, argument: str, given: object, known: Iterable[str], event_type: str
+) -> str:
+    """The severity of an event whose severity was given by an unknown word, which is said once.
+
+    Raises:
+        SchemaValidationError: The run is strict.
+    """
+    said = f"{argument} must be one of {', '.join(known)}, got {_name(given)}"
+    if run.strict:
+        raise SchemaValidationError(said)
+    word = _spell(given).strip().lower() if isinstance(given, str) else ""
+    severity = word if word in EVENT_SEVERITIES else _WORDS.get(word, default_severity(event_type))
+    if run.warns_first("odd_severity"):
+        _log.warning(
+            "run %s: %s. Events with such a word are kept, this one as %s.",
+            run.context.run_id,
+            said,
+            severity,
+        )
+    return severity
+
+
+def _spell(value: object) -> str:
+    """The text of an argument; a type of a program's own may spell itself wrongly, or raise."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - foreign code may raise anything
+        return _name(value)
 
 
 def _name(value: object) -> str:

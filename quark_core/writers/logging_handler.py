@@ -21,7 +21,7 @@ from quark_core.errors import (
 )
 from quark_core.records.base import format_time
 from quark_core.records.json_object import JsonObject, encode_json, normalize_json
-from quark_core.records.query import check_index
+from quark_core.records.query import check_step
 from quark_core.writers.events import EventLogger
 
 __all__ = ["LOG_EVENT_TYPE", "LoggingHandler"]
@@ -280,7 +280,7 @@ def _describe_place(record: logging.LogRecord) -> dict[str, Any]:
 def _read_counter(record: logging.LogRecord, name: str) -> int | None:
     """A step or an epoch that was given by `extra=`; None where it is none."""
     try:
-        return check_index(getattr(record, name, None), name)
+        return check_step(getattr(record, name, None), name)
     except SchemaValidationError:
         return None
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from quark_core.config.arguments import describe_argument
 from quark_core.errors import SchemaValidationError
+from quark_core.records.checks import check_choice
 from quark_core.records.kinds.provenance import AggregateKeep, KeptAs
 from quark_core.records.names import check_name
-from quark_core.records.query import check_index
+from quark_core.runs.step_counters import read_step
 from quark_core.writers.aggregates import LONG_QUEUE, Gathering, find_aggregates
 from quark_core.writers.chrono import Chrono, DeviceChrono, find_clock, find_pending
 from quark_core.writers.scalars import to_float
@@ -125,7 +125,7 @@ class LoopMetrics:
         if run.strict and not isfinite(value):
             raise SchemaValidationError(f"value of {key!r} must be finite, got {value}")
         if step is not None:
-            gathering.step = check_index(step, "step")
+            gathering.step = read_step(run, step)
         items = gathering.items
         if keep == "stat":
             items.append(value)
@@ -140,11 +140,7 @@ class LoopMetrics:
         Raises:
             SchemaValidationError: A bad key or `keep`.
         """
-        if not isinstance(keep, str) or keep not in get_args(AggregateKeep):
-            raise SchemaValidationError(
-                f"keep must be one of {', '.join(get_args(AggregateKeep))}, "
-                f"got {describe_argument(keep)}"
-            )
+        check_choice(keep, "keep", get_args(AggregateKeep))
         name = check_name(key, "key")
         if keep == "series":
             return None
@@ -218,7 +214,6 @@ class LoopMetrics:
 
 
 def _tell_late(run: OpenRun) -> None:
-    if not run.has_timed_late:
-        run.has_timed_late = True
+    if run.warns_first("timed_late"):
         _log.warning("run %s is over or its logger is closed: blocks are no longer timed",
                      run.context.run_id)  # fmt: skip

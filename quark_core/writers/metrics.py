@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -18,14 +19,15 @@ from quark_core.ranks.statistics import RankStatistics, check_axis, compare_rank
 from quark_core.records import MetricRecord
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_name, check_text, encode_name, join_name, split_name
-from quark_core.records.query import MetricFilters, Query, check_index, spell_out
+from quark_core.records.query import MetricFilters, Query, check_step, spell_out
 from quark_core.records.times import check_timestamp, now_us
 from quark_core.runs.near_names import tell_unknown_metric
 from quark_core.runs.reading import encode_key, iterate_run, read_run_series
+from quark_core.runs.step_counters import read_step
 from quark_core.writers.base import BufferedWriter
 from quark_core.writers.default_steps import StepCount, describe_missing_step, find_next_step
 from quark_core.writers.loop_metrics import LoopMetrics
-from quark_core.writers.scalars import flatten, to_float
+from quark_core.writers.scalars import flatten, names_part, to_float
 
 if TYPE_CHECKING:
     from quark_core.backends.series import Series
@@ -177,6 +179,7 @@ _ONLY_FLOATS = {float}
 # Bounds what a script that makes up names as it goes can keep in memory.
 _MAX_CACHED_KEYS = 100_000
 _MAX_CACHED_SHAPES = 1_000
+_MAX_TOLD = 1_000
 
 
 class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
@@ -269,9 +272,11 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
             metric: Full key such as `train/loss`, or a name within `namespace`; or a
                 mapping of names to values, for which nothing is returned.
             value: A Python, numpy or torch number, a bool, or an array or tensor of
-                one element. A CUDA tensor makes this call wait for the GPU.
+                one element. A CUDA tensor makes this call wait for the GPU. Of a sharded
+                tensor the local part is taken, and an event `metric_sharded` says so.
             step, epoch: Counters. At least one is needed, unless `session.step(n)`
-                has set the step, or the logger counts it (`auto_step`).
+                has set the step, or the logger counts it (`auto_step`). A float that is
+                whole will do, and a counter of 32 bits that wraps is counted on.
             namespace: Put before `metric`, with a slash between.
             description: Context for people.
             metadata: JSON values, taken as they are now.
@@ -296,13 +301,15 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         if _third is not NOT_GIVEN or unknown:
             _refuse_arguments("log", (_third,), unknown)
         if type(value) is not float:
-            value = self._read_value(metric, value)
+            given, value = value, self._read_value(metric, value)
+            if type(given) is not int and names_part(given):
+                self._note_part(key[0], "value", step)
         if type(step) is not int or step < 0 or step > _INT64_MAX:
-            step = check_index(step, "step")
+            step = read_step(self._run, step)
             if step is None:
                 step = self._find_step(epoch, metric, value, key[0])
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
-            epoch = check_index(epoch, "epoch")
+            epoch = check_step(epoch, "epoch")
         taken = None if metadata is None else redact_object(normalize_object(metadata, "metadata"))
         if description is not None:
             description = redact_text(check_text(description, "description"))
@@ -343,8 +350,9 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
             step, epoch, namespace, timestamp: As in `log`.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it, and
-                none of the values is logged. In strict mode as in `log`.
+            SchemaValidationError: A bad argument; the message names it, and none of the values
+                is logged. In strict mode as in `log`, and of a value that is no number; otherwise
+                that one is left out and told of once, by an event `metric_refused`.
             InvalidRunStateError: The logger is closed or the run has ended.
         """
         if self._closed or self._run.refusal is not None:
@@ -371,16 +379,15 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
                     flat, step=step, epoch=epoch, namespace=namespace, timestamp=timestamp
                 )
                 return
-            values = [
-                to_float(value, f"metrics[{name!r}]", "metrics.log_many")
-                for name, value in zip(names, values, strict=True)
-            ]
+            keys, values = self._read_values(names, keys, values, step)
+            if not values:
+                return
         if type(step) is not int or step < 0 or step > _INT64_MAX:
-            step = check_index(step, "step")
+            step = read_step(self._run, step)
             if step is None:
                 step = self._find_step_of_many(epoch, keys)
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
-            epoch = check_index(epoch, "epoch")
+            epoch = check_step(epoch, "epoch")
         time_us = time_ns() // 1000 if timestamp is None else check_timestamp(timestamp)
         # A sum of finite values that overflows only costs the closer look.
         if not isfinite(sum(values)) or self._non_finite:
@@ -390,7 +397,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
 
     @spell_out(MetricFilters, before="include_non_finite")
     def read(
-        self, *, include_non_finite: bool = False, **filters: Unpack[MetricFilters]
+        self, *, include_non_finite: bool = True, **filters: Unpack[MetricFilters]
     ) -> tuple[MetricRecord, ...]:
         """Flush, then return the run's metric records that fit, in persistence order.
 
@@ -402,7 +409,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
             step, step_min, step_max: Bounds on the step, inclusive.
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
             limit: The newest N.
-            include_non_finite: Also values that are NaN or infinite.
+            include_non_finite: Whether values that are NaN or infinite are among them.
             all_attempts: Also points that a later attempt, resumed from an
                 earlier step, has hidden.
             rank: Only what this rank of the launch has logged.
@@ -490,6 +497,56 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         step, epoch, namespace, timestamp = place
         self.log_many(metrics, step=step, epoch=epoch, namespace=namespace, timestamp=timestamp)
 
+    def _read_values(
+        self, names: tuple[str, ...], keys: tuple[MetricKey, ...], values: list[Any], step: object
+    ) -> tuple[tuple[MetricKey, ...], list[float]]:
+        """The values that are numbers, as floats, and their keys.
+
+        Raises:
+            SchemaValidationError: In strict mode, one is no number or a part of one.
+        """
+        kept, numbers = [], []
+        for name, key, value in zip(names, keys, values, strict=True):
+            if type(value) is float:
+                kept.append(key)
+                numbers.append(value)
+                continue
+            argument = f"metrics[{name!r}]"
+            try:
+                number = to_float(value, argument, "metrics.log_many")
+            except SchemaValidationError as error:
+                if self._run.strict:
+                    raise
+                self._tell_of_value("metric_refused", key[0], f"{error}; it is left out", step)
+                continue
+            if type(value) is not int and names_part(value):
+                self._note_part(key[0], argument, step)
+            kept.append(key)
+            numbers.append(number)
+        return tuple(kept), numbers
+
+    def _note_part(self, metric_key: str, argument: str, step: object) -> None:
+        said = (
+            f"{argument} is a sharded tensor, and what this process holds of it is logged, not the "
+            "whole: log value.full_tensor().item(), which all processes must call"
+        )
+        if self._run.strict:
+            raise SchemaValidationError(said)
+        self._tell_of_value("metric_sharded", metric_key, said, step)
+
+    def _tell_of_value(self, event_type: str, metric_key: str, said: str, step: object) -> None:
+        """Say once what is odd about a metric's values: in the log, and by an event."""
+        if len(self._run.warned) >= _MAX_TOLD or not self._run.warns_first(event_type, metric_key):
+            return
+        if event_type != "metric_sharded":  # of which to_float has warned
+            _log.warning("run %s: %s. This is said once for each metric.", self._run_id, said)
+        self._run.emit_event(
+            event_type,
+            "warning",
+            step=step if type(step) is int and 0 <= step <= _INT64_MAX else self._run.step,
+            payload=normalize_object({"metric_key": metric_key, "message": said}, "payload"),
+        )
+
     @staticmethod
     def _read_value(metric: object, value: Any) -> float:
         if value is NOT_GIVEN:
@@ -543,7 +600,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
                 f"metric {name!r} is outside Quark's naming rule and is stored as {stored!r}; "
                 "reads accept either name",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=_find_caller(),
             )
         key = (stored, *split_name(stored))
         if len(self._keys) >= _MAX_CACHED_KEYS:
@@ -554,9 +611,8 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
 
     def _tell_many_names(self) -> None:
         """Say once in a run that it has so many names that something of them may be data."""
-        if self._run.has_many_names:
+        if not self._run.warns_first("many_names"):
             return
-        self._run.has_many_names = True
         _log.warning(
             "run %s has more than %d different names of metrics, the newest of them %r: every "
             "point is kept, but delivering and reading takes longer the more names there are. "
@@ -626,6 +682,14 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
 def _refuse_arguments(call: str, surplus: tuple[Any, ...], unknown: Mapping[str, Any]) -> NoReturn:
     """Say what to write in place of arguments that `log` and `log_many` do not have."""
     raise explain_arguments(getattr(MetricsLogger, call), f"metrics.{call}", surplus, unknown)
+
+
+def _find_caller() -> int:
+    """How many calls of this module lie above the one that warns, for `stacklevel`."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _show(metric: object) -> str:

@@ -16,6 +16,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records import format_time
 from quark_core.records.runs import RunProgress
 from quark_core.records.times import now_us
+from quark_core.runs.extensions import RunExtension
 
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
@@ -98,7 +99,7 @@ class _Count:
         self.passes += 1
 
 
-class _Board:
+class _Board(RunExtension):
     """The loops of a run that go on in this process, outermost first, and what is said of them."""
 
     def __init__(self, run: OpenRun) -> None:
@@ -136,14 +137,14 @@ class _Board:
         if not self._open:
             self.show(last=True)
 
-    def tell(self) -> dict[str, Any] | None:
+    def describe_heartbeat(self) -> dict[str, Any]:
         """The outermost loop, with the part of its step that inner ones have done."""
         known = self._measure()
         if known is None:
-            return None
+            return {}
         done, total, rate, remaining_s = known
         progress = RunProgress(done, total, rate, remaining_s, format_time(now_us()))
-        return progress.to_dict()
+        return {"progress": progress.to_dict()}
 
     def _measure(self) -> tuple[float, float | None, float | None, float | None] | None:
         with self._lock:
@@ -353,10 +354,9 @@ def open_progress(
 
 def _find_board(run: OpenRun) -> _Board:
     with run.lock:
-        board = getattr(run.tell_progress, "__self__", None)
+        board = run.extensions.get(_Board)
         if not isinstance(board, _Board):
-            board = _Board(run)
-            run.tell_progress = board.tell
+            board = run.extensions[_Board] = _Board(run)
         return board
 
 

@@ -42,8 +42,6 @@ _INT64_MAX = 2**63 - 1
 # The times that ISO 8601 can show: years 1 to 9999.
 _FIRST_US = -62_135_596_800_000_000
 _LAST_US = 253_402_300_799_999_999
-# A run's life is told by its session alone.
-_WRITABLE = tuple(t for t in RECORD_TYPES.values() if t is not LifecycleRecord)
 
 
 def write_records(run: OpenRun, records: Iterable[StreamRecord]) -> int:
@@ -179,12 +177,17 @@ class _Check:
         return None
 
     def _settle(self, record: object) -> tuple[StreamRecord, int]:
-        if type(record) not in _WRITABLE:
+        if (
+            not isinstance(record, StreamRecord)
+            or RECORD_TYPES.get(record.KIND) is not type(record)
+            # A run's life is told by its session alone.
+            or isinstance(record, LifecycleRecord)
+        ):
+            writable = [each for each in RECORD_TYPES.values() if each is not LifecycleRecord]
             raise SchemaValidationError(
                 f"{type(record).__name__} cannot be written; records of these types can: "
-                f"{', '.join(writable.__name__ for writable in _WRITABLE)}"
+                f"{', '.join(each.__name__ for each in writable)}"
             )
-        assert isinstance(record, StreamRecord)
         self._validate(record)
         json_bytes = 0
         changes: dict[str, Any] = {}

@@ -10,9 +10,10 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject, encode_json, normalize_json
 from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import check_name
-from quark_core.records.query import ReadBounds, check_index, spell_out
+from quark_core.records.query import ReadBounds, check_index, check_step, spell_out
 from quark_core.records.times import check_timestamp, now_us
 from quark_core.runs.sample_search import find_samples
+from quark_core.runs.step_counters import read_step
 from quark_core.writers.base import BufferedWriter
 from quark_core.writers.scalars import to_float
 
@@ -208,8 +209,8 @@ class SampleLogger(BufferedWriter[SampleRecord]):
             texts["prompt"],
             texts["completion"],
             reward,
-            check_index(place["step"], "step"),
-            check_index(place["epoch"], "epoch"),
+            read_step(self._run, place["step"]),
+            check_step(place["epoch"], "epoch"),
             JsonObject(columns) if columns else None,
             JsonObject(cut.lengths) if cut.lengths else None,
         )

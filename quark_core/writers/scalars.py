@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Mapping
+from decimal import Decimal
 from numbers import Real
 from typing import Any, NoReturn
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["flatten", "to_amount", "to_float"]
+__all__ = ["flatten", "names_part", "to_amount", "to_float"]
+
+_log = logging.getLogger("quark")
 
 _MAX_DEPTH = 32
 
@@ -20,7 +24,9 @@ _warned: set[str] = set()
 def to_float(value: Any, argument: str, call: str) -> float:
     """A Python, numpy or torch number, bool, or array or tensor of one element, as a float.
 
-    A value on a GPU makes the caller wait for it; the first one of each call is warned of.
+    A value on a GPU makes the caller wait for it; the first one of each call is warned of. A
+    number beyond float64 becomes an infinity. Of a sharded tensor it is the part that this
+    process holds, which the first one of each call is warned of; no collective runs.
 
     Args:
         value: The number.
@@ -29,7 +35,7 @@ def to_float(value: Any, argument: str, call: str) -> float:
 
     Raises:
         SchemaValidationError: A str, an array of several elements, a complex
-            number or anything else that is no real number, or one beyond float64.
+            number or anything else that is no real number.
     """
     try:
         return _to_float(value, argument, call)
@@ -52,12 +58,34 @@ def to_amount(value: Any, argument: str, call: str) -> float:
     return to_float(value, argument, call)
 
 
+def names_part(value: Any) -> bool:
+    """Whether a tensor is sharded, so that this process holds a part of it (a DTensor)."""
+    if not hasattr(value, "full_tensor"):
+        return False
+    is_whole = all(place.is_replicate() for place in value.placements)
+    return not is_whole and value.device_mesh.size() > 1
+
+
+def _take_part(value: Any, argument: str, call: str) -> float:
+    """The value of a sharded tensor's local part; NaN where this process has none."""
+    if names_part(value) and f"{call} part" not in _warned:
+        _warned.add(f"{call} part")
+        _log.warning(
+            "%s is a sharded tensor (DTensor), and %s() takes the part that this process holds, "
+            "not the whole. Write value.full_tensor().item(), in all processes, for the whole.",
+            argument,
+            call,
+        )
+    local = value.to_local()
+    return _to_float(local, argument, call) if local.numel() else math.nan
+
+
 def _to_float(value: Any, argument: str, call: str) -> float:
     kind = type(value)
     dtype = str(getattr(value, "dtype", ""))
     if "time" in dtype:
         _refuse(value, argument)  # numpy counts its durations among the integers
-    if kind is int or (isinstance(value, Real) and kind is not bool):
+    if kind is int or (isinstance(value, (Real, Decimal)) and kind is not bool):
         return _convert(value, argument)
     if kind is bool:
         return float(value)
@@ -65,6 +93,8 @@ def _to_float(value: Any, argument: str, call: str) -> float:
         _refuse(value, argument)
     if not dtype or "complex" in dtype or not _has_one_element(value):
         _refuse(value, argument)
+    if hasattr(value, "full_tensor"):
+        return _take_part(value, argument, call)
     if getattr(value, "is_cuda", False) and call not in _warned:
         _warned.add(call)
         warnings.warn(
@@ -92,15 +122,12 @@ def _has_one_element(value: Any) -> bool:
 
 def _convert(value: Any, argument: str) -> float:
     try:
-        number = float(value)
+        return float(value)
     except OverflowError:
-        number = math.inf
+        # As a longer float than ours is converted by numpy.
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):
         _refuse(value, argument)
-    # A longer float than ours becomes infinite silently; an infinity was one before.
-    if math.isinf(number) and abs(value) != math.inf:
-        raise SchemaValidationError(f"{argument} is too large for a float64")
-    return number
 
 
 def flatten(metrics: Mapping[Any, Any], argument: str) -> dict[str, Any]:

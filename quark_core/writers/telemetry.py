@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from quark_core.errors import SchemaValidationError
 from quark_core.records import SystemTelemetryRecord
-from quark_core.records.query import Query, ReadBounds, check_index, spell_out
+from quark_core.records.checks import check_choice
+from quark_core.records.query import Query, ReadBounds, check_step, spell_out
 from quark_core.records.schema import TELEMETRY_BOUNDARIES
 from quark_core.records.times import check_timestamp
+from quark_core.runs.open_run import OpenRun
+from quark_core.runs.step_counters import read_step
 from quark_core.system.hardware.sampler import shared_sampler
 from quark_core.writers.device_timing import StepTimes
 from quark_core.writers.scalars import to_amount
@@ -114,9 +117,9 @@ class SystemTelemetry(TelemetryRecording):
         if self._closed or self._run.refusal is not None:
             self._check_open("start_step")
         if type(step) is not int or step < 0 or step > _INT64_MAX:
-            step = _check_step(step)
+            step = _require_step(self._run, step)
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
-            epoch = check_index(epoch, "epoch")
+            epoch = check_step(epoch, "epoch")
         if step % self._every:
             return StepTelemetryScope(self._finish_step, step, epoch, sampled=False)
         if self._captures and not (self._watching and shared_sampler.running):
@@ -171,9 +174,9 @@ class SystemTelemetry(TelemetryRecording):
         if self._closed or self._run.refusal is not None:
             self._check_open("record_step")
         if type(step) is not int or step < 0 or step > _INT64_MAX:
-            step = _check_step(step)
+            step = _require_step(self._run, step)
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
-            epoch = check_index(epoch, "epoch")
+            epoch = check_step(epoch, "epoch")
         if step_time_ms is not None:
             step_time_ms = _check_time(step_time_ms, "step_time_ms")
         if data_time_ms is not None:
@@ -234,8 +237,8 @@ class SystemTelemetry(TelemetryRecording):
             InvalidRunStateError: The telemetry is closed or the run has ended.
         """
         self._check_open("sample")
-        step = check_index(step, "step")
-        epoch = check_index(epoch, "epoch")
+        step = read_step(self._run, step)
+        epoch = check_step(epoch, "epoch")
         own = take_metadata(metadata)
         given_us = None if timestamp is None else check_timestamp(timestamp)
         reading = None
@@ -293,10 +296,8 @@ class SystemTelemetry(TelemetryRecording):
             SchemaValidationError: A bad argument; the message names it.
             SessionStoreError: The store cannot be read.
         """
-        if boundary is not None and boundary not in TELEMETRY_BOUNDARIES:
-            raise SchemaValidationError(
-                f"boundary must be one of {', '.join(TELEMETRY_BOUNDARIES)}, got {boundary!r:.60}"
-            )
+        if boundary is not None:
+            check_choice(boundary, "boundary", TELEMETRY_BOUNDARIES)
         query = Query.build(
             equals={"boundary": boundary},
             **bounds,
@@ -322,8 +323,8 @@ class SystemTelemetry(TelemetryRecording):
             shared_sampler.unwatch(self._watch)
 
 
-def _check_step(step: object) -> int:
-    checked = check_index(step, "step")
+def _require_step(run: OpenRun, step: object) -> int:
+    checked = read_step(run, step)
     if checked is None:
         raise SchemaValidationError("step must be given")
     return checked

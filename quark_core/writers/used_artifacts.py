@@ -19,16 +19,17 @@ from quark_core.config.arguments import check_label
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.records import ArtifactRecord
 from quark_core.records.artifact_layout import is_sha256, object_path, split_path
-from quark_core.records.artifact_links import parse_artifact_name
+from quark_core.records.artifact_links import MOST_PINNED, parse_artifact_name
 from quark_core.records.names import decode_name
-from quark_core.records.query import check_index
 from quark_core.runs.artifact_versions import ArtifactVersion, find_version
 from quark_core.runs.open_run import open_runs
+from quark_core.runs.step_counters import read_step
 from quark_core.writers import artifact_reading as reading
 from quark_core.writers.artifact_links import put_link
 
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
+    from quark_core.runs.run_reader import RunReader
 
 __all__ = ["UsedArtifact", "use_artifact"]
 
@@ -170,12 +171,13 @@ def use_artifact(run: OpenRun, name: object, project: object, step: object) -> U
         SessionStoreError: The store cannot be read.
     """
     wanted = parse_artifact_name(name)
-    at = check_index(step, "step")
+    at = read_step(run, step)
     chosen = run.context.project_name if project is None else check_label(project, "project")
     if run.refusal is not None:
         run.refuse("use_artifact")
     version = look_up(run, wanted, chosen)
-    put_link(run, "used", version.record, alias=wanted.alias, version=version.number, step=at)
+    number = version.number if version.number <= MOST_PINNED else None
+    put_link(run, "used", version.record, alias=wanted.alias, version=number, step=at)
     return UsedArtifact(run, version)
 
 
@@ -200,7 +202,7 @@ def look_up(run: OpenRun, wanted: Any, project: str) -> ArtifactVersion:
     return find_version(reader, project, wanted)
 
 
-def copy_version(run: OpenRun, record: ArtifactRecord, folder: Path) -> Path:
+def copy_version(run: OpenRun | RunReader, record: ArtifactRecord, folder: Path) -> Path:
     """Copy an artifact into a folder; see `UsedArtifact.copy_to`.
 
     Raises:
@@ -229,7 +231,7 @@ def copy_version(run: OpenRun, record: ArtifactRecord, folder: Path) -> Path:
     return folder
 
 
-def list_files(run: OpenRun, record: ArtifactRecord) -> list[dict[str, Any]]:
+def list_files(run: OpenRun | RunReader, record: ArtifactRecord) -> list[dict[str, Any]]:
     """The files of a directory; what a manifest says is anybody's, and looked at first.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark_core.errors import SchemaValidationError
+from quark_core.api import SchemaValidationError
 from quark_torch.instruments.instrument import Choice, Instrument, Measured, make_choice
 
 __all__ = ["AttentionEntropy"]

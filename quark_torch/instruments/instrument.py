@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quark_core.errors import SchemaValidationError
-from quark_core.records.names import check_name
+from quark_core.api import SchemaValidationError, check_name
 
 __all__ = ["Choice", "Instrument", "Measured", "check_instrument", "make_choice"]
 

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quark_core.errors import SchemaValidationError
-from quark_core.records.query import check_index
-from quark_core.writers.scalars import to_float
+from quark_core.api import SchemaValidationError, check_index, to_float
 from quark_torch.instruments.instrument import Choice, Instrument, Measured, make_choice
 from quark_torch.layer_filter import name_modules
 

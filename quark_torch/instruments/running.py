@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from quark_core.errors import SchemaValidationError
-from quark_core.writers.metrics import MetricsLogger
+from quark_core.api import MetricsLogger, SchemaValidationError
 from quark_torch.instruments.instrument import Instrument, check_instrument
 from quark_torch.layer_filter import ROOT_NAME, LayerFilterConfig, select_modules
 from quark_torch.notices import InstrumentationNotices

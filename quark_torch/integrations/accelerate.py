@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from accelerate.tracking import GeneralTracker, on_main_process
 
-from quark_core.sessions.session import TrainingSession
+from quark_core.api import TrainingSession
 from quark_torch.integrations.framework_run import (
     STOP_EVERY_STEPS,
     FrameworkRun,

@@ -6,14 +6,18 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from quark_core.config.objective import choose_objective, keep_objective
-from quark_core.config.snapshot import snapshot_config
-from quark_core.errors import SchemaValidationError, StopRequested
-from quark_core.records import RunStatus
-from quark_core.sessions.session import TrainingSession
-from quark_core.writers.events import EventLogger
-from quark_core.writers.metrics import MetricsLogger
-from quark_core.writers.scalars import to_float
+from quark_core.api import (
+    EventLogger,
+    MetricsLogger,
+    RunStatus,
+    SchemaValidationError,
+    StopRequested,
+    TrainingSession,
+    choose_objective,
+    keep_objective,
+    read_config,
+    to_float,
+)
 
 __all__ = ["STOP_EVERY_STEPS", "FrameworkRun", "find_end_status"]
 
@@ -117,7 +121,7 @@ class FrameworkRun:
         self._config.update(added)
         if self.is_started:
             run = self.session.open_run
-            run.emit_lifecycle("config", snapshot_config(self._config).to_data())
+            run.emit_lifecycle("config", read_config(self._config).to_data())
 
     def log(
         self, values: Mapping[str, Any], *, step: int | None = None, epoch: int | None = None
@@ -176,7 +180,7 @@ class FrameworkRun:
         # What is added to the configuration later takes the place of all of it.
         named = choose_objective(self._arguments.get("objective"), self._arguments.get("mode"))
         if named is not None:
-            self._config = dict(keep_objective(snapshot_config(self._config), named).values)
+            self._config = dict(keep_objective(read_config(self._config), named).values)
         return TrainingSession.start_run(config=self._config or None, **self._arguments)
 
     def _take_stored(self, session: TrainingSession) -> None:
@@ -209,4 +213,4 @@ def find_end_status(error: BaseException | None) -> RunStatus:
 
 
 def _flatten(values: object) -> dict[str, Any]:
-    return {} if values is None else dict(snapshot_config(values).values)
+    return {} if values is None else dict(read_config(values).values)

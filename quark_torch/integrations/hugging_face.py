@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from quark_core.sessions.session import TrainingSession
+from quark_core.api import TrainingSession
 from quark_torch.integrations.framework_run import (
     STOP_EVERY_STEPS,
     FrameworkRun,
     find_end_status,
 )
+from quark_torch.integrations.non_finite import NonFiniteCount
 
 __all__ = ["QuarkCallback"]
 
@@ -35,6 +37,11 @@ class QuarkCallback(TrainerCallback):
 
     A run that somebody has asked to stop (`quark stop`) ends as at its last step, with a
     checkpoint unless `save_strategy` is "no".
+
+    The `Trainer` takes losses that are not finite out of what it logs
+    (`logging_nan_inf_filter`). They are counted here, in `train/non_finite_losses`; where all
+    losses of a logged mean were such, `train/loss` is NaN, and so is `train/grad_norm` where all
+    gradients were.
 
     A training that raises ends as failed when the process ends, or where the
     callback's `close` is called.
@@ -57,6 +64,9 @@ class QuarkCallback(TrainerCallback):
         elif session is None and "run_id" not in arguments:
             arguments["project"] = "transformers"
         self._run = FrameworkRun(session, arguments)
+        self._count = NonFiniteCount()
+        self._has_found = False
+        self._hook: Any = None
 
     @property
     def session(self) -> TrainingSession:
@@ -72,12 +82,32 @@ class QuarkCallback(TrainerCallback):
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             self._run.resume_from(_read_state(folder))
         config: dict[str, Any] = {"trainer": args.to_sanitized_dict()}
-        model = kwargs.get("model")
+        model: Any = kwargs.get("model")
         if getattr(model, "config", None) is not None:
-            described = model.config  # type: ignore[union-attr]
+            described = model.config
             config["model"] = described if isinstance(described, dict) else described.to_dict()
         self._run.add_config(config)
         self._run.session  # noqa: B018 - it starts here
+        self._leave_model()
+        # A hook would have a compiled model compiled in pieces; its gradients are looked at.
+        if isinstance(model, torch.nn.Module) and not getattr(args, "torch_compile", False):
+            self._hook = model.register_forward_hook(self._see_output)
+
+    def _see_output(self, model: torch.nn.Module, _: Any, output: Any) -> None:
+        if model.training and torch.is_grad_enabled():
+            self._count.note_loss(output)
+
+    def _leave_model(self) -> None:
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look whether the gradients are finite; the `Trainer` may clip none, and log none."""
+        del args, control
+        model = kwargs.get("model")
+        if state.is_world_process_zero and isinstance(model, torch.nn.Module):
+            self._count.note_gradients(model.parameters())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop where somebody has asked for it, all processes at one step."""
@@ -103,10 +133,32 @@ class QuarkCallback(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         values = {_rename(key): value for key, value in logs.items() if key != "epoch"}
+        if "loss" in logs:
+            self._tell_non_finite(values, int(state.global_step))
         epoch = logs.get("epoch", state.epoch)
         self._run.log(
             values, step=int(state.global_step), epoch=None if epoch is None else int(epoch)
         )
+
+    def _tell_non_finite(self, values: dict[str, Any], step: int) -> None:
+        """Put into what is logged what the Trainer has taken out of it."""
+        window = self._count.take()
+        if not self._has_found and (window.bad_losses or window.bad_gradients):
+            self._has_found = True
+            message = (
+                f"{window.bad_losses} of {window.losses} losses and {window.bad_gradients} of "
+                f"{window.gradients} gradients are not finite, which the loss that the Trainer "
+                "logs does not show: train/non_finite_losses and train/non_finite_gradients do"
+            )
+            self._run.log_event("non_finite_loss", {"message": message}, step)
+        if not self._has_found:
+            return
+        values["train/non_finite_losses"] = window.bad_losses
+        values["train/non_finite_gradients"] = window.bad_gradients
+        if 0 < window.losses == window.bad_losses:
+            values["train/loss"] = math.nan
+        if 0 < window.gradients == window.bad_gradients:
+            values["train/grad_norm"] = math.nan
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the checkpoint, and put the run's name into it."""
@@ -129,11 +181,13 @@ class QuarkCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run; what is evaluated afterwards continues it."""
         del args, control, kwargs
+        self._leave_model()
         if state.is_world_process_zero:
             self._run.end("completed")
 
     def close(self, error: BaseException | None = None) -> None:
         """End the run where `train` has raised: as failed, or interrupted by Ctrl-C."""
+        self._leave_model()
         self._run.end(find_end_status(error))
 
 

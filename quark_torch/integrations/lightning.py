@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,10 +19,9 @@ except ImportError:
     from pytorch_lightning.loggers.logger import Logger, rank_zero_experiment
     from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from quark_core.errors import StopRequested
-from quark_core.records import RunStatus
-from quark_core.sessions.session import TrainingSession
+from quark_core.api import RunStatus, StopRequested, TrainingSession
 from quark_torch.integrations.framework_run import STOP_EVERY_STEPS, FrameworkRun
+from quark_torch.integrations.non_finite import NonFiniteCount
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -113,6 +113,7 @@ class QuarkLogger(Logger):
         at_epoch = None if epoch is None else int(epoch)
         if step is None and at_epoch is None:
             at_epoch = 0
+        named = {**named, **self._stopper.take_non_finite(self._prefix)}
         self._run.log(named, step=step, epoch=at_epoch)
 
     @rank_zero_only  # type: ignore[untyped-decorator,unused-ignore]
@@ -147,14 +148,43 @@ class QuarkLogger(Logger):
 
 
 class _Stopper(Callback):
-    """Stops the trainer where somebody has asked for it, on all ranks at one step."""
+    """Stops the trainer where somebody has asked for it, on all ranks at one step.
+
+    It also counts losses and gradients that are not finite: a module may log neither.
+    """
 
     def __init__(self, run: FrameworkRun) -> None:
         super().__init__()
         self._run = run
+        self._count = NonFiniteCount()
+        self._has_found = False
 
-    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+    def take_non_finite(self, prefix: str) -> dict[str, float]:
+        """What was counted since the last call, as metrics; nothing until something was found."""
+        window = self._count.take()
+        self._has_found = self._has_found or bool(window.bad_losses or window.bad_gradients)
+        if not self._has_found:
+            return {}
+        above = f"{prefix}/train" if prefix else "train"
+        found: dict[str, float] = {
+            f"{above}/non_finite_losses": window.bad_losses,
+            f"{above}/non_finite_gradients": window.bad_gradients,
+        }
+        if 0 < window.gradients == window.bad_gradients:
+            found[f"{above}/grad_norm"] = math.nan
+        return found
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Look whether the gradients are finite."""
+        del pl_module
+        if trainer.is_global_zero:
+            groups = optimizer.param_groups
+            self._count.note_gradients(one for group in groups for one in group["params"])
+
+    def on_train_batch_end(self, trainer: Any, _: Any, outputs: Any, *__: Any, **___: Any) -> None:
         """Look, which on a single rank costs nothing."""
+        if trainer.is_global_zero:
+            self._count.note_loss(outputs)
         shall = self._run.is_to_stop
         if trainer.world_size > 1:
             if trainer.fit_loop.total_batch_idx % STOP_EVERY_STEPS:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from quark_core.errors import SchemaValidationError
-from quark_core.records.query import check_index
+from quark_core.api import SchemaValidationError, check_index
 from quark_torch.layer_filter import LayerFilterConfig
 from quark_torch.schedule import HookScheduleConfig
 

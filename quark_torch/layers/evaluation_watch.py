@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_torch.layers.recording import Modes
 from quark_torch.layers.tape import InertHook
 from quark_torch.module_modes import depends_on_mode
 
@@ -19,17 +20,21 @@ _is_compiling = torch.compiler.is_compiling
 # So many evaluations are looked for in steps that are not probed, in so many steps.
 _ENOUGH = 8
 _MOST_STEPS = 50_000
+# Training passes outside of a step that has begun, before it is given up: several optimizers may
+# step in one.
+_MOST_STRAYS = 3
 
 
 class EvaluationWatch:
     """Notes in which mode modules are when the model is called without gradients.
 
     It listens by a hook on the model itself: from a probed step's begin to the
-    begin of the next step, and, until it has seen a few evaluations, also from
-    the optimizer's step to there in the other steps. So a training pass finds
-    it in probed steps only. Where one does in another step, because steps are
-    begun in another way, it listens there no more. On a model in which no mode
-    matters it does nothing.
+    next training pass, and, until it has seen a few evaluations, also from the
+    optimizer's step to there in the other steps, so that evaluations are seen
+    on either side of a step's begin. The training pass takes the hook out.
+    Where several do without a step's begin, because steps are begun in another
+    way, it listens there no more. On a model in which no mode matters it does
+    nothing.
 
     A call in evaluation mode counts for more than one in training mode, such as
     a pass that makes labels.
@@ -55,14 +60,15 @@ class EvaluationWatch:
         self._step = 0
         self._seen = 0
         self._steps_left = _MOST_STEPS
-        self._found: dict[str, tuple[int, bool]] = {}
+        self._strays = 0
+        self._found: dict[int, dict[str, bool]] = {}
         self.is_active = self.is_waiting = bool(self._modules)
 
     def begin_step(self, step: int) -> None:
         """A step begins: what came before it was seen or not."""
-        if self._is_placed:
+        if self._is_placed and not self.is_waiting:
             self._remove()
-        self._step, self._is_done = step, False
+        self._step, self._is_done, self._in_step, self._strays = step, False, False, 0
         self.is_active = self.is_waiting
 
     def probe(self) -> None:
@@ -88,10 +94,14 @@ class EvaluationWatch:
         if self._is_placed:
             self._remove()
 
-    def take(self) -> dict[str, tuple[int, bool]]:
-        """Step and mode of each module in what was seen since the last call; empty for nothing."""
+    def take(self) -> dict[str, Modes]:
+        """The modes of each module in what was seen since the last call; empty for nothing."""
         found, self._found = self._found, {}
-        return found
+        taken: dict[str, Modes] = {}
+        for step, modes in found.items():
+            for name, is_training in modes.items():
+                taken[name] = (*taken.get(name, ()), (step, is_training))
+        return taken
 
     def see(self, model: nn.Module) -> None:
         """The model is called."""
@@ -99,25 +109,26 @@ class EvaluationWatch:
             return
         if torch.is_grad_enabled():
             if not self._in_step:
-                self.is_waiting = False
+                self._strays += 1
+                self.is_waiting &= self._strays <= _MOST_STRAYS
                 self._remove()
             return
         is_training = model.training
-        if self._is_done or (is_training and self._has_seen_this()):
+        is_known = self._step in self._found
+        if self._is_done or (is_training and is_known):
             return
-        self._seen += not self._has_seen_this()
+        self._seen += not is_known
         if self._seen >= _ENOUGH:
             self.is_waiting = False
         # Single modules in training mode in a model that is not are so on purpose.
         self._is_done = not is_training
-        self._found = {
-            name: (self._step, is_training and module.training)
+        self._found[self._step] = {
+            name: is_training and module.training
             for name, reference in self._modules
             if (module := reference()) is not None
         }
-
-    def _has_seen_this(self) -> bool:
-        return any(step == self._step for step, _ in self._found.values())
+        if len(self._found) > _ENOUGH:
+            del self._found[next(iter(self._found))]
 
     def _place(self) -> None:
         model = self._model()

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_core.errors import SchemaValidationError
-from quark_core.records.query import check_index
+from quark_core.api import OpenRun, SchemaValidationError, check_step, read_step
 from quark_torch.closing import do_each
 from quark_torch.layer_filter import (
     LayerFilterConfig,
@@ -57,7 +56,7 @@ class HookEngine(LayerRecording):
     Hooks are in the model during a probed step only, so that the other steps
     run none of this; in a compiled model they stay, and cost nothing there at
     the other steps. Where dropout or batch normalisation is instrumented, one on
-    the model itself stays until the next step begins, and until eight evaluations
+    the model itself stays until the next training pass, and until eight evaluations
     were seen one is there after the optimizer's step in other steps too: it
     notes in which mode an evaluation is made, and the next probed step's records
     of those modules have it as `evaluation` in their metadata. The hooks change no
@@ -193,7 +192,7 @@ class HookEngine(LayerRecording):
         Raises:
             SchemaValidationError: `step` is no non-negative integer.
         """
-        return self._is_due(_check_step(step))
+        return self._is_due(_require_step(self._run, step))
 
     def follow(self, is_due: Callable[[int], bool]) -> None:
         """Ask this from now on, in place of the schedule, whether a step is probed."""
@@ -219,9 +218,9 @@ class HookEngine(LayerRecording):
         if self._closed or self._run.refusal is not None:
             self._check_open("begin_step")
         if type(step) is not int or step < 0 or step > _INT64_MAX:
-            step = _check_step(step)
+            step = _require_step(self._run, step)
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
-            epoch = check_index(epoch, "epoch")
+            epoch = check_step(epoch, "epoch")
         if self._probed is not None:
             self._end_left_open()
         if self._ended is not None:
@@ -278,6 +277,14 @@ class HookEngine(LayerRecording):
             )
         self._overhead.end_probe(probed.tape.spent_ns + perf_counter_ns() - began)
         self._check_overhead()
+
+    def drop_step(self) -> None:
+        """End a step that was none: take the hooks out, and record nothing more of it."""
+        probed, self._probed = self._probed, None
+        if probed is not None:
+            if self._compiled is not None:
+                self._compiled.close()
+            probed.close()
 
     def step(self, step: int, *, epoch: int | None = None) -> _StepScope:
         """A context manager around a step: `begin_step`, whose answer it yields, and `end_step`.
@@ -614,8 +621,8 @@ class _StepScope:
                 raise
 
 
-def _check_step(step: object) -> int:
-    number = check_index(step, "step")
+def _require_step(run: OpenRun, step: object) -> int:
+    number = read_step(run, step)
     if number is None:
         raise SchemaValidationError("step must be a non-negative integer, not None")
     return number

@@ -11,15 +11,21 @@ from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from quark_core.config.redaction import cut_text
-from quark_core.errors import SchemaValidationError
-from quark_core.records import LayerSummaryRecord
-from quark_core.records.json_object import JsonObject, normalize_object
-from quark_core.records.query import Query, ReadBounds, spell_out
-from quark_core.writers.base import BufferedWriter
+from quark_core.api import (
+    BufferedWriter,
+    JsonObject,
+    LayerSummaryRecord,
+    Query,
+    ReadBounds,
+    SchemaValidationError,
+    cut_text,
+    normalize_object,
+    spell_out,
+)
 from quark_torch.measuring.statistics import TensorStatistics, wait_for_probes
 
 __all__ = [
+    "Modes",
     "MAX_LISTED",
     "Failure",
     "GradientScale",
@@ -29,6 +35,9 @@ __all__ = [
     "list_names",
     "read_gradient_scale",
 ]
+
+Modes = tuple[tuple[int, bool], ...]
+"""Steps of evaluations, and whether a module was in training mode there; the newest last."""
 
 _SETTLE_TIMEOUT_S = 5.0
 _SCOPE = "scope: "
@@ -148,7 +157,7 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
 
     Attributes:
         outside: Names of modules that no optimizer has.
-        evaluations: Probed step -> module -> the step before it at which the
+        evaluations: Probed step -> module -> the steps before it at which the
             module was seen in an evaluation, and whether in training mode.
     """
 
@@ -160,7 +169,7 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
         self._unread: dict[str, str] = {}
         self._told_unread: set[str] = set()
         self.outside: frozenset[str] = frozenset()
-        self.evaluations: dict[int, dict[str, tuple[int, bool]]] = {}
+        self.evaluations: dict[int, dict[str, Modes]] = {}
         super().__init__(session, batch_size=batch_size)
 
     def bind(self) -> None:
@@ -416,7 +425,7 @@ def _make_metadata(
     density: float | None,
     is_outside: bool,
     scope: str | None,
-    evaluation: tuple[int, bool] | None,
+    evaluations: Modes | None,
 ) -> JsonObject | None:
     items: dict[str, Any] = {}
     if path is not None:
@@ -436,8 +445,11 @@ def _make_metadata(
         items["in_optimizer"] = False
     if density is not None:
         items["density"] = density
-    if evaluation is not None:
-        items["evaluation"] = {"step": evaluation[0], "training": evaluation[1]}
+    if evaluations:
+        *earlier, (step, is_training) = evaluations
+        items["evaluation"] = {"step": step, "training": is_training}
+        if earlier:
+            items["evaluation"]["earlier"] = [list(each) for each in earlier]
     others = [note for note in notes if not note.startswith(_SCOPE)]
     if others:
         items["notes"] = others

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, get_args
 
-from quark_core.errors import SchemaValidationError
-from quark_core.records.kinds.diagnostics import ParameterDistributionType, ParameterRole
-from quark_core.records.query import check_index
-from quark_core.writers.scalars import to_float
+from quark_core.api import (
+    ParameterDistributionType,
+    ParameterRole,
+    SchemaValidationError,
+    check_index,
+    to_float,
+)
 from quark_torch.schedule import HookScheduleConfig
 
 __all__ = ["ParameterDiagnosticsConfig"]

@@ -9,11 +9,19 @@ from typing import Any, Self
 
 import torch
 
-from quark_core.errors import InvalidRunStateError, SchemaValidationError, SessionStoreError
-from quark_core.records import ParameterDistributionRecord, ParameterSummaryRecord
-from quark_core.records.json_object import JsonObject, normalize_object
-from quark_core.records.query import check_index
-from quark_core.runs.opening import resolve_target
+from quark_core.api import (
+    InvalidRunStateError,
+    JsonObject,
+    OpenRun,
+    ParameterDistributionRecord,
+    ParameterSummaryRecord,
+    SchemaValidationError,
+    SessionStoreError,
+    check_step,
+    normalize_object,
+    read_step,
+    resolve_target,
+)
 from quark_torch.closing import do_each
 from quark_torch.layer_filter import name_modules
 from quark_torch.module_modes import is_left_in_evaluation
@@ -217,6 +225,11 @@ class ParameterDiagnostics(ParameterReadback):
         return any(self._steps.has_stepped(index) for index in range(len(self._optimizers)))
 
     @property
+    def step_totals(self) -> Sequence[int]:
+        """How many steps each optimizer has ended; empty where one of them cannot be followed."""
+        return self._steps.totals
+
+    @property
     def kept_bytes(self) -> int:
         """Memory that the copies of parameters take now."""
         return self._steps.kept_bytes
@@ -345,9 +358,9 @@ class ParameterDiagnostics(ParameterReadback):
         if self._closed or self._run.refusal is not None:
             self._check_open("snapshot")
         if type(step) is not int or step < 0 or step > _INT64_MAX:
-            step = _require_step(step)
+            step = _require_step(self._run, step)
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
-            epoch = check_index(epoch, "epoch")
+            epoch = check_step(epoch, "epoch")
         return step, epoch
 
     def _record(self, step: int, epoch: int | None, own: JsonObject | None) -> Snapshot:
@@ -568,8 +581,8 @@ class ParameterDiagnostics(ParameterReadback):
         raise InvalidRunStateError(f"{call}: this ParameterDiagnostics is closed")
 
 
-def _require_step(step: object) -> int:
-    checked = check_index(step, "step")
+def _require_step(run: OpenRun, step: object) -> int:
+    checked = read_step(run, step)
     if checked is None:
         raise SchemaValidationError("step must be given")
     return checked

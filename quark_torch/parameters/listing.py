@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from quark_core.errors import SchemaValidationError
+from quark_core.api import SchemaValidationError
 from quark_torch.layer_filter import ROOT_NAME, describe_type, name_modules, strip_prefixes
 from quark_torch.parameters.config import ParameterDiagnosticsConfig
 

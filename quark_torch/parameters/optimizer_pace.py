@@ -61,6 +61,11 @@ class OptimizerPace:
         self.is_waiting = False
         self.is_last = False
 
+    def skip(self, step: int) -> None:
+        """The loop begins with this step: what was due before it is due now."""
+        if self._last is None:
+            self._last = min(step, 0) - 1
+
     def probes(self, step: int) -> bool:
         """Whether layers are looked at in a step of the loop that begins."""
         # Asked at every step of the loop, most of which are nothing.

@@ -125,8 +125,10 @@ class OptimizerFinder:
             or known.group_count != len(optimizer.param_groups)
         ):
             known = self._meet(optimizer)
-        if self.on_step is not None and known.is_own:
-            self.on_step()
+        if known.is_own:
+            for one in (self, *self._led):
+                if one.on_step is not None:
+                    one.on_step()
         if self._looks and known.is_own and self._on_scaler is not None:
             self._looks -= 1
             scaler = _find_stepping_scaler()

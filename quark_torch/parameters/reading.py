@@ -6,14 +6,20 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import numpy as np
 
-from quark_core.errors import SchemaValidationError
-from quark_core.records import ParameterDistributionRecord, ParameterSummaryRecord
-from quark_core.records.kinds.diagnostics import ParameterDistributionType
-from quark_core.records.query import Query, ReadBounds, check_index, spell_out
+from quark_core.api import (
+    ParameterDistributionRecord,
+    ParameterDistributionType,
+    ParameterSummaryRecord,
+    Query,
+    ReadBounds,
+    SchemaValidationError,
+    check_choice,
+    check_index,
+    spell_out,
+)
 
 if TYPE_CHECKING:
-    from quark_core.records.columns import Columns
-    from quark_core.runs.open_run import OpenRun
+    from quark_core.api import Columns, OpenRun
 
 __all__ = ["ParameterReadback"]
 
@@ -88,11 +94,8 @@ class ParameterReadback:
             SchemaValidationError: A bad argument; the message names it.
             SessionStoreError: The store cannot be read.
         """
-        if distribution_type is not None and distribution_type not in _TYPES:
-            raise SchemaValidationError(
-                f"distribution_type must be one of {', '.join(_TYPES)}, "
-                f"got {distribution_type!r:.60}"
-            )
+        if distribution_type is not None:
+            check_choice(distribution_type, "distribution_type", _TYPES)
         equals = (module_name, module_type, parameter_name, parameter_role, distribution_type)
         found: tuple[ParameterDistributionRecord, ...] = self._read(
             ParameterDistributionRecord.KIND, equals, bounds, latest_only, limit, all_attempts

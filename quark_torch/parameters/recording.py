@@ -6,9 +6,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from quark_core.records import ParameterDistributionRecord, ParameterSummaryRecord
-from quark_core.records.json_object import JsonObject
-from quark_core.writers.base import BufferedWriter
+from quark_core.api import (
+    BufferedWriter,
+    JsonObject,
+    ParameterDistributionRecord,
+    ParameterSummaryRecord,
+)
 from quark_torch.measuring.statistics import Histogram, TensorStatistics
 from quark_torch.parameters.listing import ListedParameter
 from quark_torch.parameters.measuring import ParameterReading

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quark_core.ranks.choice import parse_ranks
-from quark_core.runs.open_run import OpenRun
+from quark_core.api import OpenRun, parse_ranks
 
 __all__ = ["digest_tensors", "has_replicas"]
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-import quark_core.analysis.rules
+import quark.analysis.rules
 
 # 0, 1 and 2 count, index and double, a half halves, and 100 makes percent of a share: each is its
 # own name. A sign before one of them is no other number.
 PLAIN = {0, 1, 2, 0.5, 100}
 
-RULES = Path(quark_core.analysis.rules.__path__[0])
+RULES = Path(quark.analysis.rules.__path__[0])
 FILES = [*sorted(RULES.glob("*.py")), RULES.parent / "case.py", RULES.parent / "outcome.py"]
 
 

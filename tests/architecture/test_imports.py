@@ -77,15 +77,37 @@ def lint(folder):
         ("quark_torch/__init__.py", "import quark_backends", "The face above"),
         ("quark_backends/csv/wide.py", "import quark", "The face above"),
         ("quark_backends/csv/wide.py", "import quark_backends.embedded.plugin", "know nothing"),
-        ("quark/page/pack.py", "import quark_backends.csv", "The page stands on the core alone"),
-        ("quark/page/pack.py", "import quark.cli.texts", "The page stands on the core alone"),
+        (
+            "quark_backends/csv/wide.py",
+            "from quark_core.records import MetricRecord",
+            "Plugins import the public surface alone",
+        ),
+        (
+            "quark_torch/watching.py",
+            "import quark_core.records.codec",
+            "Plugins import the public surface alone",
+        ),
+        ("quark_core/errors.py", "import quark_core.api", "The rooms of the core"),
+        (
+            "quark/page/pack.py",
+            "import quark_backends.csv",
+            "The features and the page know no backend",
+        ),
+        ("quark/page/pack.py", "import quark.cli.texts", "The features lie on floors"),
         (
             "quark_core/records/codec.py",
             "import quark_core.sessions.session",
             "The rooms of the core",
         ),
-        ("quark_core/writers/base.py", "import quark_core.analysis.rule", "The rooms of the core"),
+        ("quark_core/writers/base.py", "import quark.analysis.rules", "The face above"),
         ("quark_core/errors.py", "import quark_core.records.base", "The rooms of the core"),
+        ("quark/provenance/traces.py", "import quark.sweeps.trial", "The features lie on floors"),
+        ("quark/analysis/rules/base.py", "import quark_torch", "The features and the page"),
+        (
+            "quark_core/runs/announcement.py",
+            "import quark.provenance.traces",
+            "The face above",
+        ),
         (
             "quark_core/system/process.py",
             "import quark_core.ranks.launches",
@@ -96,6 +118,7 @@ def lint(folder):
             "import quark_core.runs.open_run",
             "The rooms of the core",
         ),
+        ("quark_core/config/snapshot.py", "import quark.configuration", "The face above"),
     ],
 )
 def test_a_planted_import_breaks_its_contract(tmp_path, place, statement, contract):
@@ -106,23 +129,13 @@ def test_a_planted_import_breaks_its_contract(tmp_path, place, statement, contra
         file.write(f"\n{statement}\n")
     done = lint(tmp_path)
     assert done.returncode == 1
-    broken = [line for line in done.stdout.splitlines() if line.endswith("BROKEN")]
+    broken = [line for line in done.stdout.splitlines() if "BROKEN" in line]
     assert any(contract in line for line in broken), done.stdout
 
 
 @pytest.mark.long
 def test_the_contracts_hold():
     assert lint(ROOT).returncode == 0
-
-
-def test_files_stay_short():
-    long = [
-        str(path.relative_to(ROOT))
-        for package in ("quark", "quark_backends", "quark_core", "quark_torch")
-        for path in (ROOT / package).rglob("*.py")
-        if len(path.read_text().splitlines()) > 700
-    ]
-    assert long == []
 
 
 def test_every_package_is_typed():

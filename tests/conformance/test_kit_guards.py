@@ -9,9 +9,11 @@ import pytest
 from planted_backends import define
 
 from quark_core.backends.contract import BackendConfig, BackendDefinition
+from quark_core.errors import SchemaValidationError
 from quark_core.testing.conformance import BackendConformance
 from quark_core.testing.kit import bound_time
 from quark_core.testing.process_conformance import WritingProcess
+from quark_core.testing.time_limits import stretch_s
 
 
 def make(**members):
@@ -53,6 +55,24 @@ def test_a_definition_that_other_processes_cannot_open_says_so(tmp_path):
     with pytest.raises(pytest.fail.Exception, match="must be a function of a module"):
         WritingProcess(tmp_path, closed_over, BackendConfig(storage_dir=tmp_path), [])
     assert pickle.dumps(define("Sound"))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="bounded by the alarm clock")
+@pytest.mark.parametrize(("factor", "limit"), [("10", "0.5"), ("0.5", "0.025")])
+def test_a_variable_stretches_the_limits(monkeypatch, factor, limit):
+    monkeypatch.setenv("QUARK_KIT_TIMEOUT_FACTOR", factor)
+    with (
+        pytest.raises(pytest.fail.Exception, match=rf"close\(\) took longer than {limit} s"),
+        bound_time(0.05, "close()"),
+    ):
+        threading.Event().wait(60)
+
+
+@pytest.mark.parametrize("factor", ["0", "-1", "nan", "long"])
+def test_a_factor_that_is_none_is_refused_by_its_name(monkeypatch, factor):
+    monkeypatch.setenv("QUARK_KIT_TIMEOUT_FACTOR", factor)
+    with pytest.raises(SchemaValidationError, match=r"^QUARK_KIT_TIMEOUT_FACTOR must be"):
+        stretch_s(1.0)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="bounded by the alarm clock")

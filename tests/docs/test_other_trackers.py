@@ -1,12 +1,13 @@
 """What the guide for people from other trackers says: each of their calls beside ours, run.
 
-Ours are run for each tracker in a process of its own; theirs too where the tracker is installed
-here. What needs an account or a server is only compiled.
+Ours are run for each tracker in a process of its own, calls and commands; theirs too where the
+tracker is installed here. What needs an account or a server is only compiled.
 """
 
 import ast
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 
@@ -49,7 +50,43 @@ OURS = "import quark\n"
 # Behind the first row, which makes the session.
 OURS_AFTER_START = """
 artifacts, events = quark.ArtifactStore(session), quark.EventLogger(session)
-run_id = session.run_id
+run_id, step = session.run_id, 2
+
+def wait_for_sources():
+    import time
+    for _ in range(600):
+        try:
+            return quark.read_sources(session)
+        except quark.ArtifactNotFoundError:
+            time.sleep(0.1)
+            session.flush()
+"""
+# Behind the calls, for the commands; those of sweeps have a store of their own.
+COMMANDS = """
+import re, subprocess, sys, threading
+RUN = globals().get("run_id", "")
+
+def call(*words):
+    words = [RUN if word == "RUN" else sys.executable if word == "python" else word
+             for word in words]
+    folder = "../sweeps" if words[0] == "sweep" else "."
+    command = [sys.executable, "-m", "quark", *words]
+    if words == ["ui"]:
+        command += ["--no-open", "--port", "0"]
+        page = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert re.search("http://", page.stdout.readline())
+        page.terminate()
+        page.wait()
+        return
+    subprocess.run(command, cwd=folder, check=True)
+
+pathlib.Path("../sweeps").mkdir()
+pathlib.Path("../sweeps/sweep.yaml").write_text(
+    "method: random\\nmetric: {name: val/acc, goal: maximize}\\n"
+    "parameters:\\n  lr: {min: 0.1, max: 1.0}\\n")
+pathlib.Path("../sweeps/train.py").write_text(
+    "import quark\\nwith quark.start_run(project='digits') as session:\\n"
+    "    quark.MetricsLogger(session).log('val/acc', 0.9, step=1)\\n")
 """
 THEIRS = {
     "W&B": "import wandb\n",
@@ -77,7 +114,7 @@ def read_rows(tracker):
     for line in section.splitlines():
         if line.startswith("| `"):
             theirs, ours = line.strip("| ").split(" | ")
-            rows.append((read_code(theirs), read_code(ours)))
+            rows.append((read_code(theirs), read_code(ours) + read_calls(ours)))
     return rows
 
 
@@ -85,6 +122,19 @@ def read_code(cell):
     """The statements of a cell: the code before its first prose, parts joined by semicolons."""
     found = re.match(r"`[^`]+`(?:; `[^`]+`)*", cell)
     return re.findall(r"`([^`]+)`", found[0]) if found else []
+
+
+def read_calls(cell):
+    """The calls and commands that a cell has behind its first prose."""
+    leading = re.match(r"(?:`[^`]+`(?:; `[^`]+`)*)?", cell)[0]
+    found = re.findall(r"`([^`]+)`", cell[len(leading) :])
+    return [each for each in found if re.match(r"quark \w", each) or has_call(each)]
+
+
+def has_call(statement):
+    return is_python(statement) and any(
+        isinstance(node, ast.Call) for node in ast.walk(ast.parse(statement))
+    )
 
 
 def is_python(statement):
@@ -137,7 +187,14 @@ def test_what_is_written_here_runs(tracker, tmp_path):
         if has_session:
             # A reader sees what has arrived.
             lines.append("session.status == 'running' and session.flush()")
+        if any("read_sources" in statement for statement in ours):
+            # The code is looked at while the training goes on.
+            lines.append("wait_for_sources()")
         lines += [statement for statement in ours if is_python(statement)]
+    lines.append(COMMANDS)
+    for _, ours in rows:
+        # Each statement was run above, or is a command.
+        lines += [f"call(*{shlex.split(each)[1:]!r})" for each in ours if not is_python(each)]
     run_lines(lines, tmp_path)
 
 

@@ -262,7 +262,9 @@ def test_the_analyzer_example_tells_the_broken_run_from_the_steady_one(run_pytho
     assert "exploding_gradients at" in fast
     assert "phases: initialization_adaptation" in fast
     assert "config highest_rate: 0.05 -> 20.0" in fast
-    assert "val/loss: worse" in fast
+    # One run a side: it ends worse, and nobody knows how far seeds lie apart.
+    ends = re.search(r"val/loss: (\S+) -> (\S+), inconclusive with 1 run", fast)
+    assert float(ends[2]) > 2 * float(ends[1])
 
 
 @pytest.mark.long

@@ -143,7 +143,10 @@ def test_an_exit_out_of_a_session_keeps_its_code(tmp_path):
     assert (returncode, stored.run.status, stored.exit_code) == (3, "interrupted", 3)
     session = quark.open_run(stored.run.id, tmp_path / "store")
     (ended,) = quark.EventLogger(session).read(event_type="run_ended")
-    assert ended.payload == {"exit_code": 3}
+    ending = {"cause": "exit_status", "message": "exit status 3"}
+    assert ended.payload == {"exit_code": 3, "ending": ending}
+    assert stored.ending is not None
+    assert stored.ending.to_dict() == ending
 
 
 @pytest.mark.long

@@ -1,6 +1,9 @@
 """A disk that fills while training goes on costs no training and no record."""
 
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 from journaled import (
@@ -200,3 +203,44 @@ def test_a_journal_disk_that_stays_full_does_not_hold_up_a_backend_that_works(tm
     (lane,) = stream.close(60).lanes
     assert (lane.delivered, lane.dropped) == (count, 0)
     assert stored_values(backend) == list(map(float, range(count)))
+
+
+def test_the_last_line_the_list_and_doctor_say_the_same_of_a_full_disk(make_disk):
+    disk = make_disk("tmpfs")
+    code = """
+import os, random, sys, quark
+session = quark.start_run(project="p", storage_dir=sys.argv[1])
+metrics = quark.MetricsLogger(session)
+with open(sys.argv[1] + "/filler", "wb", 0) as file:
+    try:
+        while True:
+            file.write(b"x" * 4096)
+    except OSError:
+        pass
+for step in range(2000):
+    metrics.log("m", random.random(), step=step)
+session.end_run()
+"""
+    environment = {**os.environ, "QUARK_EXIT_TIMEOUT_SECONDS": "1", "COLUMNS": "200"}
+    environment.pop("QUARK_QUIET", None)
+
+    def run(*command):
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    done = run(sys.executable, "-c", code, str(disk))
+    assert done.returncode == 0, done.stderr
+    last_line = done.stderr.strip().splitlines()[-1]
+    assert "completed" in last_line
+    assert "records are not in its store yet" in last_line
+    quark_command = (sys.executable, "-m", "quark")
+    listed = run(*quark_command, "runs", "-d", str(disk)).stdout
+    told = run(*quark_command, "doctor", "-d", str(disk)).stdout
+    command = f"quark sync {disk}"
+    assert all(command in said for said in (last_line, listed, told))
+    assert "not how it ended" in listed
+    assert "killed:" not in told
+    (disk / "filler").unlink()
+    assert run(*quark_command, "sync", str(disk)).returncode == 0
+    listed = run(*quark_command, "runs", "-d", str(disk)).stdout
+    assert "completed" in listed
+    assert command not in listed

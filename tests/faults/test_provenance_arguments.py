@@ -53,6 +53,11 @@ SESSION_CALLS = {
     "trace init": lambda s, m, v: quark.trace("x", init=v),
     "trace inspect": lambda s, m, v: quark.trace("x", output=True, inspect=v),
     "tracked": lambda s, m, v: quark.tracked(v),
+    "flush level": lambda s, m, v: s.flush(v),
+    "ranks by": lambda s, m, v: m.read_across_ranks("m", by=v),
+    "events severity": lambda s, m, v: quark.EventLogger(s).read(severity=v),
+    "events type": lambda s, m, v: quark.EventLogger(s).read(event_type=v),
+    "telemetry boundary": lambda s, m, v: quark.SystemTelemetry(s).read(boundary=v),
 }
 
 
@@ -94,6 +99,10 @@ START_CALLS = ("group", "version", "if_done", "fork_from")
 STORE_CALLS = {
     "best_run": lambda root, run, v: quark.best_run(v, storage_dir=root),
     "best_run mode": lambda root, run, v: quark.best_run("m", mode=v, storage_dir=root),
+    "edit name": lambda root, run, v: quark.edit_run(run, name=v, storage_dir=root),
+    "start capture": lambda root, run, v: quark.start_run(
+        project="p", storage_dir=root, capture=v
+    ).end_run(),
     "similar": lambda root, run, v: quark.find_similar_runs(v, storage_dir=root),
     "similar by": lambda root, run, v: quark.find_similar_runs(run, by=v, storage_dir=root),
     "explain": lambda root, run, v: quark.explain_change(v, run, storage_dir=root),
@@ -134,6 +143,19 @@ def test_every_oddity_that_is_asked_for_gets_an_answer_or_an_error_of_quark(tmp_
                 wrong.append(f"oddity {number} {type(value).__name__}: {error!r:.80}")
     assert not wrong, "\n".join(wrong)
     assert quark.open_run(run_id, tmp_path).status == "completed"
+
+
+def test_words_of_a_configuration_are_words():
+    calls = (
+        lambda v: quark.MetricTargetSpec("m", 1.0, v),
+        lambda v: quark.ComparisonEngineConfig(pairing=v),
+        lambda v: quark.ComparisonEngineConfig(directions={"m": v}),
+        lambda v: quark.AnalyzerEngineConfig(mode=v),
+    )
+    for call in calls:
+        for value in VALUES:
+            with pytest.raises(quark.SchemaValidationError):
+                call(value)
 
 
 @pytest.mark.long

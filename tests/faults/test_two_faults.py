@@ -252,7 +252,7 @@ def test_a_flood_of_lines_while_the_store_is_locked_costs_bounded_memory_and_no_
 
 TELL_A_TARGET_THAT_HANGS = """
 import math
-from quark_core.notifications.notifier import Pacing
+from quark.notifications.notifier import Pacing
 Pacing.__init__.__kwdefaults__["timeout_s"] = 2.0
 if sys.argv[2] == "exit":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -11,7 +11,7 @@ import pytest
 HEAD = """
 import sys, threading, time
 from quark_core.backends.contract import BackendDefinition, Capability
-from quark_core.backends.hookspecs import hookimpl
+from quark_core.hookspecs import hookimpl
 
 class Kept:
     count = 0

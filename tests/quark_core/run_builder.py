@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from quark_core.analysis.run_data import RunData
+from quark.analysis.run_data import RunData
 from quark_core.records import (
     LayerSummaryRecord,
     MetricRecord,

@@ -2,21 +2,21 @@
 
 import hashlib
 
-from quark_core.provenance.kept_sources import (
+from quark.provenance.kept_sources import digest_sources
+from quark.provenance.provenance_recorder import KeepingPlace
+from quark_core.artifacts.source_packs import (
     MANIFEST_KEY,
     PACK_KEY,
     ManifestEntry,
-    digest_sources,
     encode_manifest,
+    make_pack,
 )
-from quark_core.provenance.source_packs import make_pack
 from quark_core.records.json_object import JsonObject
-from quark_core.runs.made_of import _Place
 
 
 def keep_payload(session, key, data):
     """Keep bytes as the run's; returns their hash."""
-    place = _Place(session.open_run)
+    place = KeepingPlace(session.open_run)
     put = place.find_payloads().put_bytes(data)
     assert put.failure is None
     place.emit_payload(key, "bytes", put)
@@ -28,7 +28,9 @@ def keep_manifest(session, entries, **known):
     manifest = keep_payload(session, MANIFEST_KEY, encode_manifest(entries))
     digest = digest_sources((entry.path, entry.sha256) for entry in entries)
     facts = {"root": "/project", "entry": "script", "manifest": manifest, **known}
-    _Place(session.open_run).emit_fingerprint("code", "sources", digest, "bytes", JsonObject(facts))
+    KeepingPlace(session.open_run).emit_fingerprint(
+        "code", "sources", digest, "bytes", JsonObject(facts)
+    )
 
 
 def keep_sources(session, texts, more=(), **known):

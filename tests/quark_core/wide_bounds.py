@@ -19,7 +19,10 @@ import pytest
 WIDE_S = 60.0
 STARTS = ("quark_core.runs.primary_reach._FIRST_S",)
 """How long a first start waits for a service."""
-ENDINGS = ("quark_core.runs.made_of._ENDING_S", "quark_core.runs.open_run._ENVIRONMENT_TIMEOUT_S")
+ENDINGS = (
+    "quark_core.runs.environment_recorder._ENDING_S",
+    "quark_core.runs.open_run._ENVIRONMENT_TIMEOUT_S",
+)
 """How long an end waits for what a run is made of; QUARK_EXIT_TIMEOUT_SECONDS bounds it too."""
 DRAINS = ("quark_core.system.console.descriptors._DRAIN_TIMEOUT_S",)
 """How long an end waits for what a descriptor has taken up."""

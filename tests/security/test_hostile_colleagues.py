@@ -115,7 +115,7 @@ def test_older_stores_are_read_and_written_out_below_the_folder_only(
     server, colleague, monkeypatch, tmp_path, said
 ):
     """As a service has them that took such records once."""
-    monkeypatch.setattr(batch_checks, "_check_artifacts", lambda _batch, _field: None)
+    monkeypatch.setattr(batch_checks, "check_body", lambda _body: None)
     maker = BatchMaker(f"old-{hashlib.sha256(str(said).encode()).hexdigest()[:8]}")
     sha256 = hashlib.sha256(DATA).hexdigest()
     assert send(colleague, maker.run_id, maker.start()).status_code == 200

@@ -82,7 +82,9 @@ def test_a_journal_of_another_run_or_writer_is_left_alone(tmp_path, untouched, c
     folder = make_journal(tmp_path / "root", lanes=(EMBEDDED, CSV))
     path = folder.path / "journal.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
-    assert recovery.sync(tmp_path / "root") == []
+    (result,) = recovery.sync(tmp_path / "root")
+    assert (result.state, result.delivered) == ("waiting", 0)
+    assert "does not say whose journal this is, or is of another one" in result.reason
     assert f"the journal {folder.path} is left alone" in caplog.text
     assert path.exists()
 

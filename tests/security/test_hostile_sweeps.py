@@ -11,9 +11,9 @@ from click.testing import CliRunner
 import quark
 from quark.cli.main import cli
 from quark.cli.sweep_commands import build_command, repeat_name
+from quark.sweeps.definition import SweepDefinition
+from quark.sweeps.searches import open_search
 from quark_core.errors import SchemaValidationError
-from quark_core.sweeps.definition import SweepDefinition
-from quark_core.sweeps.searches import open_search
 
 GIVEN = {
     "space": {"lr": {"type": "uniform", "low": 0.0, "high": 1.0}},

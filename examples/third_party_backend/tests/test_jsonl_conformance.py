@@ -6,7 +6,7 @@ import json
 import pytest
 from quark_jsonl.plugin import quark_register_backends
 
-from quark_core.backends.contract import BackendConfig
+from quark_core.api import BackendConfig
 from quark_core.testing.conformance import BackendConformance
 
 

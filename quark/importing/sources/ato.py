@@ -175,7 +175,8 @@ class AtoRun(ForeignRun):
                 if not isinstance(value, (int, float)) or not isinstance(step, int):
                     losses.add("metric", str(key), "its value or its step is no number")
                     continue
-                points.add(str(key), step, float(value), (_read_time(moment) or 0) / 1e6)
+                kept = losses.read_number("metric", str(key), value)
+                points.add(str(key), step, kept, (_read_time(moment) or 0) / 1e6)
             yield Portion(position=dict(at), points=points.take() if len(points) else None)
         started_us = self.describe().started_us or 0
         records: list[StreamRecord] = []

@@ -221,7 +221,7 @@ def _read_time(event: Mapping[str, Any]) -> int:
 
 def _read_value(value: Any, name: str, losses: Losses) -> float | None:
     try:
-        return float(value)
+        return losses.read_number("point", name, value)
     except (TypeError, ValueError):
         losses.add("point", name, "its value is no number")
         return None

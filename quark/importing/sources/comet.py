@@ -195,7 +195,7 @@ def _read_metric(
         return []
     name = str(metric.get("metricName"))
     try:
-        value = float(metric.get("metricValue"))  # type: ignore[arg-type]
+        value = losses.read_number("point", name, metric.get("metricValue"))
     except (TypeError, ValueError):
         losses.add("point", name, "its value is no number")
         return []

@@ -18,6 +18,8 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,6 +41,8 @@ __all__ = ["find_runs"]
 _DELIMITERS = ",;\t|"
 _PLAIN_STEMS = frozenset({"metrics", "metrics_long", "progress", "history", "log", "results"})
 _FIELD_BYTES = 16 * 2**20
+# Rows without a number from which on a file is taken for none of metrics.
+_MOST_TRIED = 10_000
 
 
 def find_runs(
@@ -73,6 +77,8 @@ def _find_in_file(path: Path, choice: ColumnChoice, project: str | None) -> Iter
             yield from find_table_runs(path, table.read_all(), project or path.stem)
             return
         form = find_form(table.header, path, choice)
+        if not any(_has_number(form, row) for _, row in islice(table.read(0), _MOST_TRIED)):
+            raise ImportFailure(f"{path} is no table of metrics: no column of it holds numbers")
         names = form.name_runs()
         if form.run is not None:
             names = list(dict.fromkeys(row[form.run].strip() or None for _, row in table.read(0)))
@@ -80,6 +86,15 @@ def _find_in_file(path: Path, choice: ColumnChoice, project: str | None) -> Iter
             yield CsvRun(table, form, name, project or path.parent.name)
     except (ImportFailure, OSError) as error:
         yield BrokenFile(path, str(error))
+
+
+def _has_number(form: TableForm, row: Sequence[str]) -> bool:
+    """Whether a row has a point."""
+    for _, _, text in form.list_points(row):
+        with suppress(ValueError):
+            float(text)
+            return True
+    return False
 
 
 class BrokenFile(ForeignRun):
@@ -319,7 +334,7 @@ class _PointTaker:
             if named != run or not text or text.isspace():
                 continue
             try:
-                value = float(text)
+                value = self._losses.read_number("column", metric, text)
             except ValueError:
                 self._losses.add("column", metric, "it holds a text, which is no metric")
                 continue

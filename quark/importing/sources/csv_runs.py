@@ -78,7 +78,7 @@ class TableRun(ForeignRun):
             if metric == name or not text or metric in taken:
                 continue
             try:
-                found[metric] = float(text)
+                found[metric] = losses.read_number("metric", metric, text)
             except ValueError:
                 losses.add("metric", metric, "its value is no number")
         if not found:

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from quark.importing.foreign import (
     PORTION_POINTS,
@@ -48,6 +50,10 @@ _NAME_MAP = "quark/name_map.json"
 _MAX_FILES = 10_000
 _PORTION_FILES = 32
 _PORTION_BYTES = 64 * 2**20
+
+# Where artifacts are that a store on this machine has elsewhere; and those that a server has.
+_CLOUDS = frozenset("s3 gs wasb wasbs abfs abfss dbfs hdfs viewfs".split())
+_OF_SERVERS = frozenset("http https mlflow-artifacts".split())
 
 _Row = tuple[int, int, float]
 """Time in ms, step and value."""
@@ -93,9 +99,34 @@ class _Link:
             uri = f"sqlite:///{database.resolve()}" if database.is_file() else str(path.resolve())
         from quark_backends.mlflow.library import open_server
 
+        self._folder = _find_folder(uri)
         self._outage: str | None = None
         with self.reaching(uri):
             self.server: Server = open_server(uri, read_only=True)
+
+    def may_take(self, artifact_uri: str, path: str = "") -> bool:
+        """Whether an artifact is one of the store's own, and not any file that it names.
+
+        What somebody else's database says lies anywhere on this machine is nobody's to take: of
+        a store on this machine artifacts are taken from below its folder, and from elsewhere
+        where a server or a cloud's store has them.
+
+        Args:
+            artifact_uri: Where the artifacts of the run are, by the store.
+            path: The artifact below it.
+        """
+        scheme = urlsplit(artifact_uri).scheme.lower()
+        if len(scheme) > 1 and scheme != "file":
+            return scheme in _CLOUDS or (self._folder is None and scheme in _OF_SERVERS)
+        if self._folder is None:
+            return False
+        place = urlsplit(artifact_uri)
+        named = url2pathname(place.path) if scheme == "file" else artifact_uri
+        try:
+            found = Path(named, path).resolve()
+        except (OSError, ValueError, RuntimeError):
+            return False
+        return found.is_relative_to(self._folder) and place.netloc in ("", "localhost")
 
     @contextmanager
     def reaching(self, uri: str | None = None) -> Iterator[None]:
@@ -120,6 +151,16 @@ class _Link:
             raise ImportFailure(self._outage) from error
         except (Missing, Refused) as error:
             raise ImportFailure(f"MLflow refuses: {error}") from error
+
+
+def _find_folder(uri: str) -> Path | None:
+    """The folder of a store on this machine; None of one that a server has."""
+    place = urlsplit(uri)
+    if place.scheme == "sqlite":
+        return Path(url2pathname(place.path[1:])).resolve().parent
+    if place.scheme == "file":
+        return Path(url2pathname(place.path)).resolve()
+    return None if "://" in uri or uri.startswith("databricks") else Path(uri).resolve()
 
 
 class ServerRun(ForeignRun):
@@ -235,12 +276,18 @@ class ServerRun(ForeignRun):
         with tempfile.TemporaryDirectory(prefix="quark-import-") as folder:
             target = Path(folder) / "names"
             try:
+                if not self._link.may_take(self._find_place(), _NAME_MAP):
+                    return {}
                 self._link.server.download(self._run.id, _NAME_MAP, target)
                 loaded: dict[str, Any] = json.loads(target.read_text("utf-8"))
             except (Missing, BackendUnavailable, ValueError, OSError):
                 return {}
         names: dict[str, str] = loaded.get("metrics", {})
         return names
+
+    def _find_place(self) -> str:
+        with self._link.reaching():
+            return self._link.server.find_artifacts(self._run.id)
 
     def _read_files(
         self, taken: Mapping[str, Any], sizes: dict[str, int], losses: Losses
@@ -255,6 +302,11 @@ class ServerRun(ForeignRun):
             if sizes.get(one.path) != one.size_bytes and not one.path.startswith(_OWN_FOLDER)
         ]
         tables = _list_tables(self._run.tags)
+        place = self._find_place() if fresh else ""
+        outside = {one.path for one in fresh if not self._link.may_take(place, one.path)}
+        for path in sorted(outside):
+            losses.add("artifact", path, f"it is not below the imported store: {place}")
+        fresh = [one for one in fresh if one.path not in outside]
         while fresh:
             with tempfile.TemporaryDirectory(prefix="quark-import-") as folder:
                 files: list[ForeignFile] = []

@@ -1,13 +1,15 @@
 """Runs in W&B's own files: `offline-run-…/run-ID.wandb`, and those of runs that were online.
 
     entity/project             project
-    config, tags, notes        the same; group and job type as tags `group=…`, `job_type=…`
-    history: numbers, bools    metrics at `_step`, with `_timestamp`; a nested one as `a.b`
+    config, tags, notes        the same; the group as a group, the job type as a tag `job_type=…`
+    history: numbers, bools    metrics at `_step`, with `_timestamp`; nested ones and `a.b` as `a/b`
     history: histograms, media artifacts of these types, out of `files/` beside the file
-    summary, host, git …       environment
+    summary                    fields, but for what is the last value of a metric
+    host, git …                environment
     system metrics             telemetry, as far as it has the figure
-    alerts                     events
-    artifacts                  artifacts, where their files are still on this machine
+    alerts                     alerts that somebody has raised: events `alert_raised`
+    artifacts                  artifacts, where their files are still on this machine, with aliases
+    saved files                artifacts `file`; one that is a link, as far as it stays in the place
     the exit code              completed or failed; none: the run goes on, or was killed
 
 CSV files outside of such folders are what W&B lets one download: `sources.csv` reads them.
@@ -18,6 +20,7 @@ the earlier one had passed, it is a further attempt.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +35,7 @@ from quark.importing.foreign import (
 )
 from quark.importing.losses import Losses
 from quark.importing.places import find_files
-from quark.importing.sources.wandb_values import WandbValues, read_stats
+from quark.importing.sources.wandb_values import NONFINITE, WandbValues, read_stats
 from quark_core.config.redaction import redact_values
 
 if TYPE_CHECKING:
@@ -43,6 +46,13 @@ __all__ = ["find_runs"]
 _PORTION_FILES = 64
 _WRITTEN_BY_PEOPLE = ("config", "summary", "environment", "name", "notes", "tags")
 _ASIDE = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
+# What W&B writes for itself.
+_OWN_RECORDS = ("header", "footer", "final", "telemetry", "request", "tbrecord")
+_NO_PLACE = {
+    "metric": "what define_metric says of axes and summaries has no place in a run",
+    "use_artifact": "which artifact it is of is known to W&B's server alone",
+    "preempting": "that it was about to be stopped has no place in a run",
+}
 _INSTALL = 'W&B\'s files are read by its library: pip install "quark-tracker[wandb]"'
 
 
@@ -68,7 +78,7 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     if grouped:
         _load_types()
     for files in grouped.values():
-        yield WandbRun(files)
+        yield WandbRun(files, root)
     from quark.importing.sources.csv import find_runs as find_tables
 
     folders = {path.parent for files in grouped.values() for path in files}
@@ -97,8 +107,9 @@ class WandbRun(ForeignRun):
     run itself: none of them says it again.
     """
 
-    def __init__(self, files: list[Path]) -> None:
+    def __init__(self, files: list[Path], root: Path) -> None:
         self.key = files[0].stem
+        self._root = root
         self._files = files
         self._said: dict[str, Any] = {}
 
@@ -110,11 +121,11 @@ class WandbRun(ForeignRun):
         last_us = said.get("last_us")
         code = said.get("exit_code")
         tags = list(said.get("tags", ()))
-        tags += [f"{name}={said[name]}" for name in ("group", "job_type") if said.get(name)]
+        tags += [f"job_type={said['job_type']}"] if said.get("job_type") else []
         project = said.get("project") or "uncategorized"
         entity = said.get("entity")
         environment = {"folder": str(self._files[0].parent), "run_id": said["run_id"]}
-        environment |= {"summary": said.get("summary", {}), **said.get("environment", {})}
+        environment |= said.get("environment", {})
         return RunFacts(
             identity=f"{entity or ''}/{project}/{said['run_id']}",
             project=project,
@@ -123,6 +134,8 @@ class WandbRun(ForeignRun):
             tags=tags,
             config={key: text for key, text in said.get("config", {}).items() if key != "_wandb"},
             environment={"wandb": environment},
+            groups=[said["group"]] if said.get("group") else [],
+            fields=said.get("summary", {}),
             status="running" if code is None else "failed" if code else "completed",
             started_us=said.get("started_us"),
             ended_us=said.get("ended_us") or last_us,
@@ -164,7 +177,7 @@ class WandbRun(ForeignRun):
         from google.protobuf.message import DecodeError
 
         types = _load_types()
-        values = WandbValues(file.parent / "files", losses)
+        values = WandbValues(file.parent / "files", losses, self._root)
         begun, from_step, is_new = not is_later, None, False
         for data in log.read_records():
             try:
@@ -180,7 +193,7 @@ class WandbRun(ForeignRun):
                 begun = True
                 self._take_history(record.history, step, values)
             else:
-                self._take_record(form, record, values, losses)
+                self._take_record(form, record, values, file, losses)
             offsets[known], is_new = log.offset, True
             if len(values.points) >= PORTION_POINTS or len(values.files) >= _PORTION_FILES:
                 yield self._make_portion(values, offsets, from_step)
@@ -225,12 +238,18 @@ class WandbRun(ForeignRun):
         time_s = float(moment) if isinstance(moment, (int, float)) else last_us / 1e6
         self._said["last_us"] = max(last_us, round(time_s * 1e6))
         self._said["last_step"] = max(step, self._said.get("last_step", -1))
+        summary, newest = self._said.get("summary", {}), self._said.setdefault("newest", {})
         for key, value in row.items():
-            if key not in _ASIDE:
-                values.take(key, value, step, time_s)
+            if key in _ASIDE:
+                continue
+            values.take(key, value, step, time_s)
+            if _is_measured(value):
+                newest[key] = value
+                if summary.get(key) == value:
+                    del summary[key]
 
     def _take_record(
-        self, form: str | None, record: Any, values: WandbValues, losses: Losses
+        self, form: str | None, record: Any, values: WandbValues, file: Path, losses: Losses
     ) -> None:
         said = self._said
         if form == "run":
@@ -240,11 +259,7 @@ class WandbRun(ForeignRun):
             for item in record.config.remove:
                 said["config"].pop(item.key, None)
         elif form == "summary":
-            row = read_items(record.summary.update)
-            plain = {key: value for key, value in row.items() if key not in _ASIDE}
-            said.setdefault("summary", {}).update(
-                {key: value for key, value in plain.items() if not isinstance(value, dict)}
-            )
+            self._take_summary(record.summary)
         elif form == "exit":
             said["exit_code"] = int(record.exit.exit_code)
             began_us, runtime_s = said.get("started_us"), record.exit.runtime
@@ -253,15 +268,43 @@ class WandbRun(ForeignRun):
         elif form == "stats":
             values.records += read_stats(record.stats, losses)
         elif form == "alert":
-            values.take_alert(record.alert, said.get("last_us"))
+            values.take_alert(record.alert, said.get("last_step"), said.get("last_us"))
         elif form == "artifact":
             values.take_artifact(record.artifact, said.get("last_us"))
         elif form == "files":
-            values.take_files(record.files, said.get("last_us"))
+            values.take_saved(record.files, self._find_own_root(file), said.get("last_us"))
         elif form == "environment":
             self._take_environment(record.environment)
         elif form in ("output", "output_raw"):
             losses.add("console", "output", "lines of the console have no place in a run")
+        elif form not in _OWN_RECORDS:
+            name = record.metric.name or record.metric.glob_name if form == "metric" else str(form)
+            reason = _NO_PLACE.get(str(form), "it has no place in a run")
+            losses.add(str(form), name, reason)
+
+    def _take_summary(self, found: Any) -> None:
+        """What the summary says beyond the last value of each metric, which W&B puts there too."""
+        summary = self._said.setdefault("summary", {})
+        newest = self._said.get("newest", {})
+        for key, value in read_items(found.update).items():
+            if key not in _ASIDE and not (isinstance(value, dict) and "_type" in value):
+                summary[key] = value
+            if key in newest and newest[key] == value:
+                summary.pop(key, None)
+        for item in found.remove:
+            summary.pop((list(item.nested_key) or [item.key])[0], None)
+
+    def _find_own_root(self, file: Path) -> Path | None:
+        """The folder that W&B's own lies in, where the run says that it was logged there.
+
+        Its links lead to files beside W&B's folder. Of a run that comes from elsewhere they
+        would lead to anything that lies here.
+        """
+        said = self._said.get("environment", {})
+        here = file.parent.parent.parent
+        root = said.get("root")
+        is_own = said.get("host") == socket.gethostname() and root is not None
+        return here if is_own and Path(root).resolve() == here else None
 
     def _take_run(self, run: Any) -> None:
         said = self._said
@@ -291,7 +334,7 @@ class WandbRun(ForeignRun):
 
     def _take_environment(self, found: Any) -> None:
         environment = self._said.setdefault("environment", {})
-        names = ("os", "python", "program", "host", "executable", "gpu_type")
+        names = ("os", "python", "program", "host", "executable", "gpu_type", "root")
         environment |= {name: getattr(found, name) for name in names if getattr(found, name)}
         if found.args:
             environment["args"] = list(found.args)
@@ -314,6 +357,13 @@ class WandbRun(ForeignRun):
                 break
         found, self._said = self._said, {}
         return found
+
+
+def _is_measured(value: Any) -> bool:
+    """Whether a value of the history is one of a metric, or of several."""
+    if isinstance(value, dict):
+        return "_type" not in value and all(map(_is_measured, value.values()))
+    return isinstance(value, (bool, int, float)) or str(value) in NONFINITE
 
 
 def read_items(items: Any) -> dict[str, Any]:

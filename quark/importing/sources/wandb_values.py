@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,12 @@ from quark_core.records import EventRecord, GpuReading, SystemTelemetryRecord
 from quark_core.records.artifact_layout import split_path
 from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
+from quark_core.records.raised_alerts import ALERT_RAISED, complete_alert
 
 if TYPE_CHECKING:
     from quark_core.records import StreamRecord
 
-__all__ = ["WandbValues", "read_stats"]
+__all__ = ["NONFINITE", "WandbValues", "read_stats"]
 
 _FILE_TYPES = {
     "image-file": "image",
@@ -38,20 +40,13 @@ _FILE_TYPES = {
     "bokeh-file": "bokeh",
 }
 _LISTS = {"images": "image", "audio": "audio", "videos": "video", "html": "html"}
-_OWN_FILES = (
-    "media/",
-    "requirements.txt",
-    "wandb-",
-    "config.yaml",
-    "output.log",
-    "conda-environment.yaml",
-    "diff",
-)
 _LEVELS = {"INFO": "info", "WARN": "warning", "ERROR": "error"}
-_NONFINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+NONFINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _OWN_KEY = "quark"
 _MEBIBYTE = 2**20
 _CHUNK_BYTES = 2**20
+# The dot of W&B's nested names; that of a number, such as in `mAP_0.5`, is none.
+_NESTED = re.compile(r"(?<=[^\W\d])\.(?=\w)|(?<=\d)\.(?=[^\W\d])")
 
 
 class WandbValues:
@@ -60,16 +55,18 @@ class WandbValues:
     Args:
         folder: Where the run's files are.
         losses: Told of what cannot be taken.
+        root: The place that is imported; links that lead out of it are not followed.
 
     Attributes:
         points, records, files: What was collected.
     """
 
-    def __init__(self, folder: Path, losses: Losses) -> None:
+    def __init__(self, folder: Path, losses: Losses, root: Path | None = None) -> None:
         self.points = PointList()
         self.records: list[StreamRecord] = []
         self.files: list[ForeignFile] = []
         self._folder = folder
+        self._root = (root or folder).resolve()
         self._losses = losses
 
     @property
@@ -81,22 +78,20 @@ class WandbValues:
         """Take one value of a row; one that holds others is taken apart."""
         if isinstance(value, (bool, int, float)):
             self._add_point(key, step, value, time_s)
-        elif isinstance(value, str) and value in _NONFINITE:
-            self.points.add(key, step, _NONFINITE[value], time_s)
+        elif isinstance(value, str) and value in NONFINITE:
+            self.points.add(_name_metric(key), step, NONFINITE[value], time_s)
         elif isinstance(value, dict):
             if "_type" in value:
                 self._take_typed(key, value, step, time_s)
                 return
             for name, inner in value.items():
-                self.take(f"{key}.{name}", inner, step, time_s)
+                self.take(f"{key}/{name}", inner, step, time_s)
         elif value is not None and key != _OWN_KEY:
             self._losses.add("value", key, f"a {type(value).__name__} is no metric")
 
     def _add_point(self, key: str, step: int, value: float, time_s: float) -> None:
-        try:
-            self.points.add(key, step, float(value), time_s)
-        except OverflowError:
-            self._losses.add("value", key, "it is beyond float64")
+        number = self._losses.read_number("value", key, value)
+        self.points.add(_name_metric(key), step, number, time_s)
 
     def _take_typed(self, key: str, value: Mapping[str, Any], step: int, time_s: float) -> None:
         form = str(value["_type"])
@@ -196,6 +191,7 @@ class WandbValues:
         step: int | None,
         time_us: int | None,
         payload_format: str = "bytes",
+        aliases: Sequence[str] = (),
     ) -> None:
         self.files.append(
             ForeignFile(
@@ -206,6 +202,7 @@ class WandbValues:
                 step=step if step is not None and step >= 0 else None,
                 time_us=time_us,
                 metadata=facts,
+                aliases=tuple(aliases),
             )
         )
 
@@ -217,33 +214,62 @@ class WandbValues:
         inside = self._folder.resolve() in path.resolve().parents
         return path if inside and is_plain_file(path) else None
 
-    def take_alert(self, alert: Any, time_us: int | None) -> None:
-        """An alert as an event."""
+    def take_alert(self, alert: Any, step: int | None, time_us: int | None) -> None:
+        """An alert as an alert that somebody has raised."""
         fields = start_fields(None)
-        payload = {"message": f"{alert.title}: {alert.text}", "title": alert.title}
         self.records.append(
             EventRecord(
                 *fields[:5],
                 time_us or fields[5],
-                "wandb_alert",
+                ALERT_RAISED,
                 _LEVELS.get(alert.level, "info"),
+                step,
                 None,
                 None,
-                None,
-                JsonObject(payload),
+                complete_alert({"title": alert.title, "message": alert.text}, step),
             )
         )
 
-    def take_files(self, files: Any, time_us: int | None) -> None:
-        """Files that the user has saved; W&B's own, and what the history names, are left out."""
+    def take_saved(self, files: Any, own_root: Path | None, time_us: int | None) -> None:
+        """Files that the user has saved; W&B's own, and what the history names, are left out.
+
+        Args:
+            files: W&B's record of them.
+            own_root: The folder that W&B's lies in, where the run was logged there.
+            time_us: When.
+        """
         for item in files.files:
-            if not item.path.startswith(_OWN_FILES):
+            if item.type != item.OTHER or item.path.startswith("media/"):
+                continue
+            target = self._follow(item.path, own_root)
+            if target is None:
                 self._take_file(item.path, "file", item.path, {}, None, time_us)
+            elif isinstance(target, str):
+                self._losses.add("file", item.path, target)
+            else:
+                self._add_file(item.path, "file", target, {}, None, time_us)
+
+    def _follow(self, name: str, own_root: Path | None) -> Path | str | None:
+        """The file that a saved one is a link to, or why it is not taken; None where it is none."""
+        link = self._folder / name
+        if split_path(name) is None or not link.is_symlink():
+            return None
+        target = link.resolve()
+        inside = target.is_relative_to(self._root)
+        if not inside and own_root is not None and target.is_relative_to(own_root):
+            # What is hidden there was not logged: keys, for one.
+            inside = not any(part[0] == "." for part in target.relative_to(own_root).parts)
+        if not inside:
+            return f"it is a link to {target}: import a folder that holds both, or copy it there"
+        return target if is_plain_file(target) else f"it is a link to {target}, which is no file"
 
     def take_artifact(self, artifact: Any, time_us: int | None) -> None:
         """The files of an artifact that are on this machine, and are what the artifact says."""
-        if artifact.type in ("run_table", "job"):
-            return  # a table of the history once more, or W&B's note of the program
+        if artifact.type == "run_table":
+            return  # a table of the history once more
+        if artifact.type == "job":
+            self._losses.add("artifact", artifact.name, "it is W&B's note of the program")
+            return
         for entry in artifact.manifest.contents:
             name = f"{artifact.name}/{entry.path}"
             path = Path(entry.local_path)
@@ -256,8 +282,20 @@ class WandbValues:
                 self._losses.add("artifact", name, "its file is not what the artifact says")
             else:
                 facts = {"artifact": artifact.name, "digest": artifact.digest}
-                facts |= {"aliases": list(artifact.aliases)} if artifact.aliases else {}
-                self._add_file(name, _make_type(artifact.type), path, facts, None, time_us)
+                self._add_file(
+                    name,
+                    _make_type(artifact.type),
+                    path,
+                    facts,
+                    None,
+                    time_us,
+                    aliases=artifact.aliases,
+                )
+
+
+def _name_metric(key: str) -> str:
+    """A metric's name: to W&B `a.b` is `b` in `a`, which is `a/b` here."""
+    return key if "/" in key else _NESTED.sub("/", key)
 
 
 def _make_type(text: str) -> str:
@@ -284,7 +322,9 @@ def read_stats(stats: Any, losses: Losses) -> list[StreamRecord]:
     found: dict[str, float] = {}
     for item in stats.item:
         try:
-            found[item.key] = float(json.loads(item.value_json))
+            found[item.key] = losses.read_number(
+                "system metric", item.key, json.loads(item.value_json)
+            )
         except (ValueError, TypeError):
             losses.add("system metric", item.key, "it is no number")
     taken: dict[str, Any] = {

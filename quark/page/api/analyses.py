@@ -12,9 +12,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.run_end import is_of_another_end, place_alert, tell_end
 from quark.page.api.run_analysis import Analysis
 from quark_core.backends.contract import SupportsGenerations
 from quark_core.errors import QuarkError, RunNotFoundError
@@ -82,11 +83,11 @@ class AnalysisDesk:
             SessionStoreError: The store cannot be read.
         """
         stored = self._read_stored(summary)
-        if stored is not None:
-            return _note_age(stored, summary)
+        if stored is not None and (told := _tell_end(stored, summary)) is not None:
+            return _note_age(told, summary)
         with self._lock:
             computed = self._find_computed(summary)
-        return None if computed is None else computed.analysis
+        return None if computed is None else _tell_end(computed.analysis, summary)
 
     def request(self, summary: RunSummary) -> Analysis | None:
         """The same, and have it computed where nothing is stored and what is known is old.
@@ -245,7 +246,7 @@ def _read_outputs(reader: SupportsGenerations, run_id: str) -> Analysis | None:
         phases = phases.take(phases["writer_id"] == phases["writer_id"][-1])
     generation = str(newest).rpartition(".")[2]
     at_us = int(max(record.time_us for record in records))
-    alerts = sorted(alerts, key=lambda alert: _SEVERITIES.index(alert.severity))
+    alerts = sorted(alerts, key=place_alert)
     return Analysis(
         state="stored",
         at=format_time(at_us) if at_us else None,
@@ -256,7 +257,12 @@ def _read_outputs(reader: SupportsGenerations, run_id: str) -> Analysis | None:
     )
 
 
-_SEVERITIES = ("critical", "error", "warning", "info")
+def _tell_end(analysis: Analysis, summary: RunSummary) -> Analysis | None:
+    """The analysis with the end of the run; None where it tells an end that the run has not."""
+    if is_of_another_end(summary.stored, analysis.alerts):
+        return None
+    found = tell_end(summary.stored, analysis.alerts, analysis.scores, summary.newest_step)
+    return replace(analysis, alerts=found[0], scores=found[1])
 
 
 def _note_age(analysis: Analysis, summary: RunSummary) -> Analysis:
@@ -266,8 +272,6 @@ def _note_age(analysis: Analysis, summary: RunSummary) -> Analysis:
     behind_s = (parse_time(summary.last_metric_at) - parse_time(analysis.at)) / 1e6
     if behind_s < _STALE_S:
         return analysis
-    from dataclasses import replace
-
     age_s = max(0.0, (now_us() - parse_time(analysis.at)) / 1e6)
     return replace(
         analysis,

@@ -33,11 +33,11 @@ __all__: list[str] = []
 _log = logging.getLogger("quark")
 
 _LOADED = (
-    "quark_core.analysis.comparison.engine",
-    "quark_core.analysis.diagnosis",
-    "quark_core.analysis.explanation.engine",
-    "quark_core.analysis.outputs",
-    "quark_core.analysis.phases",
+    "quark.analysis.comparison.engine",
+    "quark.analysis.diagnosis",
+    "quark.analysis.explanation.engine",
+    "quark.analysis.outputs",
+    "quark.analysis.phases",
 )
 
 

@@ -25,12 +25,10 @@ def describe_batches(source: PageSource, run_id: str) -> dict[str, Any]:
     Raises:
         RunNotFoundError: There is no such run.
     """
-    from quark_core.sessions.session import TrainingSession
-    from quark_core.writers.batches import DataDiagnostics
+    from quark_core.writers.batches import BatchReading
 
-    source.load_run(run_id)
-    session = TrainingSession(source.open_run(run_id))
-    found = DataDiagnostics(session).summarize(hard_batch_limit=_MOST_HARD).to_dict()
+    run = source.open_run(run_id)
+    found = BatchReading(run).summarize(hard_batch_limit=_MOST_HARD).to_dict()
     for name in ("hard_batches", "loss_outliers", "sequence_length_outliers"):
         for batch in found[name]:
             ids = batch["sample_ids"] or ()

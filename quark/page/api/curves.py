@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.metric_roles import find_main_metric
 from quark.page.api.cursors import PageCursor, make_mark
 from quark.page.api.curve_pack import ShownCurve, pack_curves
 from quark.page.api.edits import describe_edited
 from quark.page.api.parameters import MAX_ENTRIES, MAX_KEYS, MAX_RUNS, Parameters
-from quark.page.api.rows import find_main
+from quark.page.api.rows import describe_ending
 from quark.page.api.standings import describe_progress
 from quark_core.backends.contract import SupportsChanges
 from quark_core.backends.curves import (
@@ -190,6 +191,7 @@ class ChangeDesk:
             "cursor": newest,
             "run": {
                 "state": summary.state,
+                "ending": describe_ending(summary.stored),
                 "newest_step": summary.newest_step,
                 "last_metric_at": summary.last_metric_at,
                 "ended_at": summary.stored.run.ended_at,
@@ -277,7 +279,7 @@ def pack_sparks(source: PageSource, parameters: Parameters) -> bytes:
         key = wanted
         try:
             if key is None:
-                main = find_main(source.summarize(run_id))
+                main = find_main_metric(source.summarize(run_id))
                 if main is None:
                     continue
                 key = main.key

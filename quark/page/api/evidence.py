@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from quark.analysis.evidence import read_evidence
 from quark.page.api.curve_pack import ShownCurve, pack_curves
 from quark.page.api.parameters import MAX_ENTRIES, Parameters
-from quark_core.analysis.evidence import read_evidence
 from quark_core.backends.curves import make_curve
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, EvidenceRecord, MetricRecord

@@ -141,6 +141,7 @@ def _describe_score(score: HealthScoreRecord) -> dict[str, Any]:
         "key": score.score_key,
         "score": score.score,
         "status": score.status,
+        "word": score.word,
         "known": score.is_known,
         "reason": score.unknown_reason,
         "summary": score.summary,

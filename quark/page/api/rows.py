@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.metric_roles import find_main_metric
 from quark_core.records import format_time
 from quark_core.records.expression import Field
 from quark_core.records.names import decode_name
@@ -15,15 +16,15 @@ from quark_core.search.resolution import RUN_FIELDS
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
-    from quark_core.backends.run_summary import MetricSummary, RunSummary
+    from quark_core.backends.run_summary import RunSummary
 
 __all__ = [
     "ROW_FIELDS",
     "describe_column",
+    "describe_ending",
     "describe_found",
     "describe_main",
     "describe_row",
-    "find_main",
     "list_values",
     "show_cell",
 ]
@@ -70,6 +71,7 @@ def describe_found(run_id: str, values: Sequence[Any]) -> dict[str, Any]:
         "state": found["state"],
         "lost_reason": None,
         "exit_code": None,
+        "ending": None,
         "tags": list(found["tags"] or ()),
         "notes": found["notes"],
         "created_at": format_time(found["created"]),
@@ -103,16 +105,10 @@ def list_values(summary: RunSummary, fields: Sequence[Field]) -> list[Any]:
     return values
 
 
-def find_main(summary: RunSummary) -> MetricSummary | None:
-    """The metric that a run is judged by: what the user named, else its loss by the names."""
-    from quark_core.analysis.metric_roles import choose_loss
-    from quark_core.config.objective import read_objective
-
-    named = read_objective(summary.config)
-    if named is not None:
-        return summary.metrics.get(named.metric)
-    found = choose_loss({key: metric.count for key, metric in summary.metrics.items()})
-    return None if found is None else summary.metrics[found]
+def describe_ending(stored: StoredRun) -> dict[str, Any] | None:
+    """Why a run broke off: cause and message, on one line; None where nobody knows."""
+    ending = stored.ending
+    return None if ending is None else {"cause": ending.cause, "message": ending.describe()}
 
 
 def describe_row(stored: StoredRun, summary: RunSummary | None = None) -> dict[str, Any]:
@@ -131,6 +127,7 @@ def describe_row(stored: StoredRun, summary: RunSummary | None = None) -> dict[s
         "state": stored.state,
         "lost_reason": stored.lost_reason,
         "exit_code": stored.exit_code,
+        "ending": describe_ending(stored),
         "tags": list(run.tags),
         "notes": run.notes,
         "created_at": run.created_at,
@@ -147,7 +144,7 @@ def describe_row(stored: StoredRun, summary: RunSummary | None = None) -> dict[s
 
 def describe_main(summary: RunSummary) -> Mapping[str, Any] | None:
     """The main metric of a run, as a row has it."""
-    main = find_main(summary)
+    main = find_main_metric(summary)
     if main is None:
         return None
     last = main.last

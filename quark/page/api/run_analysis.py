@@ -10,8 +10,8 @@ from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, form
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from quark_core.analysis.rule import Verdict
-    from quark_core.runs.open_run import OpenRun
+    from quark.analysis.rule import Verdict
+    from quark_core.runs.run_reader import RunReader
 
 __all__ = [
     "Analysis",
@@ -76,7 +76,8 @@ class Analysis:
     @property
     def mark(self) -> str:
         """Differs from that of any other analysis of the run."""
-        return f"{self.state}.{self.generation or 0}.{self.at}.{len(self.phases)}"
+        counts = f"{len(self.alerts)}.{len(self.phases)}"
+        return f"{self.state}.{self.generation or 0}.{self.at}.{counts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class LocalAnalyzer:
         open_run: Opens a run for reading.
     """
 
-    def __init__(self, open_run: Callable[[str], OpenRun]) -> None:
+    def __init__(self, open_run: Callable[[str], RunReader]) -> None:
         self._open_run = open_run
 
     def analyze(self, run_id: str) -> Analysis:
@@ -153,7 +154,7 @@ class LocalAnalyzer:
         """See `RunAnalyzer`: there is nothing to do."""
 
 
-def analyze(run: OpenRun) -> Analysis:
+def analyze(run: RunReader) -> Analysis:
     """Analyze a run in this thread, and find its phases.
 
     Raises:
@@ -161,9 +162,9 @@ def analyze(run: OpenRun) -> Analysis:
         SessionStoreError: The store cannot be read.
         MemoryError: There is too little for it.
     """
-    from quark_core.analysis.diagnosis import analyze_run
-    from quark_core.analysis.outputs import AnalysisTarget
-    from quark_core.analysis.phases import analyze_phases
+    from quark.analysis.diagnosis import analyze_run
+    from quark.analysis.outputs import AnalysisTarget
+    from quark.analysis.phases import analyze_phases
 
     # Bounded in memory, as far as it can be: of very long runs `RunData` keeps a sample.
     data = AnalysisTarget(run).load()
@@ -181,7 +182,7 @@ def analyze(run: OpenRun) -> Analysis:
     )
 
 
-def compare(open_run: Callable[[str], OpenRun], pair: ComparedPair) -> dict[str, Any]:
+def compare(open_run: Callable[[str], RunReader], pair: ComparedPair) -> dict[str, Any]:
     """Compare two sides, or explain their difference, in this thread.
 
     Raises:
@@ -189,9 +190,8 @@ def compare(open_run: Callable[[str], OpenRun], pair: ComparedPair) -> dict[str,
         SessionStoreError: The store cannot be read.
         MemoryError: There is too little for it.
     """
-    from quark_core.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
-    from quark_core.analysis.comparison.engine import ComparisonEngine
-    from quark_core.sessions.session import TrainingSession
+    from quark.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
+    from quark.analysis.comparison.engine import ComparisonEngine
 
     if pair.explains:
         return _explain(open_run, pair)
@@ -200,26 +200,20 @@ def compare(open_run: Callable[[str], OpenRun], pair: ComparedPair) -> dict[str,
         key, direction, value = pair.target
         is_least = direction == "at_least"
         targets = (MetricTargetSpec(key, value, "at_least" if is_least else "at_most"),)
-    primary, reference = (
-        [TrainingSession(open_run(run_id)) for run_id in ids]
-        for ids in (pair.primary, pair.reference)
-    )
+    primary, reference = list(map(open_run, pair.primary)), list(map(open_run, pair.reference))
     config = ComparisonEngineConfig(metric_targets=targets)
     return ComparisonEngine.compare_runs(primary, reference, config=config).to_dict()
 
 
-def _explain(open_run: Callable[[str], OpenRun], pair: ComparedPair) -> dict[str, Any]:
-    from quark_core.analysis.explanation.engine import explain_change
-    from quark_core.analysis.explanation.words import describe_change, list_rows
-    from quark_core.sessions.session import TrainingSession
+def _explain(open_run: Callable[[str], RunReader], pair: ComparedPair) -> dict[str, Any]:
+    from quark.analysis.explanation.engine import explain_change
+    from quark.analysis.explanation.words import describe_change, list_rows, tell_ends
 
-    before, after = (
-        [TrainingSession(open_run(run_id)) for run_id in ids]
-        for ids in (pair.reference, pair.primary)
-    )
+    before, after = list(map(open_run, pair.reference)), list(map(open_run, pair.primary))
     found = explain_change(before, after, pair.metric)
     rows = [
         {"label": row.label, "kind": row.kind, "place": row.place, "words": row.words}
         for row in list_rows(found)
     ]
-    return {**found.to_dict(), "headline": describe_change(found), "rows": rows}
+    headline = " ".join((*tell_ends(found), describe_change(found)))
+    return {**found.to_dict(), "headline": headline, "rows": rows}

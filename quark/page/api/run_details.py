@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from quark.page.api.edits import describe_edited
 from quark.page.api.findings import describe_analysis
+from quark.page.api.parameters import Parameters
+from quark.page.api.records import list_events
 from quark.page.api.rows import describe_row
 from quark.page.api.standings import describe_progress
 from quark.page.api.sweeps import describe_run_trial
+from quark.page.api.views import list_views
 from quark_core.errors import QuarkError
 from quark_core.records import (
     ArtifactRecord,
@@ -30,13 +33,13 @@ from quark_core.runs.aggregates import read_summaries
 from quark_core.runs.artifact_versions import HIDDEN_TYPES
 
 if TYPE_CHECKING:
+    from quark.mirrors.survey import MirrorState
     from quark.page.api.analyses import AnalysisDesk
     from quark.page.api.curves import ChangeDesk
     from quark.page.api.run_analysis import Analysis
     from quark.page.api.source import PageSource
     from quark_core.backends.contract import StoredRun
     from quark_core.backends.run_summary import RunSummary
-    from quark_core.mirrors.survey import MirrorState
 
 __all__ = ["describe_absent", "place_metric", "tell_analysis", "tell_run"]
 
@@ -81,7 +84,7 @@ def tell_run(
         RunNotFoundError: There is no such run.
         SessionStoreError: The store cannot be read.
     """
-    from quark_core.runs.projects import find_inherited
+    from quark.projects import find_inherited
 
     summary = source.summarize(run_id)
     stored = summary.stored
@@ -107,6 +110,7 @@ def tell_run(
         "delivery": _describe_delivery(source, run_id),
         "progress": describe_progress(source, summary),
         "timers": _list_timers(source, run_id),
+        "views": list_views(),
     }
 
 
@@ -200,7 +204,21 @@ def _describe_run(
         "resume": None if source.specification else f"quark.resume_run(run_id={str(run.id)!r})",
         "heartbeat_at": stored.heartbeat_at,
         "trial": describe_run_trial(source, stored),
+        "traceback": _find_traceback(source, stored),
     }
+
+
+def _find_traceback(source: PageSource, stored: StoredRun) -> str | None:
+    """Of the exception that the newest attempt ended with."""
+    if stored.ending is None or stored.ending.cause != "exception":
+        return None
+    try:
+        asked = Parameters([("type", "runtime_error"), ("limit", "1")])
+        events = list_events(source, str(stored.run.id), asked)["events"]
+    except QuarkError:
+        return None
+    of_end = [each["traceback"] for each in events if each["attempt"] == stored.run.attempt]
+    return of_end[0] if of_end else None
 
 
 def _get_object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -331,8 +349,8 @@ def _describe_delivery(source: PageSource, run_id: str) -> dict[str, Any]:
 
 
 def _list_mirrors(source: PageSource, run_id: str) -> list[dict[str, Any]]:
+    from quark.mirrors.survey import survey_mirrors
     from quark_core.config.redaction import redact_text
-    from quark_core.mirrors.survey import survey_mirrors
 
     run_path = source.storage_dir / ".quark" / "runs" / run_id
     try:

@@ -11,6 +11,7 @@ from quark.page.api.parameters import MAX_ROWS, MAX_RUNS, Parameters
 from quark.page.api.rows import (
     ROW_FIELDS,
     describe_column,
+    describe_ending,
     describe_found,
     describe_main,
     list_values,
@@ -48,11 +49,13 @@ def tell_about(source: PageSource, version: str, now: str) -> dict[str, Any]:
     """What is looked at, and what it can do."""
     projects = Counter(_list_projects(source))
     notes = []
-    if not source.capabilities["series"]:
+    # Of what is not there yet nobody knows what it can do.
+    lacks = {name for name, can in source.capabilities.items() if not can and not source.is_awaited}
+    if "series" in lacks:
         notes.append("this backend reads every point of a curve")
-    if not source.capabilities["search"]:
+    if "search" in lacks:
         notes.append("this backend reads every run to search for metrics")
-    if not source.capabilities["outputs"]:
+    if "outputs" in lacks:
         notes.append("this backend keeps no findings; they are computed here, and not stored")
     return {
         "version": version,
@@ -200,6 +203,7 @@ def list_standings(
         standing["state"] = summary.state
         standing["lost_reason"] = summary.stored.lost_reason
         standing["exit_code"] = summary.stored.exit_code
+        standing["ending"] = describe_ending(summary.stored)
         standing["main"] = describe_main(summary)
         standing["values"] = list_values(summary, columns)
         standings[run_id] = standing

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from quark.analysis.metric_roles import find_main_metric
 from quark.page.api.group_curves import GroupCurve, RunCurve, join_attempts, merge_runs
 from quark.page.api.parameters import MAX_ENTRIES, MAX_KEYS, MAX_RUNS, Parameters
-from quark.page.api.rows import describe_row, find_main
+from quark.page.api.rows import describe_row
 from quark.page.api.run_details import place_metric
 from quark.page.api.standings import describe_standing
 from quark.page.pack import choose_floats, encode_pack
@@ -25,8 +26,10 @@ from quark_core.runs.reading import encode_key
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from quark.analysis.comparison.code import CodeComparison
     from quark.page.api.analyses import AnalysisDesk
     from quark.page.api.source import PageSource
+    from quark_core.backends.contract import StoredRun, SupportsRead
     from quark_core.backends.run_summary import MetricSummary, RunSummary
 
 __all__ = ["Side", "describe_sides", "pack_group_curves", "read_sides"]
@@ -154,20 +157,22 @@ def describe_sides(
     """
     sides = read_sides(source, parameters)
     runs = {run.run_id: run for side in sides for run in side.runs}
-    differs, equal, equal_count = _compare_settings(source, sides)
+    settings = _compare_settings(source, sides)
     metrics = _list_metrics(sides)
     return {
         "sides": [
             {"name": name, "runs": list(side.ids), "values": dict(side.values)}
-            for name, side in zip(_name_sides(sides, differs), sides, strict=True)
+            for name, side in zip(_name_sides(sides, settings.differs), sides, strict=True)
         ],
         "runs": {
             run_id: {**describe_row(run.stored, run), **describe_standing(source, desk, run)}
             for run_id, run in runs.items()
         },
-        "differs": differs,
-        "equal": equal,
-        "equal_count": equal_count,
+        "differs": settings.differs,
+        "equal": settings.equal,
+        "equal_count": settings.equal_count,
+        "agreement": settings.agreement,
+        "code_notes": settings.notes,
         "metrics": metrics[:_MOST_METRICS],
         "metric_count": len(metrics),
         "main": _find_main(runs.values()),
@@ -202,26 +207,58 @@ def _name_side(side: Side, number: int, differs: Sequence[Mapping[str, Any]]) ->
     return name[:_NAME_CHARACTERS]
 
 
-def _compare_settings(
-    source: PageSource, sides: Sequence[Side]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
-    """What is not the same on every side, what is, and how much of that there is."""
-    from quark_core.analysis.comparison.changes import list_settings
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A run whose code is compared."""
+
+    stored: StoredRun
+    reader: SupportsRead
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What was set on the sides.
+
+    Attributes:
+        differs, equal: Rows of what is not the same on every side, and of what is.
+        equal_count: How much is the same.
+        agreement: That nothing differs, and in what that was looked at; notes on the code.
+    """
+
+    differs: list[dict[str, Any]]
+    equal: list[dict[str, Any]]
+    equal_count: int
+    agreement: str
+    notes: list[str]
+
+
+def _compare_settings(source: PageSource, sides: Sequence[Side]) -> _Settings:
+    """What is not the same on every side, what is, and what nobody knows."""
+    from quark.analysis.comparison.changes import list_agreeing, list_settings
+    from quark.analysis.comparison.code import compare_code
+    from quark.analysis.comparison.summary import describe_agreement
     from quark_core.records.run_digests import is_seed
 
-    listed = [[list_settings(source.load_run(run_id)) for run_id in side.ids] for side in sides]
+    runs = [
+        [_Held(source.load_run(run_id), source.reader) for run_id in side.ids] for side in sides
+    ]
+    listed = [[list_settings(run.stored) for run in side] for side in runs]
     differs: list[dict[str, Any]] = []
     equal: list[dict[str, Any]] = []
     equal_count = 0
+    codes = [compare_code(side, runs[0]) for side in runs[1:]]
     for section in ("config", "code", "environment"):
+        if section == "code":
+            differs += _tell_code(codes, runs)
         paths = sorted({path for side in listed for run in side for path in run[section]})
         for path in paths:
             values = [
                 {_encode(run[section], path): run[section].get(path) for run in side}
                 for side in listed
             ]
+            seed = section != "environment" and is_seed(path.removeprefix("argv "))
             if all(found.keys() == values[0].keys() for found in values[1:]) and (
-                len(values[0]) == 1 or (section == "config" and is_seed(path))
+                len(values[0]) == 1 or seed
             ):
                 equal_count += 1
                 if len(equal) < _MOST_SETTINGS:
@@ -233,10 +270,63 @@ def _compare_settings(
                         "path": path,
                         "values": [list(found.values())[:_MOST_VALUES] for found in values],
                         "counts": [len(found) for found in values],
-                        "is_seed": section == "config" and is_seed(path),
+                        "is_seed": seed,
                     }
                 )
-    return differs, equal, equal_count
+    told = differs if len(sides) != 2 else [row for row in differs if not _repeats(row, differs)]
+    stored = [[run.stored for run in side] for side in runs]
+    sections = {row["section"] for row in told if not row["is_seed"]}
+    agreeing = list_agreeing(stored, sections, all(code.agrees for code in codes))
+    return _Settings(
+        told,
+        equal,
+        equal_count,
+        describe_agreement(agreeing),
+        list(dict.fromkeys(note for code in codes for note in code.list_notes())),
+    )
+
+
+def _tell_code(codes: Sequence[CodeComparison], runs: Sequence[Sequence[_Held]]) -> list[Any]:
+    """Rows of the code: functions of two sides, of more which sides are of other code."""
+    from quark.analysis.comparison.code import SOURCES, list_code_changes
+
+    if len(codes) == 1:
+        found = [
+            (each.path, [each.primary, each.reference]) for each in list_code_changes(codes[0])
+        ]
+    elif any(code.manner in ("changed", "digests", "varies") for code in codes):
+        held = [sorted({str(run.stored.digests.code)[:12] for run in side}) for side in runs]
+        found = [(SOURCES, held)]
+    else:
+        found = []
+    rows = []
+    for path, sides in found[:_MOST_SETTINGS]:
+        values = [each if isinstance(each, list) else [each] for each in sides]
+        rows.append(
+            {
+                "section": "code",
+                "path": path,
+                "values": [each[:_MOST_VALUES] for each in values],
+                "counts": [len(each) for each in values],
+                "is_seed": False,
+            }
+        )
+    return rows
+
+
+def _repeats(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a row only says what another one says, as the argument of a setting does."""
+    from quark.analysis.comparison.changes import repeats_setting
+    from quark.analysis.comparison.results import ChangeDiff
+
+    changes = [
+        ChangeDiff(
+            each["section"], each["path"], "changed", *(each["values"][n][0] for n in (0, 1))
+        )
+        for each in (row, *rows)
+        if each["counts"] == [1, 1]
+    ]
+    return row["counts"] == [1, 1] and repeats_setting(changes[0], changes[1:])
 
 
 def _first(values: Mapping[bytes, Any]) -> Any:
@@ -289,7 +379,7 @@ def _average(values: Sequence[float | None]) -> float | None:
 
 def _find_main(runs: Any) -> str | None:
     """The metric that most of the runs are judged by."""
-    counted = Counter(main.key for run in runs if (main := find_main(run)) is not None)
+    counted = Counter(main.key for run in runs if (main := find_main_metric(run)) is not None)
     return max(counted, key=lambda key: (counted[key], key), default=None)
 
 

@@ -15,20 +15,19 @@ from quark_core.backends.contract import (
     SupportsChanges,
     SupportsGenerations,
     SupportsGrid,
-    SupportsPrimary,
     SupportsRead,
     SupportsSearch,
     SupportsSeries,
 )
-from quark_core.delivery.segments import Origin
-from quark_core.delivery.stream import RunStream
-from quark_core.errors import RunNotFoundError
-from quark_core.records.runs import RunContext
+from quark_core.errors import RunNotFoundError, SessionStoreError
 from quark_core.runs.foreign_runs import ForeignStore, open_foreign_store
-from quark_core.runs.open_run import OpenRun
+from quark_core.runs.run_reader import RunReader, describe_context
 
 if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
+    from quark_core.delivery.takeover import Takeover
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
     from quark_core.records.sweeps import StoredSweep, StoredTrial
 
 __all__ = ["PageSource", "Reopening", "SweepReader", "check_known_form", "open_source"]
@@ -86,8 +85,11 @@ class PageSource:
         specification: Name or URI by which it was asked for; None for the root's own store.
         open_run: Opens one of its runs for reading.
         reopening: How another process opens it; None where root and specification say it.
+        takeover: Looks after what processes that are gone have left for it.
+        opens_later: Whether there is no store yet, and the root's is opened once it is there.
 
     Attributes:
+        is_awaited: Whether there is still no store.
         reader, place, backend, storage_dir, specification, reopening: As given.
     """
 
@@ -99,16 +101,20 @@ class PageSource:
         backend: str,
         storage_dir: Path,
         specification: str | None = None,
-        open_run: Callable[[str], OpenRun] | None = None,
+        open_run: Callable[[str], RunReader] | None = None,
         reopening: Reopening | None = None,
+        takeover: Takeover | None = None,
+        opens_later: bool = False,
     ) -> None:
         self.reader = reader
+        self.is_awaited = opens_later
         self.place = place
         self.backend = backend
         self.storage_dir = storage_dir
         self.specification = specification
         self.reopening = reopening
         self._open_run = open_run
+        self._takeover = takeover
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], _Kept] = {}
 
@@ -135,6 +141,25 @@ class PageSource:
             "artifacts": isinstance(reader, SupportsArtifacts),
             "sweeps": isinstance(reader, SweepReader),
         }
+
+    def catch_up(self) -> None:
+        """See that what processes which are gone have left is there; called before an answer."""
+        if self.is_awaited:
+            self._open_awaited()
+        if self._takeover is not None:
+            self._takeover.look()
+
+    def _open_awaited(self) -> None:
+        with self._lock:
+            if not self.is_awaited or _has_no_store(self.storage_dir):
+                return
+            try:
+                found = _open_own(self.storage_dir)
+            except SessionStoreError:
+                return  # it is being made
+            self.reader, self.place, self.backend = found.reader, found.place, found.backend
+            self._takeover = found._takeover
+            self.is_awaited = False
 
     def load_run(self, run_id: str) -> StoredRun:
         """One run.
@@ -167,7 +192,7 @@ class PageSource:
         found = self._find(("summary", run_id))
         return self.summarize(run_id) if found is None else found.value
 
-    def open_run(self, run_id: str) -> OpenRun:
+    def open_run(self, run_id: str) -> RunReader:
         """One run, opened for reading only, as analyzers want it.
 
         Raises:
@@ -177,17 +202,8 @@ class PageSource:
         if self._open_run is not None:
             return self._open_run(run_id)
         stored = self.reader.load_run(run_id)
-        reader: object = self.reader
-        location = reader.locate(run_id) if isinstance(reader, SupportsPrimary) else None
-        context = RunContext(
-            storage_dir=self.storage_dir,
-            store_root=self.place if location is None else location.store_root,
-            db_path=None if location is None else location.db_path,
-            project=stored.project,
-            run=stored.run,
-            read_only=True,
-        )
-        return OpenRun(context, RunStream(Origin(run_id)), self.reader, refusal="it is looked at")
+        context = describe_context(stored, self.reader, self.storage_dir, self.place)
+        return RunReader(context, self.reader)
 
     def forget(self) -> None:
         """Read everything anew: something was changed."""
@@ -228,30 +244,71 @@ class PageSource:
             self._kept[key] = _Kept(time.monotonic() + kept_s, value)
 
 
-def open_source(storage_dir: Path | None, backend: str | None = None) -> PageSource:
+class _NoStore:
+    """Stands for the store of a folder in which nothing has been trained yet."""
+
+    def read(self, run_id: str, kind: str, query: Query) -> Columns:  # noqa: ARG002
+        """See `SupportsRead`."""
+        raise RunNotFoundError(f"there is no run {run_id!r:.80}")
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """See `SupportsRead`."""
+        raise RunNotFoundError(f"there is no run {run_id!r:.80}")
+
+    def list_runs(self, **_: object) -> list[StoredRun]:
+        """See `SupportsRead`."""
+        return []
+
+
+def _has_no_store(root: Path) -> bool:
+    """Whether runs of a folder that is there would be kept in it, and none was yet."""
+    from quark_core.backends.registry import default_registry
+    from quark_core.runs.backend_choice import choose_primary
+
+    is_local = "://" not in choose_primary(default_registry()).specification
+    return is_local and root.is_dir() and not (root / ".quark").exists()
+
+
+def _open_own(root: Path) -> PageSource:
+    """The root's own store."""
+    from quark_core.runs.composition import make_takeover, open_reader
+
+    reader = open_reader(root)
+    place = str(reader.locate("unknown").store_root)
+    return PageSource(
+        reader,
+        place=place,
+        backend=_name_backend(reader, place),
+        storage_dir=root,
+        takeover=make_takeover(root, reader),
+    )
+
+
+def open_source(
+    storage_dir: Path | None, backend: str | None = None, *, awaits_store: bool = False
+) -> PageSource:
     """Open what is to be looked at, for reading only.
 
     Args:
         storage_dir: The storage root; None is the working directory.
         backend: Name or URI of a backend to read in place of the root's store.
+        awaits_store: Whether a folder without a store is one without runs, until a run is begun
+            there.
 
     Raises:
         SessionStoreError: There is nothing, or it cannot be read.
         SchemaValidationError: The backend cannot be read back.
     """
     from quark_core.config.arguments import resolve_storage_dir
-    from quark_core.runs.composition import open_reader
 
     root = resolve_storage_dir(storage_dir)
-    if backend is None:
-        reader = open_reader(root)
-        place = str(reader.locate("unknown").store_root)
+    if backend is None and awaits_store and _has_no_store(root):
+        name = "embedded"
         return PageSource(
-            reader,
-            place=place,
-            backend=_name_backend(reader, place),
-            storage_dir=root,
+            _NoStore(), place=str(root), backend=name, storage_dir=root, opens_later=True
         )
+    if backend is None:
+        return _open_own(root)
     store: ForeignStore = open_foreign_store(root, backend)
     return PageSource(
         store.reader,

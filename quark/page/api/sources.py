@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 from quark.page.api.parameters import MAX_ROWS, Parameters
 from quark.page.api.sides import read_sides
-from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
-from quark_core.provenance.kept_sources import (
+from quark.provenance.kept_sources import (
     REDACTED,
     list_attempts,
     read_git_changes,
     read_source,
     read_sources,
 )
-from quark_core.provenance.source_diffs import count_equal, diff_sources
+from quark.provenance.source_diffs import count_equal, diff_sources
+from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
 from quark_core.system.terminal_text import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quark.page.api.source import PageSource
-    from quark_core.provenance.kept_sources import KeptSource, KeptSources
-    from quark_core.provenance.source_diffs import SourceDiff
+    from quark.provenance.kept_sources import KeptSource, KeptSources
+    from quark.provenance.source_diffs import SourceDiff
 
 __all__ = ["describe_source_diffs", "list_sources", "tell_source", "tell_source_diff"]
 

@@ -63,6 +63,7 @@ def _describe_analysis(analysis: Analysis | None) -> dict[str, Any]:
             "known": overall.is_known,
             "score": overall.score,
             "status": overall.status,
+            "word": overall.word,
             "reason": overall.unknown_reason,
         },
         "worst": None

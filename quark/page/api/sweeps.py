@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.trial_values import find_best_trial, list_objectives
 from quark.page.api.source import SweepReader
 from quark.page.api.sweep_rows import (
     TRIAL_FIELDS,
@@ -26,7 +27,6 @@ from quark.page.api.sweep_rows import (
     list_workers,
     read_counts,
 )
-from quark_core.analysis.trial_values import find_best_trial, list_objectives
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.json_object import encode_json
 from quark_core.records.names import decode_name
@@ -189,7 +189,7 @@ class SweepDesk:
         found = self._find_said(key)
         if found is not None:
             return found
-        from quark_core.analysis.sweep_verdict import judge_sweep
+        from quark.analysis.sweep_verdict import judge_sweep
 
         verdicts = judge_sweep(sweep, trials, self._source.reader)
         said = {
@@ -210,7 +210,7 @@ class SweepDesk:
         """
         from importlib.util import find_spec
 
-        from quark_core.analysis.importances import measure_importances
+        from quark.analysis.importances import measure_importances
 
         methods = ("ranks", *(("ped_anova",) if find_spec("optuna") else ()))
         method = parameters.get_word("method", "ranks", methods)
@@ -290,8 +290,8 @@ class SweepDesk:
                 asked.append(trial)
         if not asked and not found:
             return trials
-        from quark_core.sweeps.definition import SweepDefinition
-        from quark_core.sweeps.results import fill_values
+        from quark.sweeps.definition import SweepDefinition
+        from quark.sweeps.results import fill_values
 
         try:
             definition = SweepDefinition.build(sweep.definition)

@@ -7,7 +7,7 @@ import { StateBadge } from "./pages/badges.js";
 import { Findings, Health } from "./pages/findings.js";
 import { readMetrics } from "./pages/metrics.js";
 import { Phases } from "./pages/phases.js";
-import { Config, EventRows } from "./pages/run_facts.js";
+import { Config, EventRows, Traceback } from "./pages/run_facts.js";
 import { writeDuration, writeMany, writeStep, writeTime } from "./pages/texts.js";
 import { CurveGroups, LayerMap, findWhole, readRunCurves, readRunMaps } from "./report/charts.js";
 import { readContents } from "./report/contents.js";
@@ -53,9 +53,9 @@ function Run({ data, place }) {
     zoom(shown?.low ?? null, shown?.high ?? null);
   };
   return html`<section class="report-run" aria-labelledby=${`run-${place}`}>
-    <div class="title"><h2 id=${`run-${place}`}>${run.name || run.id}</h2><${StateBadge} state=${run.state} reason=${run.lost_reason} />
+    <div class="title"><h2 id=${`run-${place}`}>${run.name || run.id}</h2><${StateBadge} state=${run.state} />
       <${Facts} data=${data} /></div>
-    ${run.lost_reason && html`<p class="notice-line">${run.lost_reason}</p>`}
+    ${run.ending && html`<p class=${`notice-line state-${run.state}`}>${run.ending.message}</p><${Traceback} text=${run.traceback} />`}
     <${Holds} data=${data} />
     <${Health} analysis=${analysis} of=${of} />
     <${Findings} analysis=${analysis} run=${run.id} active="" isRunning=${run.state === "running"} version=${0}

@@ -6,7 +6,7 @@ import { MetricChart } from "./charts/metric_chart.js";
 import { readTheme, watchTheme } from "./charts/theme.js";
 import { joinCurves, readCurves } from "./data/curves.js";
 import { decodePack } from "./data/pack.js";
-import { GLYPHS, writeDuration, writeMany, writeNumber, writeStep } from "./pages/texts.js";
+import { GLYPHS, spell, writeDuration, writeMany, writeNumber, writeStep } from "./pages/texts.js";
 import { STYLES } from "./widget/styles.js";
 
 /** @typedef {import("./data/curves.js").Curve} Curve */
@@ -157,7 +157,7 @@ class LiveCard {
     this.root.dataset.parts = String(this.run.parts);
     this.root.dataset.bytes = String(this.run.received);
     if (!head.run) return;
-    this.root.setAttribute("aria-label", `Run ${head.run.name || head.run.id}`);
+    this.root.setAttribute("aria-label", `Run ${spell(head.run.name || head.run.id)}`);
     this.drawHead(head.run);
     this.parts.figures.replaceChildren(...this.listFigures());
     this.parts.findings.replaceChildren(...this.listFindings());
@@ -166,13 +166,13 @@ class LiveCard {
   }
 
   /** @param {Record<string, any>} run */
-  drawHead({ name, id, project, tags, state }) {
+  drawHead({ name, id, project, tags, state, ending }) {
     const shown = this.run.isSilent ? "unknown" : state;
     const kind = state === "failed" || state === "lost" ? "live-bad" : "";
     const badge = makeElement("span", `${GLYPHS.get(shown) ?? "·"} ${this.run.isSilent ? "no word" : state}`, kind);
     badge.dataset.state = shown;
     this.parts.head.replaceChildren(
-      makeElement("h3", name || id, "live-name"), badge,
+      makeElement("h3", name || id, "live-name"), badge, ...(ending ? [makeElement("span", ending.message, kind)] : []),
       makeElement("span", [project, ...(tags ?? [])].join(" · "), "live-quiet"), makeElement("code", id, "live-id live-quiet"),
     );
   }
@@ -185,7 +185,7 @@ class LiveCard {
     const eta = p?.eta_s ? `${writeDuration(p.eta_s)} left` : "";
     const figures = [step, rate, data, eta].filter(Boolean).map((text) => makeElement("span", text));
     const status = health?.known ? health.status : "unknown";
-    const said = health?.known ? `health ${Math.round(health.score)} ${status}` : "health not known yet";
+    const said = health?.known ? `health ${Math.round(health.score)} ${health.word ?? status}` : "health not known yet";
     const kind = { healthy: "live-good", watch: "live-warn", degraded: "live-bad", critical: "live-bad" }[/** @type {string} */ (status)] ?? "live-quiet";
     return [...figures, makeElement("span", `${GLYPHS.get(status) ?? ""} ${said}`, kind)];
   }

@@ -101,7 +101,8 @@ def find_address(config: BackendConfig) -> ServiceAddress:
             f"{source}: the service has no option {unknown[0]!r:.60}; there are "
             f"{' and '.join(_OPTIONS)}"
         )
-    store = options.get("store") or settings.store_name(config.storage_dir)
+    # One store for all of a workspace, so that runs of other people and folders are found.
+    store = options.get("store") or settings.chosen_store() or _EVERY_STORE
     return ServiceAddress(
         scheme=parts.scheme,
         host=_encode_host(parts.hostname or "", source),

@@ -272,7 +272,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
             return restore_run(self._fetch(_get(_run_route(run_id)), dict[str, Any]))
 
     def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
-        """See `SupportsRead`; those of the storage root's project store."""
+        """See `SupportsRead`; those of the project store, where one is named."""
         found: list[StoredRun] = []
         after: str | None = None
         while limit is None or len(found) < limit:
@@ -380,7 +380,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
             return self._following.read_mark(run_id)
 
     def search(self, search: RunSearch) -> list[RunSummary]:
-        """See `SupportsSearch`; among the runs of the storage root's project store."""
+        """See `SupportsSearch`; among the runs of the project store, where one is named."""
         source = search.source
         if source is None and (search.where is not None or search.order_by):
             from quark_core.search.fallback import select_runs
@@ -394,12 +394,21 @@ class ServiceBackend(SupportsTrash, SharesTrials):
             store=self._address.store,
             limit=search.limit,
             archived=search.archived,
+            start=0,
             where_argument="where" if source is None else source.where_argument,
             order_argument="order_by" if source is None else source.order_argument,
         )
         with self._reading():
-            reply = self._fetch(self._post("/v1/runs/search", request), SummaryList)
-            return [restore_summary(data) for data in reply.runs]
+            found: dict[str, RunSummary] = {}
+            following: int | None = 0
+            while following is not None:
+                asked = msgspec.structs.replace(request, start=following)
+                reply = self._fetch(self._post("/v1/runs/search", asked), SummaryList)
+                for summary in map(restore_summary, reply.runs):
+                    # A run that has begun meanwhile moves others into the next reply.
+                    found.setdefault(str(summary.stored.run.id), summary)
+                following = reply.next
+            return list(found.values())
 
     def search_page(self, search: PageSearch) -> RunPage:
         """See `SupportsPages`; among the runs of the storage root's project store."""
@@ -412,7 +421,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
         return search_page_by_reading(self, search) if found is None else found
 
     def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
-        """See `SupportsPages`; of the runs of the storage root's project store."""
+        """See `SupportsPages`; of the runs of the project store, where one is named."""
         from quark_backends.service.client.page_replies import ask_names
         from quark_core.search.pages import list_names_by_reading
 

@@ -25,6 +25,7 @@ from quark_core.errors import (
     SessionStoreError,
     StoreUnauthorizedError,
     StoreUnavailableError,
+    UnknownKindError,
 )
 
 __all__ = [
@@ -100,6 +101,7 @@ class Refused(ServiceError):
     Attributes:
         status: Of HTTP.
         code: Of the envelope, or None where the reply has none: it is not the service's.
+        field: The argument at fault, or None.
         retry_after_s: When to come again, or None.
     """
 
@@ -109,9 +111,11 @@ class Refused(ServiceError):
         reason: str,
         *,
         code: str | None = None,
+        field: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(reason)
+        self.field = field
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
@@ -146,7 +150,11 @@ def read_refusal(
         if retry_after_s is None and found.retry_after_s is not None:
             retry_after_s = max(0.0, min(_RETRY_CAP_S, found.retry_after_s))
         return Refused(
-            status, hide(found.message[:2000]), code=found.code, retry_after_s=retry_after_s
+            status,
+            hide(found.message[:2000]),
+            code=found.code,
+            field=found.field,
+            retry_after_s=retry_after_s,
         )
     if 300 <= status < 400:
         place = redact_text(hide(headers.get("location", "")))
@@ -191,7 +199,8 @@ def to_read_error(error: ServiceError, url: str) -> QuarkError:
         if error.code == ErrorCode.INVALID_STATE:
             return InvalidRunStateError(error.reason)
         if error.code == ErrorCode.INVALID_ARGUMENT:
-            return SchemaValidationError(error.reason)
+            unknown = error.field in ("kind", "kinds")
+            return (UnknownKindError if unknown else SchemaValidationError)(error.reason)
         if error.wants_key:
             return StoreUnauthorizedError(describe(error, url))
         if error.is_final:

@@ -30,7 +30,6 @@ _BINARY = {"type": "string", "format": "binary"}
 _PLACES: dict[str, dict[str, Any]] = {
     "run_id": {"type": "string", "pattern": f"^{RUN_ID.pattern}$"},
     "sha256": {"type": "string", "pattern": f"^{SHA256.pattern}$"},
-    "kind": {"type": "string", "enum": sorted(RECORD_TYPES)},
     "writer_id": {"type": "string", "minLength": 1, "maxLength": 128},
     "key_id": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
     "sweep_id": {"type": "string", "minLength": 1, "maxLength": 128},
@@ -118,13 +117,19 @@ def show(routes: Sequence[ServiceRoute]) -> str:
     )
 
 
+def _describe_place(name: str) -> dict[str, Any]:
+    if name == "kind":
+        return {"type": "string", "enum": sorted(RECORD_TYPES)}
+    return _PLACES[name]
+
+
 def _describe_route(route: ServiceRoute) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": _name(route),
         "summary": route.summary,
         "parameters": [
             *(
-                {"name": name, "in": "path", "required": True, "schema": _PLACES[name]}
+                {"name": name, "in": "path", "required": True, "schema": _describe_place(name)}
                 for name in _PARAMETER.findall(route.path)
             ),
             *(

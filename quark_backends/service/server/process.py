@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
     from multiprocessing.context import SpawnProcess
 
+    from uvicorn._types import ASGI3Application
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
     from quark_backends.service.server.application import MakePage
     from quark_backends.service.server.service import Service
 
@@ -107,6 +110,9 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     _head_timer: TimerHandle | None = None
     _head_bytes = 0
+    _heads = 0
+    # The request that is answered now; uvicorn knows the newest one, which may wait behind it.
+    _running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -117,9 +123,10 @@ class _BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        counts = self._head_timer is not None
+        counts, heads = self._head_timer is not None, self._heads
         super().data_received(data)
-        if counts and self._head_timer is not None:
+        # Where heads ended in these bytes, nobody knows how many of them are of the next one.
+        if counts and heads == self._heads and self._head_timer is not None:
             self._head_bytes += len(data)
             if self._head_bytes > _HEAD_BYTES:
                 self._stop_timer()
@@ -127,7 +134,7 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what no application sees with the envelope, and hang up."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._leave_reply():
             return
         request_id = os.urandom(8).hex()
         reply = make_failure_reply(ServiceFailure(ErrorCode.MALFORMED, msg), JSON, request_id)
@@ -150,12 +157,30 @@ class _BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
+        self._heads += 1
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _give_up(self) -> None:
         self._head_timer = None
-        if self.transport is not None and not self.transport.is_closing():
+        is_open = self.transport is not None and not self.transport.is_closing()
+        if is_open and not self._leave_reply():
             self.transport.close()
+
+    def _leave_reply(self) -> bool:
+        """Hang up on a client whose earlier request is being answered; whether it was."""
+        cycle = self._running
+        if cycle is None or cycle.response_complete:
+            return False
+        # Nothing may be written from now on: neither the rest of the reply nor another one.
+        self.pipeline.clear()
+        cycle.disconnected = True
+        cycle.message_event.set()
+        self.transport.close()
+        return True
 
     def _stop_timer(self) -> None:
         self._head_bytes = 0

@@ -7,6 +7,8 @@ which errors mean what.
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import sqlite3
 import time
@@ -15,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from quark_backends.store.databases.open_files import Descriptors
 from quark_backends.store.databases.turnstile import Turnstile
+from quark_core.system.exit_status import call_last
 from quark_core.system.process import writing_gate
 
 __all__ = [
@@ -27,28 +31,84 @@ __all__ = [
     "writing",
 ]
 
+_log = logging.getLogger("quark")
+
 # A machine that has far too much to do may keep whoever writes waiting for seconds.
 _PATIENCE_S = 30.0
+# How long the end of a process waits for all threads that are at connections.
+_IN_USE_S = 5.0
 
 
-def close_with(owner: object, close: Callable[[], object]) -> Callable[[], object]:
+class _Lock(Protocol):
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+def close_with(
+    owner: object, close: Callable[[], object], lock: _Lock | None = None
+) -> Callable[[], object]:
     """Close what an object has opened, once: when it is dropped or this process ends.
 
-    A forked child leaves it to its parent: a thread of the parent's may have been at it.
+    A forked child leaves it to its parent: a thread of the parent's may have been at it. Closing
+    a connection that another thread is at ends the process by signal 11. So the end of the
+    process closes connections once its runs have ended, waits for the threads that are at one,
+    and leaves a connection open which is not given back in time.
 
     Args:
         owner: The object.
         close: Closes it; must not refer to the owner, or that is never dropped.
+        lock: Whoever is at it holds this.
 
     Returns:
         What closes it now.
     """
-    return weakref.finalize(owner, _close_here, os.getpid(), close)
+    closing = _Closing(close, lock)
+    _open[id(closing)] = closing
+    # Python would do it before the runs end, where they have begun before.
+    weakref.finalize(owner, closing).atexit = False
+    call_last(_close_all, closes=True)
+    return closing
 
 
-def _close_here(pid: int, close: Callable[[], object]) -> None:
-    if pid == os.getpid():
-        close()
+class _Closing:
+    """Closes something once."""
+
+    def __init__(self, close: Callable[[], object], lock: _Lock | None) -> None:
+        self._pid = os.getpid()
+        self._close = close
+        self._lock = lock
+
+    def __call__(self) -> None:
+        if _open.pop(id(self), None) is None or self._pid != os.getpid():
+            return
+        left_s = min(_IN_USE_S, max(0.0, _last_moment_s - time.monotonic()))
+        if self._lock is None:
+            self._close()
+        elif self._lock.acquire(timeout=left_s):
+            try:
+                self._close()
+            finally:
+                self._lock.release()
+        else:
+            _at_it.append(self)
+
+
+_open: dict[int, _Closing] = {}
+_last_moment_s = math.inf
+# Those that a thread still was at when the process ended.
+_at_it: list[_Closing] = []
+
+
+def _close_all() -> None:
+    """Close what is open as the process ends; all threads that are at it have one time."""
+    global _last_moment_s
+    _last_moment_s = time.monotonic() + _IN_USE_S
+    for close in reversed(list(_open.values())):
+        try:
+            close()
+        except Exception:  # noqa: BLE001 - the others must still be closed
+            _log.debug("a connection cannot be closed", exc_info=True)
 
 
 class StoreCursor(Protocol):
@@ -146,6 +206,13 @@ def is_busy(error: sqlite3.Error) -> bool:
     return name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
+def _keep_for_ever(connection: sqlite3.Connection) -> None:
+    """Have nothing ever close a connection, the end of the interpreter included."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
 @contextmanager
 def writing(connection: StoreConnection) -> Iterator[None]:
     """One transaction that writes: committed at the end, taken back where anything is raised."""
@@ -170,7 +237,20 @@ class SqliteConnection(sqlite3.Connection):
     """Where it waits for its turn to write; None where it waits as SQLite does."""
     written = 0
     """How many transactions that write have been committed."""
+    descriptors: Descriptors | None = None
+    """By which numbers its files are open; None where it has none."""
     _is_writing = False
+
+    @property
+    def is_robbed(self) -> bool:
+        """Whether other code has closed the descriptors that SQLite goes on using."""
+        return self.descriptors is not None and bool(self.descriptors.find_taken())
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether what is read is what was written: its descriptors and its log are its own."""
+        descriptors = self.descriptors
+        return descriptors is None or not (descriptors.find_taken() or descriptors.find_damage())
 
     def insert(self, sql: str, args: Sequence[Any], /) -> int:
         """See `StoreConnection`."""
@@ -186,6 +266,8 @@ class SqliteConnection(sqlite3.Connection):
 
     def begin_read(self) -> None:
         """See `StoreConnection`."""
+        if self.descriptors is not None:
+            self.descriptors.mend_index()
         self.execute("BEGIN")
 
     def begin_write(self) -> None:
@@ -227,9 +309,17 @@ class SqliteConnection(sqlite3.Connection):
             self._end_writing()
 
     def close(self) -> None:
-        """See `StoreConnection`."""
+        """See `StoreConnection`; one that was robbed stays open for ever.
+
+        SQLite would write into and close what other code has opened under its numbers.
+        """
         try:
-            super().close()
+            if self.descriptors is not None:
+                self.descriptors.mend_index()
+            if self.is_robbed:
+                _keep_for_ever(self)
+            else:
+                super().close()
         finally:
             self._end_writing()
 

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["DATABASE", "LOG_SUFFIX", "MARKER", "STORE_FOLDER", "StoreLayout", "name_folder"]
+__all__ = [
+    "DATABASE",
+    "LOG_SUFFIX",
+    "MARKER",
+    "OWNER_SUFFIX",
+    "STORE_FOLDER",
+    "StoreLayout",
+    "name_folder",
+]
 
 STORE_FOLDER = ".quark"
 """The store's folder under the storage root."""
@@ -30,8 +38,10 @@ DATABASE = "quark.db"
 LOG_SUFFIX = "-wal"
 """Ends the name of SQLite's write-ahead log."""
 
+OWNER_SUFFIX = "-owner"
+"""Ends the name of the note which file the log was written for."""
 
-_DATABASE_ENDS = ("", "-wal", "-shm", "-journal")
+_DATABASE_ENDS = ("", "-wal", "-shm", "-journal", OWNER_SUFFIX)
 _FOLDERS = ("runs", "trash", "launches")
 
 

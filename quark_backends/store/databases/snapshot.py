@@ -21,6 +21,7 @@ from contextlib import closing
 from pathlib import Path
 
 from quark_backends.store.databases.connection import SqliteConnection
+from quark_backends.store.databases.log_owner import has_strange_log
 from quark_backends.store.databases.sqlite import is_unwritable, open_database
 from quark_core.errors import SessionStoreError
 
@@ -86,7 +87,7 @@ def open_unwritable(db_path: Path) -> SqliteConnection:
     log = _log_file(db_path)
     _check_readable(db_path, log)
     try:
-        whole = log.stat().st_size == 0
+        whole = log.stat().st_size == 0 or has_strange_log(db_path)
     except FileNotFoundError:
         whole = True
     except OSError as error:

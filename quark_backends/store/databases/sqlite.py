@@ -20,14 +20,28 @@ except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
 from quark_backends.store.databases.connection import SqliteConnection
-from quark_backends.store.databases.layout import DATABASE, MARKER, STORE_FOLDER, StoreLayout
+from quark_backends.store.databases.layout import (
+    DATABASE,
+    MARKER,
+    OWNER_SUFFIX,
+    STORE_FOLDER,
+    StoreLayout,
+)
+from quark_backends.store.databases.log_owner import (
+    has_strange_log,
+    note_owner,
+    set_strange_log_aside,
+)
+from quark_backends.store.databases.open_files import Descriptors
 from quark_backends.store.databases.write_ahead_log import WritingConnection, empty_log, measure_log
 from quark_core.errors import SessionStoreError, StoreUnavailableError
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
+from quark_core.system.folders import read_plain_file
 
 __all__ = [
     "APPLICATION_ID",
     "SCHEMA_VERSION",
+    "changing",
     "connect",
     "connect_memory",
     "ensure_marker",
@@ -55,7 +69,7 @@ _FORMAT = "quark-tracker embedded store"
 _BUSY_TIMEOUT_S = 10.0
 # What processes make in a store's folder by themselves.
 _IGNORE = ".gitignore"
-_OF_RUNS = frozenset({_IGNORE, "launches", "runs"})
+_OF_RUNS = frozenset({_IGNORE, "aside", "launches", "runs", "sources", f"{DATABASE}{OWNER_SUFFIX}"})
 # Nobody's training waits for it.
 _CHECKPOINT_S = 600.0
 _CHANGE_TIMEOUT_S = 30.0
@@ -169,7 +183,7 @@ def _add_database(layout: StoreLayout) -> None:
     try:
         try:
             _create_database(scratch)
-            with _changing(layout.root):
+            with changing(layout.root):
                 # Another process may have been first, and the log be that of its database.
                 if not layout.db_path.exists():
                     for suffix in ("-wal", "-shm"):
@@ -184,7 +198,7 @@ def _add_database(layout: StoreLayout) -> None:
 
 
 @contextmanager
-def _changing(folder: Path) -> Iterator[None]:
+def changing(folder: Path) -> Iterator[None]:
     """Keep all others out who change which files a store's folder has.
 
     Raises:
@@ -282,7 +296,7 @@ def connect(layout: StoreLayout, *, read_only: bool = False) -> SqliteConnection
     """
     try:
         try:
-            connection = open_database(layout.db_path, "mode=ro" if read_only else "mode=rw")
+            connection = _open_own(layout, read_only=read_only)
         except sqlite3.OperationalError as error:
             if not is_unwritable(error):
                 raise
@@ -301,6 +315,10 @@ def connect(layout: StoreLayout, *, read_only: bool = False) -> SqliteConnection
                     _check_writable(layout)
                     # FULL: an acknowledged batch must survive a power loss, not only a crash.
                     connection.execute("PRAGMA synchronous=FULL")
+                    with suppress(sqlite3.OperationalError):
+                        # A copy by VACUUM INTO lacks it; those who read do without.
+                        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+                    note_owner(layout.db_path)
                     if isinstance(connection, WritingConnection):
                         connection.note_open(layout.db_path)
                 return connection
@@ -315,6 +333,31 @@ def connect(layout: StoreLayout, *, read_only: bool = False) -> SqliteConnection
     return open_older(layout, read_only=read_only)
 
 
+def _open_own(layout: StoreLayout, *, read_only: bool) -> SqliteConnection:
+    """Open a store's database, without a log that belongs to another file.
+
+    Raises:
+        SessionStoreError: It is to be written, and there is such a log that cannot be set aside.
+        sqlite3.Error: As `open_database`.
+    """
+    path = layout.db_path
+    if path.exists() and not path.is_file():
+        raise SessionStoreError(f"{path} is not a file: move it away and put the database back")
+    try:
+        set_strange_log_aside(path)
+    except OSError as error:
+        if not has_strange_log(path):
+            pass
+        elif read_only:
+            return open_database(path, "mode=ro&immutable=1")
+        else:
+            raise SessionStoreError(
+                f"the write-ahead log beside {path} belongs to another file and cannot be set "
+                f"aside: {error}. Check the permissions of {layout.root}."
+            ) from error
+    return open_database(path, "mode=ro" if read_only else "mode=rw")
+
+
 def open_database(path: Path, parameters: str) -> SqliteConnection:
     """Open a database file as it is, whatever is in it, and read its head.
 
@@ -325,21 +368,24 @@ def open_database(path: Path, parameters: str) -> SqliteConnection:
     Raises:
         sqlite3.Error: It cannot be opened or read.
     """
-    connection = sqlite3.connect(
-        # The path goes into a URI: a "?" or "%" in it must not be read as syntax.
-        f"file:{quote(str(path))}?{parameters}",
-        uri=True,
-        isolation_level=None,
-        check_same_thread=False,
-        timeout=_BUSY_TIMEOUT_S,
-        cached_statements=64,
-        factory=WritingConnection if parameters.startswith("mode=rw") else SqliteConnection,
-    )
-    try:
-        connection.execute("PRAGMA user_version").fetchone()
-    except BaseException:
-        connection.close()
-        raise
+    with Descriptors.opening:
+        before = Descriptors.list_open()
+        connection = sqlite3.connect(
+            # The path goes into a URI: a "?" or "%" in it must not be read as syntax.
+            f"file:{quote(str(path))}?{parameters}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=_BUSY_TIMEOUT_S,
+            cached_statements=64,
+            factory=WritingConnection if parameters.startswith("mode=rw") else SqliteConnection,
+        )
+        try:
+            connection.execute("PRAGMA user_version").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        connection.descriptors = Descriptors(str(path), before)
     return connection
 
 
@@ -355,7 +401,7 @@ def checkpoint_file(layout: StoreLayout) -> int:
     if not measure_log(layout.db_path):
         return 0
     try:
-        with closing(open_database(layout.db_path, "mode=rw")) as connection:
+        with closing(_open_own(layout, read_only=False)) as connection:
             read_version(connection, layout.root)
             empty_log(connection, limit_s=_CHECKPOINT_S)
     except sqlite3.Error as error:
@@ -421,8 +467,8 @@ def read_marker(layout: StoreLayout) -> dict[str, Any] | None:
         OSError: It cannot be read; FileNotFoundError where there is none.
     """
     try:
-        marker = json.loads(layout.marker.read_text())
-    except ValueError:
+        marker = json.loads(read_plain_file(layout.marker))
+    except (ValueError, RecursionError):
         return None
     return marker if isinstance(marker, dict) and marker.get("format") == _FORMAT else None
 

@@ -83,7 +83,7 @@ run = Table(
     Column("strict_mode", _Number, nullable=False),
     # JSON: a sorted array of texts.
     Column("tags", _Text, nullable=False),
-    # JSON: a `ProcessIdentity`, and its `exit_code` once it has said one.
+    # JSON: a `ProcessIdentity`, and its `exit_code` and `ending` once it has said them.
     Column("process", _Text, nullable=False),
     Column("config", _Text),
     Column("environment", _Text),

@@ -58,7 +58,7 @@ class SqliteTurns:
 
     def _begin_anew(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._connection: SqliteConnection | None = None
         self._close: Callable[[], object] | None = None
         self._files: OpenFiles | None = None
@@ -189,7 +189,7 @@ class SqliteTurns:
             self._drop()
         if self._connection is None:
             self._connection = connect(self._layout)
-            self._close = close_with(self, self._connection.close)
+            self._close = close_with(self, self._connection.close, self._lock)
             self._connection.execute("PRAGMA busy_timeout=0")
             if _SYNCS_APART:
                 self._connection.execute("PRAGMA synchronous=NORMAL")

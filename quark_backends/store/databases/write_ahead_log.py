@@ -18,6 +18,7 @@ from pathlib import Path
 
 from quark_backends.store.databases.connection import SqliteConnection
 from quark_backends.store.databases.layout import LOG_SUFFIX
+from quark_backends.store.databases.open_files import FilesChanged
 
 __all__ = ["WritingConnection", "empty_log", "find_log", "measure_log"]
 
@@ -80,9 +81,48 @@ class WritingConnection(SqliteConnection):
         self.path = os.path.realpath(path)
         _writers.add(self)
 
+    def begin_write(self) -> None:
+        """See `StoreConnection`; nothing is written where the files are not what they were.
+
+        Raises:
+            FilesChanged: They are not; a damaged log has been put aside. A new connection sees
+                what is there now.
+        """
+        descriptors = self.descriptors
+        if descriptors is not None:
+            descriptors.check()
+        super().begin_write()
+        damage = None if descriptors is None else descriptors.find_damage()
+        if descriptors is None or damage is None:
+            return
+        from quark_backends.store.databases.replacement import replace_database
+
+        why = f"the write-ahead log of {descriptors.path} was changed by another program: {damage}"
+        try:
+            replace_database(Path(descriptors.path), why)
+        finally:
+            self.rollback()
+        raise FilesChanged(why)
+
+    def commit(self) -> None:
+        """See `StoreConnection`; looked at on both sides, since COMMIT is what writes.
+
+        Raises:
+            FilesChanged: Other code has closed the files: whether it was stored is not known.
+        """
+        descriptors = self.descriptors
+        if descriptors is not None and self._is_writing:
+            descriptors.check_open()
+            super().commit()
+            descriptors.check_open()
+        else:
+            super().commit()
+
     def close(self) -> None:
         """Empty the log, within a second or so, and close; never fails for the log."""
-        if self.path and _writers.remove(self):
+        if self.descriptors is not None:
+            self.descriptors.mend_index()
+        if self.path and _writers.remove(self) and self.is_sound:
             try:
                 # What is left then is left to whoever writes or syncs next.
                 if not empty_log(self) and measure_log(Path(self.path)) > _LARGE_BYTES:

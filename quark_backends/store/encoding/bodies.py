@@ -8,11 +8,31 @@ import xxhash
 
 from quark_core.errors import SchemaValidationError
 from quark_core.records.codec import DecodedBody, decode_body
+from quark_core.records.fields import column_types
+from quark_core.records.json_object import count_values, encode_json
+from quark_core.records.malformed_bodies import MALFORMED, mend_body
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from numpy.typing import NDArray
 
-__all__ = ["DamagedError", "digest_body", "number_texts", "open_body"]
+    from quark_core.records.columns import Columns
+
+__all__ = [
+    "MALFORMED",
+    "DamagedError",
+    "digest_body",
+    "has_json",
+    "make_rows",
+    "number_texts",
+    "open_body",
+    "weigh_body",
+    "weigh_rows",
+]
+
+# Of an empty list or of a number of its own, with the place that it has in a list.
+_VALUE_BYTES = 72
 
 
 class DamagedError(SchemaValidationError):
@@ -35,6 +55,69 @@ def open_body(body: bytes, digest: bytes) -> DecodedBody:
     if digest_body(body) != digest:
         raise DamagedError("its checksum is wrong")
     return decode_body(body)
+
+
+def make_rows(
+    body: DecodedBody, origin: Mapping[str, Any], equals: Mapping[str, str]
+) -> tuple[Columns, int, Exception | None]:
+    """The rows of a body whose texts are these, all of their columns made.
+
+    A record whose JSON values are not what its fields hold is set aside alone.
+
+    Args:
+        body: The body.
+        origin: Values of the fields that all its rows have in common.
+        equals: Texts that the rows must have.
+
+    Returns:
+        The rows, how many records were set aside, and why.
+
+    Raises:
+        SchemaValidationError: More than single records is malformed, as for what of `MALFORMED`
+            is raised.
+    """
+    from quark_core.records.columns import Columns
+
+    try:
+        # Made now: what is malformed must not come out of a column that somebody asks for.
+        return Columns.from_body_where(body, origin, equals).make_all(), 0, None
+    except (SchemaValidationError, *MALFORMED) as error:
+        mended, sound = mend_body(body)
+        count = body.count - int(sound.sum())
+        if not count:
+            raise
+        rows = Columns.from_body(mended, origin)
+        for name, value in equals.items():
+            sound = sound & (rows[name] == value)
+        return rows.take(sound).make_all(), count, error
+
+
+def weigh_body(body: DecodedBody) -> int:
+    """About how many bytes of memory the JSON values of a body take once they are made."""
+    columns = (body.column(name) for name in _json_fields(body.kind) if name in body)
+    return sum(_weigh(column.head) for column in columns if column.encoding == "j")
+
+
+def weigh_rows(rows: Columns) -> int:
+    """About how many bytes of memory the JSON values of rows take."""
+    fields = (name for name in _json_fields(rows.kind) if rows.find_constant(name) is None)
+    return sum(
+        _weigh(None if value is None else encode_json(value) for value in rows[name].tolist())
+        for name in fields
+    )
+
+
+def has_json(kind: str) -> bool:
+    """Whether records of a kind have JSON values, which may be of any size."""
+    return "j" in column_types(kind).values()
+
+
+def _json_fields(kind: str) -> list[str]:
+    return [name for name, encoding in column_types(kind).items() if encoding == "j"]
+
+
+def _weigh(texts: Iterable[bytes | None]) -> int:
+    return sum(len(t) + _VALUE_BYTES * count_values(t) for t in texts if t is not None)
 
 
 def number_texts(body: DecodedBody, name: str, known: dict[str, int]) -> NDArray[Any]:

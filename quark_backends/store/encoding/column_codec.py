@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -28,7 +28,7 @@ import numpy as np
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.codec import MISSING_INDEX, decompress_frame
 from quark_core.records.columns import Array, fill_array
-from quark_core.records.fields import column_types, default_value, restorers
+from quark_core.records.fields import column_types, default_value, restore_object, restorers
 from quark_core.records.json_object import decode_json, encode_json
 
 if sys.version_info >= (3, 14):
@@ -275,7 +275,9 @@ def _decode(kind: str, column: EncodedColumn, count: int, *, single: bool = Fals
         return np.asarray(known[_unpack(packed, f"<u{head}", count)])
     if encoding == "j":
         items = msgspec.msgpack.decode(_decompress(column.data), type=list[bytes | None])
-        make: Callable[[Any], Any] = restorers(kind).get(column.name, _keep)
+        make: Callable[[Any], Any] = restorers(kind).get(column.name) or partial(
+            restore_object, column.name
+        )
         out = np.empty(len(items), dtype=object)
         out[:] = [None if item is None else make(decode_json(item)) for item in items]
         if len(out) != count:
@@ -345,7 +347,3 @@ def _unpack(data: bytes | memoryview, dtype: str, count: int) -> Array:
 
 def _decompress(data: bytes | memoryview) -> bytes:
     return decompress_frame(data, "a column", _MAX_COLUMN_BYTES)
-
-
-def _keep(value: Any) -> Any:
-    return value

@@ -5,31 +5,40 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.encoding.bodies import has_json
 from quark_backends.store.encoding.chunks import BatchSpan, decode_spans
 from quark_backends.store.reading.stored_rows import StoredRows, WriterRow, hide_rows
 from quark_core.backends.curves import Cursor, RunChanges, RunHeads
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
 from quark_core.records.attempts import can_be_hidden
+from quark_core.records.codec import BODY_HEAD_BYTES, measure_body
 from quark_core.records.columns import Columns
 from quark_core.records.query import Query
 
 __all__ = ["read_changes", "read_heads"]
 
 _ALL = Query(all_attempts=True)
+# Records that hold JSON values are read up to so many bytes of bodies at once, of which memory
+# may take fifty times as many. Records of chunks are counted as of so many bytes each.
+_MOST_BYTES = 2 * 2**20
+_ROW_BYTES = 256
 _SHAPE = ""
 """Under this name a cursor has what tells whether earlier reads still hold; no writer has it."""
+_WITHIN = "\x01"
+"""Before a writer's name: how many rows of its next batch were read already."""
 
 
-def read_heads(connection: StoreConnection, run_pk: int) -> RunHeads:
+def read_heads(rows: StoredRows, run_pk: int) -> RunHeads:
     """How far a run has come."""
     return RunHeads(
-        cursor=_Writers.find(connection, run_pk).make_cursor(),
-        outputs=_count_outputs(connection, run_pk),
+        cursor=_Writers.find(rows, run_pk).make_cursor(),
+        outputs=_count_outputs(rows.connection, run_pk),
     )
 
 
@@ -54,30 +63,36 @@ def read_changes(
         kinds: Kinds of records that are wanted.
         keys: Stored keys of the metrics that are wanted; None for all.
         all_attempts: Also what a later attempt hides.
-        max_rows: About how many records are given at most.
+        max_rows: How many records are given at most.
     """
-    found = _Writers.find(rows.connection, run_pk)
+    found = _Writers.find(rows, run_pk)
     outputs = _count_outputs(rows.connection, run_pk)
     if found.is_stale(cursor, kinds):
         return RunChanges(cursor=cursor, stale=True, outputs=outputs)
     following = found.make_cursor()
     parts: dict[str, list[Columns]] = {}
-    left, more = max_rows, False
+    left, bytes_left, more = max_rows, _MOST_BYTES, False
     for writer in writers:
         start, end = cursor.get(writer.writer_id, 0), following[writer.writer_id]
         if start >= end:
             continue
-        if left <= 0:
+        within = cursor.get(f"{_WITHIN}{writer.writer_id}", 0)
+        if left <= 0 or bytes_left <= 0:
             following[writer.writer_id], more = start, True
+            if within:
+                following[f"{_WITHIN}{writer.writer_id}"] = within
             continue
-        new = _find_new(rows.connection, writer, start, kinds, left)
+        new = _find_new(rows.connection, writer, start, kinds, left, within, bytes_left)
         left -= new.count
+        bytes_left -= new.size_bytes
         if new.end is not None:
             following[writer.writer_id], more = new.end, True
+            if new.within:
+                following[f"{_WITHIN}{writer.writer_id}"] = new.within
         for kind in kinds:
             its = _load(rows, writer, kind, new, keys)
             if not all_attempts:
-                its = hide_rows(its, rows.find_hidden(writer, kind))
+                its = hide_rows(its, rows.find_hidden(writer, kind, keys))
             if its.count:
                 parts.setdefault(kind, []).append(its)
     records = {kind: Columns.concatenate(kind, its) for kind, its in parts.items()}
@@ -92,21 +107,25 @@ class _Writers:
     looks: Mapping[str, str]
 
     @classmethod
-    def find(cls, connection: StoreConnection, run_pk: int) -> _Writers:
+    def find(cls, rows: StoredRows, run_pk: int) -> _Writers:
         """Those of a run."""
+        connection = rows.connection
         found = connection.execute(
             "SELECT pk, id, head, attempt, hidden_step FROM writer WHERE run_pk = ? ORDER BY pk",
             (run_pk,),
         ).fetchall()
         hidden: dict[int, list[str]] = {}
         if any(row[4] is not None for row in found):
-            rows = connection.execute(
+            noted = connection.execute(
                 "SELECT writer_pk, kind, sequence FROM hidden WHERE writer_pk IN"
                 " (SELECT pk FROM writer WHERE run_pk = ?) ORDER BY writer_pk, kind",
                 (run_pk,),
             )
-            for writer_pk, kind, sequence in rows:
+            for writer_pk, kind, sequence in noted:
                 hidden.setdefault(writer_pk, []).append(f"{kind}:{sequence}")
+        if len({row[3] for row in found}) > 1:
+            for writer_pk, looks in rows.list_replaced(run_pk).items():
+                hidden.setdefault(writer_pk, []).extend(looks)
         return cls(
             {writer_id: head + 1 for _, writer_id, head, _, _ in found},
             {
@@ -124,7 +143,7 @@ class _Writers:
 
         What a later attempt hides is nothing to who reads only what cannot be hidden.
         """
-        known = [name for name in cursor if name != _SHAPE]
+        known = [name for name in cursor if name != _SHAPE and not name.startswith(_WITHIN)]
         if any(name not in self.ends or cursor[name] > self.ends[name] for name in known):
             return True
         if not known or not any(map(can_be_hidden, kinds)):
@@ -142,48 +161,92 @@ class _New:
 
     Attributes:
         numbers: Those that are batches still, by kind.
+        cuts: Of those of them that are not wanted whole: which of their rows, by number.
         sequences: Sequences of those that were compacted, by kind.
         count: How many records they hold, at least.
+        size_bytes: How many bytes those have that hold JSON values.
         end: The number to go on with, where there are more; None where these are all.
+        within: How many rows of that one were found already.
     """
 
     numbers: dict[str, list[int]] = field(default_factory=dict)
+    cuts: dict[int, slice] = field(default_factory=dict)
     sequences: dict[str, list[int]] = field(default_factory=dict)
     count: int = 0
+    size_bytes: int = 0
     end: int | None = None
+    within: int = 0
+
+
+class _Waiting(NamedTuple):
+    """A batch that was not compacted: its records, and its body."""
+
+    rows: int
+    head: bytes
+    stored_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """How large the body is once it is decompressed."""
+        return measure_body(bytes(self.head), self.stored_bytes)
 
 
 def _find_new(
-    connection: StoreConnection, writer: WriterRow, start: int, kinds: Sequence[str], limit: int
+    connection: StoreConnection,
+    writer: WriterRow,
+    start: int,
+    kinds: Sequence[str],
+    limit: int,
+    within: int,
+    limit_bytes: int,
 ) -> _New:
-    """A writer's batches of these kinds from a number on, the oldest of them up to a limit."""
+    """A writer's batches of these kinds from a number on, the oldest rows of them up to limits.
+
+    A batch may hold more than the limit, and its rows be long: then it is given in parts. Its
+    rows count in the order of their sequences, which compacting does not change.
+    """
     marks = ", ".join("?" * len(kinds))
     waiting = connection.execute(
-        f"SELECT number, kind, count FROM batch WHERE writer_pk = ? AND kind IN ({marks})"
+        f"SELECT number, kind, count, substr(body, 1, {BODY_HEAD_BYTES}), length(body) FROM batch"
+        f" WHERE writer_pk = ? AND kind IN ({marks})"
         " AND number >= ? ORDER BY number",
         (writer.pk, *kinds, start),
     )
     new = _New()
     for number, kind, found in _merge(
-        iter(waiting), _iterate_spans(connection, writer, start, kinds)
+        ((number, kind, _Waiting(*its)) for number, kind, *its in waiting),
+        _iterate_spans(connection, writer, start, kinds),
     ):
-        if new.count >= limit:
+        if new.count >= limit or new.size_bytes >= limit_bytes:
             new.end = number
             break
+        count = len(found.sequences) if isinstance(found, BatchSpan) else found.rows
+        if has_json(kind):
+            size = count * _ROW_BYTES if isinstance(found, BatchSpan) else found.size_bytes
+            if new.count and new.size_bytes + size > limit_bytes:
+                new.end = number
+                break
+            new.size_bytes += size
+        first = min(within, count) if number == start else 0
+        last = min(count, first + limit - new.count)
         if isinstance(found, BatchSpan):
-            sequences = found.sequences
+            sequences = sorted(found.sequences)[first:last]
             new.sequences.setdefault(kind, []).extend(sequences)
-            new.count += len(sequences)
         else:
             new.numbers.setdefault(kind, []).append(number)
-            new.count += found
+            if (first, last) != (0, count):
+                new.cuts[number] = slice(first, last)
+        new.count += last - first
+        if last < count:
+            new.end, new.within = number, last
+            break
     waiting.close()
     return new
 
 
 def _merge(
-    waiting: Iterator[tuple[int, str, int]], spans: Iterator[tuple[int, str, BatchSpan]]
-) -> Iterator[tuple[int, str, int | BatchSpan]]:
+    waiting: Iterator[tuple[int, str, _Waiting]], spans: Iterator[tuple[int, str, BatchSpan]]
+) -> Iterator[tuple[int, str, _Waiting | BatchSpan]]:
     """Both by their numbers, no two of which are the same."""
     from heapq import merge
 
@@ -224,7 +287,13 @@ def _load(
     sequences = new.sequences.get(kind)
     if sequences:
         parts.append(_load_compacted(rows, writer, kind, sequences, keys if by_key else None))
-    parts += rows.load_batches(writer, kind, new.numbers.get(kind, ()), {})
+    numbers = new.numbers.get(kind, ())
+    whole = [number for number in numbers if number not in new.cuts]
+    parts += rows.load_batches(writer, kind, whole, {})
+    for number in numbers:
+        if number in new.cuts:
+            for part in rows.load_batches(writer, kind, [number], {}):
+                parts.append(part.order_by_sequence().take(new.cuts[number]))
     wanted = []
     for part in parts:
         chosen = part

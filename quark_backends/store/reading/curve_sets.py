@@ -53,6 +53,7 @@ class _Share:
 
     Attributes:
         writer: The writer.
+        key: The metric.
         chunks: Its chunks, by their first sequence.
         hidden: What a later attempt hides of it.
         tail: Points that are not compacted yet, in the window and not hidden.
@@ -60,6 +61,7 @@ class _Share:
     """
 
     writer: WriterRow
+    key: str
     chunks: list[ChunkEntry]
     hidden: HiddenRows | None
     tail: list[Columns] = field(default_factory=list)
@@ -94,7 +96,7 @@ def read_curves(
     shares: dict[str, dict[int, dict[int, list[_Share]]]] = {key: {} for key in query.keys}
     names = rows.find_keys(query.keys)
     for writer in wanted:
-        hidden = None if query.all_attempts else rows.find_hidden(writer, _KIND)
+        hidden = None if query.all_attempts else rows.find_hidden(writer, _KIND, query.keys)
         bound = _choose_bound(entries, ranks, wanted)
         found = _find_shares(rows, tails, writer, names, hidden, window, bound)
         for key, share in found.items():
@@ -135,15 +137,17 @@ def _find_shares(
     """What a writer has of each of these metrics, of those of which it has anything."""
     chunks = rows.find_series_chunks(writer, list(names.values()))
     found = {
-        key: _Share(writer, its, hidden) for key, pk in names.items() if (its := chunks.get(pk))
+        key: _Share(writer, key, its, hidden)
+        for key, pk in names.items()
+        if (its := chunks.get(pk))
     }
     most = None if entries is None else entries * BLOCK_POINTS
     for part in tails.read(rows, writer, list(names)):
         for key, points in part.items():
-            within = _take_within(hide_rows(points, hidden), window)
+            within = _take_within(hide_rows(points, hidden, key), window)
             if not within.count:
                 continue
-            share = found.setdefault(key, _Share(writer, [], hidden))
+            share = found.setdefault(key, _Share(writer, key, [], hidden))
             share.tail.append(within)
             share.tail_count += within.count
             if most is not None and sum(part.count for part in share.tail) >= most:
@@ -204,7 +208,7 @@ def _find_blocks(
     loaded: list[tuple[_Share, list[ChunkEntry], AxisBlocks | None, list[ChunkEntry]]] = []
     for share, chunks in zip(shares, near, strict=True):
         whole = _choose_whole(cache, share, chunks, window.axis)
-        partly = [entry for entry in chunks if not is_whole(entry, share.hidden)]
+        partly = [entry for entry in chunks if not is_whole(entry, share.hidden, share.key)]
         if not whole:
             loaded.append((share, partly, None, []))
             continue
@@ -244,9 +248,9 @@ def _choose_whole(
     cache: BlockCache, share: _Share, chunks: list[ChunkEntry], axis: str
 ) -> list[ChunkEntry]:
     """Those of which nothing is hidden: all that the share has, where their blocks are known."""
-    every = [entry for entry in share.chunks if is_whole(entry, share.hidden)]
+    every = [entry for entry in share.chunks if is_whole(entry, share.hidden, share.key)]
     if len(every) > len(chunks) and cache.find(axis, tuple(entry.pk for entry in every)) is None:
-        return [entry for entry in chunks if is_whole(entry, share.hidden)]
+        return [entry for entry in chunks if is_whole(entry, share.hidden, share.key)]
     return every
 
 
@@ -280,7 +284,7 @@ def _find_nearer(
     window: Window,
 ) -> list[ChunkEntry]:
     """Those that do have points near a window, as their blocks tell."""
-    whole = [entry for entry in chunks if is_whole(entry, share.hidden)]
+    whole = [entry for entry in chunks if is_whole(entry, share.hidden, share.key)]
     if not whole:
         return chunks
     try:
@@ -289,7 +293,11 @@ def _find_nearer(
         return chunks  # a roll-up is damaged
     some, _ = find_overlapping(blocks, window)
     near = {whole[place].pk for place in np.unique(chunk_of[some]).tolist()}
-    return [entry for entry in chunks if entry.pk in near or not is_whole(entry, share.hidden)]
+    return [
+        entry
+        for entry in chunks
+        if entry.pk in near or not is_whole(entry, share.hidden, share.key)
+    ]
 
 
 def _load_chunks(
@@ -299,7 +307,7 @@ def _load_chunks(
     if not chunks:
         return []
     found = rows.join_chunks(share.writer, _KIND, chunks)
-    within = _take_within(hide_rows(found, share.hidden), window)
+    within = _take_within(hide_rows(found, share.hidden, share.key), window)
     return [within] if within.count else []
 
 

@@ -72,7 +72,7 @@ def _read_rank(
         return reduce_columns(key, Columns.concatenate(_KIND, _not_empty(parts)), max_points)
     blocks: list[Blocks] = []
     for writer, entries in found:
-        hidden = None if all_attempts else rows.find_hidden(writer, _KIND)
+        hidden = rows.find_hidden_by(writer, _KIND, query)
         blocks += _read_blocks(rows, writer, entries, query, hidden)
     joined = Blocks.join(blocks) if blocks else None
     if joined is None or int(joined.count.sum()) < max_points * BLOCK_POINTS:
@@ -92,7 +92,7 @@ def _read_blocks(
     """A writer's blocks, in order: of roll-ups first, of points where these will not do."""
     whole = 0
     if all(after.first_sequence > before.last_sequence for before, after in pairwise(entries)):
-        while whole < len(entries) and is_whole(entries[whole], hidden):
+        while whole < len(entries) and is_whole(entries[whole], hidden, query.equals["metric_key"]):
             whole += 1
     blocks: list[Blocks] = []
     if whole:
@@ -116,12 +116,10 @@ def _read_blocks_of_points(
     return [summarize_blocks(visible)] if visible.count else []
 
 
-def is_whole(entry: ChunkEntry, hidden: HiddenRows | None) -> bool:
-    """Whether nothing in a chunk is hidden."""
-    if hidden is None:
-        return True
-    return entry.step_high < hidden.step and (
-        hidden.sequence is None or entry.last_sequence <= hidden.sequence
+def is_whole(entry: ChunkEntry, hidden: HiddenRows | None, key: str) -> bool:
+    """Whether nothing in a chunk of a metric is hidden."""
+    return hidden is None or hidden.is_whole(
+        entry.step_low, entry.step_high, entry.last_sequence, key
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from quark_backends.store.databases.connection import StoreConnection, writing
+from quark_backends.store.encoding.bodies import MALFORMED, make_rows
 from quark_backends.store.reading.reader import find_run
 from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
 from quark_core.records.codec import decode_body, encode_columns
@@ -17,10 +19,13 @@ if TYPE_CHECKING:
     from quark_core.records import StreamRecord
     from quark_core.records.columns import Columns
 
+_log = logging.getLogger("quark")
+
 __all__ = [
     "Bodies",
     "add_generation",
     "encode_outputs",
+    "iterate_outputs",
     "read_outputs",
     "store_generation",
     "write_generation",
@@ -117,10 +122,30 @@ def read_outputs(
     """
     from quark_core.records.columns import Columns
 
+    return Columns.concatenate(kind, list(iterate_outputs(connection, run_id, kind, analyzer)))
+
+
+def iterate_outputs(
+    connection: StoreConnection,
+    run_id: str,
+    kind: str,
+    analyzer: str | None,
+    limit: int | None = None,
+) -> Iterator[Columns]:
+    """What `read_outputs` returns, of one analysis after the other.
+
+    Args:
+        connection: The store, inside a transaction that lasts as long.
+        run_id, kind, analyzer: As there.
+        limit: Leave out the first of them, whose records are not among the last so many.
+
+    Raises:
+        RunNotFoundError, SessionStoreError: As there.
+    """
     run_pk = find_run(connection, run_id)
     of_analyzer, arguments = ("", ()) if analyzer is None else (" AND analyzer = ?", (analyzer,))
     rows = connection.execute(
-        "SELECT output.pk, analyzer, number, body FROM output"
+        "SELECT output.pk, analyzer, number, output.count FROM output"
         " JOIN generation AS g ON g.pk = generation_pk"
         f" WHERE run_pk = ? AND kind = ?{of_analyzer}"
         " AND number >= (SELECT coalesce(max(number), 0) FROM generation AS newest"
@@ -128,8 +153,11 @@ def read_outputs(
         " ORDER BY analyzer, number, output.pk",
         (run_pk, kind, *arguments),
     ).fetchall()
-    parts = []
-    for pk, its_analyzer, number, body in rows:
+    first, left = len(rows), limit
+    while first and (left is None or left > 0):
+        first -= 1
+        left = None if left is None else left - rows[first][3]
+    for pk, its_analyzer, number, _ in rows[first:]:
         # Identity belongs to the generation, whoever made the records.
         origin = {
             "run_id": run_id,
@@ -137,11 +165,16 @@ def read_outputs(
             "attempt": 0,
             "rank": 0,
         }
+        (body,) = connection.execute("SELECT body FROM output WHERE pk = ?", (pk,)).fetchone()
         try:
-            parts.append(Columns.from_body(decode_body(body), origin))
-        except SchemaValidationError as error:
+            part, left_out, reason = make_rows(decode_body(body), origin, {})
+        except (SchemaValidationError, *MALFORMED) as error:
             raise SessionStoreError(f"output {pk} of run {run_id} is damaged: {error}") from error
-    return Columns.concatenate(kind, parts)
+        if reason is not None:
+            _log.warning(
+                "output %d of run %s: %d records are left out: %s", pk, run_id, left_out, reason
+            )
+        yield part
 
 
 def _encode(kind: str, records: Sequence[StreamRecord]) -> bytes:

@@ -27,7 +27,7 @@ def load_grid(stored: StoredRows, writers: Sequence[WriterRow], query: GridQuery
     builder = GridBuilder(query)
     read: dict[bytes, list[Any]] = {}
     for writer in writers:
-        hidden = None if query.all_attempts else stored.find_hidden(writer, query.kind)
+        hidden = stored.find_hidden_by(writer, query.kind, query.query)
         for chunk in stored.iterate_chunks(
             query.kind, stored.find_chunks(writer, query.kind, query.query)
         ):
@@ -97,7 +97,7 @@ def _read_body(
         raise SchemaValidationError("columns are of different lengths")
     if hidden is None:
         return found
-    shown = ~hidden.find_hidden(steps, body.to_array("sequence"))
+    shown = ~hidden.find_hidden(steps, body.to_array("sequence"), body.to_array("epoch"))
     return tuple(array[shown] for array in found)
 
 
@@ -131,7 +131,7 @@ def _add_chunk(
         found = chunk.array(counter) > 0
         broken = found if broken is None else broken | found
     if hidden is not None:
-        shown = ~hidden.find_hidden(steps, chunk.array("sequence"))
+        shown = ~hidden.find_hidden(steps, chunk.array("sequence"), chunk.array("epoch"))
         if not shown.all():
             steps, values, codes = steps[shown], values[shown], codes[shown]
             nulls = None if nulls is None else nulls[shown]

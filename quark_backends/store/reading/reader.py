@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from quark_backends.store.databases.connection import StoreConnection, close_with
 from quark_backends.store.reading.belonging import load_group, load_groups, load_project
 from quark_backends.store.reading.run_rows import (
+    ROW_SIZE,
     RUN_QUERY,
+    RUN_TABLES,
     read_settings,
     read_stop,
     run_not_found,
@@ -52,12 +54,14 @@ class StoreReader:
     Args:
         connect: Opens a connection for reading.
         find_blocks: Gives what several readers keep of chunks; by default this one keeps its own.
+        lock: Whoever is at the connection holds this; by default it is this reader's alone.
     """
 
     def __init__(
         self,
         connect: Callable[[], StoreConnection],
         find_blocks: Callable[[], BlockCache] | None = None,
+        lock: threading.RLock | None = None,
     ) -> None:
         self._connect = connect
         self._find_blocks = find_blocks
@@ -66,7 +70,7 @@ class StoreReader:
         self._connection: StoreConnection | None = None
         self._close_connection: Callable[[], object] | None = None
         self._rows: StoredRows | None = None
-        self._lock = threading.RLock()
+        self._lock = lock or threading.RLock()
 
     def close(self) -> None:
         """Give up the connection; a later read opens another."""
@@ -137,7 +141,7 @@ class StoreReader:
                 writers,
                 query,
             )
-            heads = read_heads(connection, find_run(connection, run_id))
+            heads = read_heads(self._stored_rows(connection), find_run(connection, run_id))
         return CurveSet(curves=curves, cursor=heads.cursor)
 
     def read_heads(self, run_id: str) -> RunHeads:
@@ -145,7 +149,7 @@ class StoreReader:
         from quark_backends.store.reading.changes import read_heads
 
         with self._lock, self._moment() as connection:
-            return read_heads(connection, find_run(connection, run_id))
+            return read_heads(self._stored_rows(connection), find_run(connection, run_id))
 
     def read_changes(
         self,
@@ -188,7 +192,8 @@ class StoreReader:
                 yield found.take(slice(start, start + rows))
             return
 
-        from quark_backends.store.reading.stored_rows import StoredRows, iterate_writer
+        from quark_backends.store.reading.row_parts import iterate_writer
+        from quark_backends.store.reading.stored_rows import StoredRows
 
         # A connection of its own: the moment lasts as long as whoever iterates takes.
         connection = self._connect()
@@ -202,15 +207,27 @@ class StoreReader:
         finally:
             connection.close()
 
-    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
-        """A writer's batches from a number on, in order; see `SupportsReplay`."""
+    def read_batches(
+        self, run_id: str, writer_id: str, start: int, limit: int, limit_bytes: int | None = None
+    ) -> list[Batch]:
+        """A writer's batches from a number on, in order; see `SupportsReplay`.
+
+        Args:
+            run_id, writer_id, start, limit: As there.
+            limit_bytes: Of so many bytes at most, or one that is larger; of any by default.
+        """
         from quark_backends.store.reading.replay import replay_batches
 
         with self._lock, self._moment() as connection:
             for writer in find_writers(connection, run_id):
                 if writer.writer_id == writer_id:
                     return replay_batches(
-                        connection, self._stored_rows(connection), writer, start, limit
+                        connection,
+                        self._stored_rows(connection),
+                        writer,
+                        start,
+                        limit,
+                        limit_bytes,
                     )
         return []
 
@@ -220,6 +237,21 @@ class StoreReader:
 
         with self._lock, self._moment() as connection:
             return read_outputs(connection, run_id, kind, analyzer)
+
+    def iterate_outputs(
+        self, run_id: str, kind: str, analyzer: str | None = None, *, limit: int | None = None
+    ) -> Iterator[Columns]:
+        """What `read_outputs` returns, of one analysis after the other; see `iterate_outputs`."""
+        from quark_backends.store.reading import generations
+
+        connection = self._connect()
+        try:
+            connection.begin_read()
+            yield from generations.iterate_outputs(connection, run_id, kind, analyzer, limit)
+        except connection.Error as error:
+            raise SessionStoreError(f"the store cannot be read: {error}") from error
+        finally:
+            connection.close()
 
     def load_run(self, run_id: str) -> StoredRun:
         """One run.
@@ -258,25 +290,24 @@ class StoreReader:
             after: When the last run of the page before was made, in microseconds, and
                 its id: only those that come after it.
         """
-        sql, arguments = f"{RUN_QUERY} WHERE trashed_us IS NULL", list[str | int]()
-        if after is not None:
-            # A run that is gone since leaves its moment, so that the list goes on behind it.
-            sql += (
-                " AND run.created_us <= ? AND (run.created_us < ? OR run.pk <"
-                " (SELECT coalesce(min(last.pk), -1) FROM run AS last WHERE last.id = ?))"
-            )
-            arguments += [after[0], after[0], after[1]]
-        for column, wanted in (("project.name", project), ("store_name", store_name)):
-            if wanted is not None:
-                sql += f" AND {column} = ?"
-                arguments.append(wanted)
-        sql += " ORDER BY run.created_us DESC, run.pk DESC"
-        if limit is not None:
-            sql += " LIMIT ?"
-            arguments.append(limit)
+        listed = _list_newest(project, limit, store_name, after)
         with self._lock, self._moment() as connection:
-            rows = connection.execute(sql, arguments).fetchall()
+            rows = connection.execute(f"{RUN_QUERY} {listed[0]}", listed[1]).fetchall()
         return [to_stored_run(row) for row in rows]
+
+    def measure_runs(
+        self,
+        *,
+        project: str | None = None,
+        limit: int | None = None,
+        store_name: str | None = None,
+        after: tuple[int, str] | None = None,
+    ) -> list[int]:
+        """About how many bytes each of the runs has that `list_runs` returns."""
+        listed = _list_newest(project, limit, store_name, after)
+        sql = f"SELECT {ROW_SIZE} FROM {RUN_TABLES} {listed[0]}"
+        with self._lock, self._moment() as connection:
+            return [size for (size,) in connection.execute(sql, listed[1])]
 
     def list_groups(self, project: str | None, store_name: str | None = None) -> list[StoredGroup]:
         """See `SupportsBelonging`."""
@@ -385,7 +416,7 @@ class StoreReader:
         connection = self._connection
         if connection is None:
             connection = self._connection = self._connect()
-            self._close_connection = close_with(self, connection.close)
+            self._close_connection = close_with(self, connection.close, self._lock)
         try:
             connection.begin_read()
             try:
@@ -400,6 +431,29 @@ class StoreReader:
                 assert self._close_connection is not None
                 self._close_connection()
                 self._connection = self._close_connection = None
+
+
+def _list_newest(
+    project: str | None, limit: int | None, store_name: str | None, after: tuple[int, str] | None
+) -> tuple[str, list[str | int]]:
+    """The end of a statement over runs, newest first, as `StoreReader.list_runs` has it."""
+    sql, arguments = "WHERE trashed_us IS NULL", list[str | int]()
+    if after is not None:
+        # A run that is gone since leaves its moment, so that the list goes on behind it.
+        sql += (
+            " AND run.created_us <= ? AND (run.created_us < ? OR run.pk <"
+            " (SELECT coalesce(min(last.pk), -1) FROM run AS last WHERE last.id = ?))"
+        )
+        arguments += [after[0], after[0], after[1]]
+    for column, wanted in (("project.name", project), ("store_name", store_name)):
+        if wanted is not None:
+            sql += f" AND {column} = ?"
+            arguments.append(wanted)
+    sql += " ORDER BY run.created_us DESC, run.pk DESC"
+    if limit is not None:
+        sql += " LIMIT ?"
+        arguments.append(limit)
+    return sql, arguments
 
 
 def find_run(connection: StoreConnection, run_id: str, *, for_update: bool = False) -> int:
@@ -434,12 +488,19 @@ def find_writers(
     Raises:
         RunNotFoundError: There is no such run, or it is in the trash.
     """
+    from quark_backends.store.reading.attempt_reaches import load_attempt_writers
     from quark_backends.store.reading.stored_rows import WriterRow
 
+    run_pk = find_run(connection, run_id)
     rows = connection.execute(
         "SELECT pk, id, attempt, rank, hidden_step FROM writer WHERE run_pk = ?"
         " ORDER BY attempt, rank, started_us, id",
-        (find_run(connection, run_id),),
+        (run_pk,),
     ).fetchall()
-    writers = [WriterRow(pk, run_id, *row) for pk, *row in rows]
+    goes_on = len({row[2] for row in rows}) > 1
+    others = tuple(load_attempt_writers(connection, run_pk)) if goes_on else ()
+    writers = [
+        WriterRow(pk, run_id, writer_id, attempt, its_rank, hidden_step, others)
+        for pk, writer_id, attempt, its_rank, hidden_step in rows
+    ]
     return [writer for writer in writers if rank in (None, writer.rank)]

@@ -164,7 +164,8 @@ class _FileMark:
     def __init__(self, connect: Callable[[], StoreConnection], look: object) -> None:
         self.look = look
         self._connection = connect()
-        self.close = close_with(self, self._connection.close)
+        self._lock = threading.RLock()
+        self.close = close_with(self, self._connection.close, self._lock)
         _FileMark._opened += 1
         # Versions can only be compared that one connection has given.
         self._name = _FileMark._opened
@@ -173,6 +174,10 @@ class _FileMark:
 
     def read(self, run_id: str) -> str:
         """The mark of a run."""
+        with self._lock:
+            return self._read(run_id)
+
+    def _read(self, run_id: str) -> str:
         connection = self._connection
         try:
             (version,) = connection.execute("PRAGMA data_version").fetchone()

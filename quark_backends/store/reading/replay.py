@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import accumulate
 
 import numpy as np
 
@@ -28,22 +29,35 @@ def replay_batches(
     writer: WriterRow,
     start: int,
     limit: int,
+    limit_bytes: int | None = None,
 ) -> list[Batch]:
-    """A writer's batches from a number on, in order, at most `limit`.
+    """A writer's batches from a number on, in order, at most `limit`, and of so many bytes.
+
+    Of what is larger it is the first.
 
     A batch that was compacted is made again: the same records under the same
     number, though not the same bytes.
     """
+    sizes = dict(
+        connection.execute(
+            "SELECT number, length(body) FROM batch WHERE writer_pk = ? AND number >= ?"
+            " ORDER BY number LIMIT ?",
+            (writer.pk, start, limit),
+        ).fetchall()
+    )
+    compacted = _find_spans(connection, writer, start)
+    wanted = sorted({*sizes, *compacted})[:limit]
+    if limit_bytes is not None:
+        totals = accumulate(sizes.get(number, 0) for number in wanted)
+        wanted = wanted[: max(1, sum(total <= limit_bytes for total in totals))]
     batches = {
         row[0]: Batch(writer.run_id, writer.writer_id, writer.attempt, writer.rank, *row)
         for row in connection.execute(
-            "SELECT number, kind, count, body FROM batch WHERE writer_pk = ? AND number >= ?"
-            " ORDER BY number LIMIT ?",
-            (writer.pk, start, limit),
+            "SELECT number, kind, count, body FROM batch"
+            " WHERE writer_pk = ? AND number BETWEEN ? AND ? ORDER BY number",
+            (writer.pk, start, wanted[-1] if wanted else start),
         )
     }
-    compacted = _find_spans(connection, writer, start)
-    wanted = sorted({*batches, *compacted})[:limit]
     rows: dict[str, Columns] = {}
     out = []
     for number in wanted:

@@ -9,7 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
-from sqlalchemy import ColumnElement, Table, and_, exists, func, literal, or_, select, union_all
+from sqlalchemy import (
+    ColumnElement,
+    Table,
+    and_,
+    case,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    union_all,
+)
 
 from quark_backends.store.databases.tables import METADATA
 from quark_backends.store.reading.run_rows import read_texts
@@ -68,6 +79,13 @@ _LOOKED_THROUGH = 5_000
 _NEWEST_RUNS = 64
 _KEYS_AT_ONCE = 100
 _VALUES_OF_OLD = 20
+# Longer texts are read for one run at a time, and shown by their beginning. A page ends where its
+# cells have so many characters, and so do tags and groups that are shown at all.
+_SHORT_CHARACTERS = 256
+_CELL_CHARACTERS = 16_384
+_LIST_CHARACTERS = 65_536
+_PAGE_CHARACTERS = 4_000_000
+_KEY_CHARACTERS = 512
 
 
 def load_page(connection: Connection, page: PageSearch, store_name: str | None) -> RunPage:
@@ -92,15 +110,23 @@ def load_page(connection: Connection, page: PageSearch, store_name: str | None) 
         statement = statement.where(bound)
     found = [tuple(row) for row in connection.execute(statement)]
     shown = found[: page.limit]
+    cells = _Cells(connection, [row[0] for row in shown], page.columns, at_us)
+    rows: list[RunRow] = []
+    characters = 0
+    for run_pk, run_id, *_ in shown:
+        values = cells.find_row(run_pk)
+        characters += sum(map(_count_characters, values))
+        if rows and characters > _PAGE_CHARACTERS:
+            break
+        rows.append(RunRow(run_id, values))
     following = None
-    if shown and len(found) > len(shown):
-        _, run_id, created_us, *keys = shown[-1]
+    if rows and len(found) > len(rows):
+        _, run_id, created_us, *keys = shown[len(rows) - 1]
         last = PageCursor(checksum_search(search), at_us, created_us, run_id, keys)
         following = last.encode()
-    cells = _Cells(connection, [row[0] for row in shown], page.columns, at_us)
     return RunPage(
         columns=page.column_texts,
-        rows=tuple(RunRow(row[1], cells.find_row(row[0])) for row in shown),
+        rows=tuple(rows),
         next=following,
         count=_count(connection, resolved, names, at_us, store_name) if page.count else None,
     )
@@ -148,12 +174,14 @@ class _Cells:
     def __init__(
         self, connection: Connection, run_pks: Sequence[int], columns: Sequence[Field], at_us: int
     ) -> None:
+        self._connection = connection
         self._columns = columns
         self._at_us = at_us
         self._runs: dict[int, Mapping[str, Any]] = {}
         self._metrics: dict[tuple[int, str], Any] = {}
         # By run, scope and name.
         self._given: dict[tuple[int, str, str], Any] = {}
+        self._long: dict[int, list[tuple[str, Table, str, bool]]] = {}
         fields = {
             scope: [field.name for field in columns if field.scope == scope]
             for scope in get_args(Scope)
@@ -171,7 +199,18 @@ class _Cells:
 
     def find_row(self, run_pk: int) -> tuple[Any, ...]:
         """The cells of one run."""
-        return tuple(self._find(run_pk, field) for field in self._columns)
+        long = self._long.pop(run_pk, [])
+        for scope, table, key, is_json in long:
+            text = func.substr(table.c.text, 1, _CELL_CHARACTERS + 1)
+            its = (table.c.run_pk == run_pk, table.c.key == key)
+            found = str(self._connection.scalar(select(text).where(*its)) or "")
+            is_cut = len(found) > _CELL_CHARACTERS
+            value = f"{found[:_CELL_CHARACTERS]}…" if is_cut else found
+            self._given[run_pk, scope, key] = json.loads(found) if is_json and not is_cut else value
+        row = tuple(self._find(run_pk, field) for field in self._columns)
+        for scope, _, key, _ in long:
+            del self._given[run_pk, scope, key]
+        return row
 
     def _find(self, run_pk: int, field: Field) -> Any:
         if field.scope == "run":
@@ -218,7 +257,7 @@ class _Cells:
 
     def _load_runs(self, connection: Connection, part: Sequence[int], names: list[str]) -> None:
         wanted = {column for name in names for column in _RUN_COLUMNS.get(name, (name,))}
-        statement = select(_run.c.pk, *(_run.c[column] for column in sorted(wanted)))
+        statement = select(_run.c.pk, *map(_cut_column, sorted(wanted)))
         if "project" in names:
             statement = statement.add_columns(_project.c.name.label("project_name")).join_from(
                 _run, _project
@@ -235,18 +274,26 @@ class _Cells:
         keys: list[str],
     ) -> None:
         columns = table.c
+        length = func.coalesce(func.length(columns.text), 0)
         statement = select(
-            columns.run_pk, columns.key, columns.type, columns.number, columns.text
+            columns.run_pk, columns.key, length, columns.type, columns.number, _cut_text(table)
         ).where(columns.run_pk.in_(part), columns.key.in_(sorted(set(keys))))
-        for run_pk, key, *value in connection.execute(statement):
-            self._given[run_pk, scope, key] = _read_value(*value)
+        for run_pk, key, characters, kind, *value in connection.execute(statement):
+            if characters > _SHORT_CHARACTERS:
+                self._long.setdefault(run_pk, []).append((scope, table, key, kind == "json"))
+            else:
+                self._given[run_pk, scope, key] = _read_value(kind, *value)
 
     def _load_fingerprints(
         self, connection: Connection, part: Sequence[int], keys: list[str]
     ) -> None:
         columns = _run_fingerprint.c
         statement = (
-            select(columns.run_pk, columns.key, func.min(columns.digest))
+            select(
+                columns.run_pk,
+                columns.key,
+                func.substr(func.min(columns.digest), 1, _SHORT_CHARACTERS),
+            )
             .where(columns.run_pk.in_(part), columns.key.in_(sorted(set(keys))))
             .group_by(columns.run_pk, columns.key)
         )
@@ -267,6 +314,29 @@ class _Cells:
         ).where(columns.run_pk.in_(part), columns.name_pk.in_(sorted(names)))
         for row in connection.execute(statement) if names else ():
             self._metrics[row.run_pk, names[row.name_pk]] = row
+
+
+def _cut_column(name: str) -> ColumnElement[Any]:
+    """A column of a run that no run makes large; a list of texts that is, is not shown."""
+    column = _run.c[name]
+    if name == "notes":
+        return func.substr(column, 1, _CELL_CHARACTERS).label(name)
+    if name == "tags":
+        return case((func.length(column) <= _LIST_CHARACTERS, column), else_="[]").label(name)
+    if name == "group_paths":
+        return case((func.length(column) <= _LIST_CHARACTERS, column)).label(name)
+    return column
+
+
+def _cut_text(table: Table) -> ColumnElement[Any]:
+    """The text of a value where it is short, else NULL."""
+    return case((func.length(table.c.text) <= _SHORT_CHARACTERS, table.c.text))
+
+
+def _count_characters(cell: Any) -> int:
+    if isinstance(cell, str):
+        return len(cell)
+    return len(json.dumps(cell)) if isinstance(cell, (tuple, list, dict)) else 1
 
 
 def _read_value(kind: str, number: float | None, text: str | None) -> Any:
@@ -335,7 +405,8 @@ def _find_keys(
         .where(_run_config.c.key == keys.c.key, *visible)
         .correlate(keys)
     )
-    statement = select(keys.c.key).where(keys.c.key.is_not(None), used).limit(_LOOKED_THROUGH)
+    is_short = func.length(keys.c.key) <= _KEY_CHARACTERS
+    statement = select(keys.c.key).where(is_short, used).limit(_LOOKED_THROUGH)
     if text:
         statement = statement.where(_contains(keys.c.key, text))
     return list(connection.scalars(statement))
@@ -370,11 +441,12 @@ def _load_values(
     places = {pk: place for place, pk in enumerate(newest)}
     columns = _run_config.c
     given = (columns.key, columns.type, columns.number, columns.text)
+    is_short = func.coalesce(func.length(columns.text), 0) <= _SHORT_CHARACTERS
     found: dict[str, list[tuple[int, Any]]] = {key: [] for key in keys}
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         part = keys[start : start + _KEYS_AT_ONCE]
         statement = select(columns.run_pk, *given).where(
-            columns.run_pk.in_(newest), columns.key.in_(part)
+            columns.run_pk.in_(newest), columns.key.in_(part), is_short
         )
         for run_pk, key, *value in connection.execute(statement):
             found[key].append((places[run_pk], _read_value(*value)))
@@ -385,7 +457,7 @@ def _load_values(
             select(
                 select(*given)
                 .select_from(_run_config.join(_run, _run.c.pk == columns.run_pk))
-                .where(and_(columns.key == key, *visible))
+                .where(and_(columns.key == key, is_short, *visible))
                 .limit(_VALUES_OF_OLD)
                 .subquery()
             )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from quark_backends.store.encoding.bodies import MALFORMED
 from quark_core.backends.contract import StoredRun
-from quark_core.errors import RunNotFoundError
+from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import (
     ConfigSnapshot,
     EnvironmentSnapshot,
@@ -17,12 +19,14 @@ from quark_core.records import (
     RunRecord,
     format_time,
 )
-from quark_core.records.json_object import JsonObject
-from quark_core.records.runs import RunDigests, RunProgress, RunStatus, StopRequest
+from quark_core.records.json_object import JsonObject, check_plain
+from quark_core.records.run_digests import renew_digests
+from quark_core.records.runs import RunDigests, RunEnding, RunProgress, RunStatus, StopRequest
 from quark_core.records.sweeps import TrialClaim
-from quark_core.system.process import ProcessIdentity, find_lost_reason
+from quark_core.system.process import ProcessIdentity, find_loss
 
 __all__ = [
+    "ROW_SIZE",
     "RUN_COLUMNS",
     "RUN_QUERY",
     "RUN_TABLES",
@@ -33,6 +37,10 @@ __all__ = [
     "run_not_found",
     "to_stored_run",
 ]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("quark")
 
 RUN_COLUMNS = """
     run.id, project_id, project.name, project.root_path, project.created_us,
@@ -45,6 +53,11 @@ RUN_COLUMNS = """
         WHERE trial.sweep_id = run.sweep_id AND trial.number = trial_number)
 """
 """What `to_stored_run` needs of each run, in its order, of `RUN_TABLES`."""
+
+ROW_SIZE = " + ".join(
+    f"coalesce(length(run.{name}), 0)" for name in ("config", "environment", "fields", "notes")
+)
+"""About how many bytes the row of a run has."""
 
 RUN_TABLES = "run JOIN project ON project.id = project_id"
 
@@ -97,11 +110,15 @@ class _Row(NamedTuple):
 def to_stored_run(row: Sequence[Any]) -> StoredRun:
     """The run that a row of `RUN_QUERY` is."""
     of = _Row(*row)
-    known = _decode_json(of.process)
-    identity = msgspec.convert(known, ProcessIdentity)
-    lost_reason = find_lost_reason(of.status, identity, of.heartbeat_us)
-    config, environment = of.config, of.environment
+    nothing: dict[str, Any] = {}
+    known = _read(of, "process", _read_process, nothing) or nothing
+    identity = msgspec.convert(known, ProcessIdentity) if known else _NOBODY
+    loss = find_loss(of.status, identity, of.heartbeat_us)
     trial = _read_claim(of)
+    settings = _read(of, "config", _read_config, _UNREADABLE)
+    digests = RunDigests(
+        of.config_digest, of.structure_digest, of.code_digest, of.environment_digest
+    )
     return StoredRun(
         project=ProjectRecord(
             of.project_id,
@@ -111,33 +128,79 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
             format_time(of.project_updated_us),
         ),
         run=_to_run(of),
-        state=of.status if lost_reason is None else "lost",
-        config=None if config is None else ConfigSnapshot.from_data(_decode_json(config)),
-        environment=(
-            None
-            if environment is None
-            else EnvironmentSnapshot(JsonObject(_decode_json(environment)))
-        ),
+        state=of.status if loss is None else "lost",
+        config=settings,
+        environment=_read(of, "environment", _read_environment, EnvironmentSnapshot(JsonObject())),
         heartbeat_at=format_time(of.heartbeat_us),
-        lost_reason=lost_reason,
+        lost_reason=None if loss is None else loss.message,
         exit_code=known.get("exit_code"),
-        stop=read_stop(of.stop),
+        ending=loss or RunEnding.from_data(known.get("ending")),
+        stop=_read(of, "stop", read_stop, None),
         fields=read_mapping(of.fields),
-        digests=RunDigests(
-            of.config_digest, of.structure_digest, of.code_digest, of.environment_digest
-        ),
+        digests=digests if settings is None else renew_digests(digests, settings.values),
         progress=_read_progress(of.progress),
         trial=trial,
         superseded=trial is not None and _is_newer(of.newest_token, trial.token),
     )
 
 
-def _decode_json(text: str) -> Any:
-    """The value of a column; as `json.loads`, three times as fast for what Quark writes."""
+_NOBODY = ProcessIdentity("", 0, "")
+_UNREADABLE = ConfigSnapshot(
+    JsonObject(), ("the configuration that is stored of this run cannot be read",)
+)
+# Of what nobody can read it is said once that it is there.
+_MOST_TOLD = 1000
+_told: set[tuple[str, str]] = set()
+
+
+def _read(of: _Row, name: str, read: Callable[[str], T], otherwise: T) -> T | None:
+    """What a column of a run's row holds; None where nothing is there.
+
+    One run whose row is not what Quark writes must not hide all others: what cannot be read is
+    told, and something else stands in its place.
+    """
+    stored: str | None = getattr(of, name)
     try:
-        return msgspec.json.decode(text)
+        return None if stored is None else read(stored)
+    except (SchemaValidationError, msgspec.MsgspecError, *MALFORMED) as error:
+        if (of.run_id, name) not in _told and len(_told) < _MOST_TOLD:
+            _told.add((of.run_id, name))
+            _log.warning("run %s: its %s cannot be read: %s", of.run_id, name, error)
+        return otherwise
+
+
+def _read_process(stored: str) -> dict[str, Any]:
+    """The process of a run's newest attempt, of the column `process`.
+
+    Raises:
+        SchemaValidationError: There is none in it, as in those of `MALFORMED`.
+    """
+    known: dict[str, Any] = _decode_json(stored)
+    msgspec.convert(known, ProcessIdentity)
+    return known
+
+
+def _read_config(stored: str) -> ConfigSnapshot:
+    return ConfigSnapshot.from_data(_decode_json(stored))
+
+
+def _read_environment(stored: str) -> EnvironmentSnapshot:
+    return EnvironmentSnapshot.from_data(_decode_json(stored))
+
+
+def _decode_json(text: str) -> Any:
+    """The value of a column; as `json.loads`, three times as fast for what Quark writes.
+
+    Raises:
+        SchemaValidationError: It is none that a record holds.
+        ValueError: It is no JSON.
+    """
+    try:
+        value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
-        return json.loads(text)
+        value = json.loads(text)
+    check_plain(value, text.encode())
+    return value
 
 
 def _is_newer(newest: object, token: int) -> bool:
@@ -162,7 +225,7 @@ def _to_run(of: _Row) -> RunRecord:
         run_path=of.run_path,
         git_commit=of.git_commit,
         strict_mode=bool(of.strict_mode),
-        tags=tuple(_decode_json(of.tags)),
+        tags=read_texts(of.tags),
         attempt=of.attempt,
         name=of.name,
         notes=of.notes,
@@ -185,9 +248,11 @@ def read_texts(stored: str | None) -> tuple[str, ...]:
 
 
 def read_settings(config: str | None) -> dict[str, Any]:
-    """The values of a configuration as a run's row has it; empty without one."""
-    values: dict[str, Any] = {} if config is None else _decode_json(config)["values"]
-    return values
+    """The values of a configuration as a run's row has it; empty without one that can be read."""
+    try:
+        return {} if config is None else dict(_decode_json(config)["values"])
+    except (SchemaValidationError, *MALFORMED):
+        return {}
 
 
 def read_mapping(stored: str | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import msgspec
 
 from quark_backends.store.databases.connection import close_with
 from quark_backends.store.reading.run_rows import (
+    ROW_SIZE,
     RUN_COLUMNS,
     RUN_TABLES,
     run_not_found,
@@ -35,6 +36,9 @@ __all__ = ["RunFinder", "StoredNames", "cut_numbers", "find_alive", "is_visible"
 
 # Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
 _MANY = 500
+# Of texts of runs that are decoded at once: some become forty times as much.
+_PART_BYTES = 2**20
+_METRIC_BYTES = 40
 # Runs a statement, written for SQLite, with values for its places.
 Ask = Callable[[str, Sequence[Any]], Iterable[Sequence[Any]]]
 # Tables whose column `key` has the names of a scope.
@@ -49,6 +53,7 @@ class RunFinder:
             one search at a time is made over it.
         begin: Instead of it, begins a transaction that reads, of any database;
             as many searches are made at once as it lets begin.
+        lock: Whoever is at the connection holds this; by default it is this finder's alone.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class RunFinder:
         connect: Callable[[], sqlite3.Connection] | None = None,
         *,
         begin: Callable[[], AbstractContextManager[Connection]] | None = None,
+        lock: threading.RLock | None = None,
     ) -> None:
         self._connect = connect
         self._given = begin
@@ -64,7 +70,7 @@ class RunFinder:
         self._engine: Engine | None = None
         self._close_connection: Callable[[], object] | None = None
         self._look: object = None
-        self._lock = threading.Lock()
+        self._lock = lock or threading.RLock()
 
     def close(self) -> None:
         """Give up the connection; a later search opens another."""
@@ -101,9 +107,27 @@ class RunFinder:
                 has; the message points at its column.
             SessionStoreError: The store cannot be read.
         """
+        return list(self.iterate_search(search, store_name))
+
+    def iterate_search(
+        self, search: RunSearch, store_name: str | None = None, *, start: int = 0
+    ) -> Generator[RunSummary, None, None]:
+        """What `search` returns, a few runs at a time in memory; of one thread.
+
+        Args:
+            search: What is asked for.
+            store_name: Only runs that were started for a storage root of this label.
+            start: How many of the first are left out.
+
+        Raises:
+            SchemaValidationError: A name that no run of the searched project
+                has; the message points at its column.
+            SessionStoreError: The store cannot be read.
+        """
         if search.where is None and not search.order_by:
             with self._begin_plainly() as ask:
-                return _load_summaries(ask, _list_newest(ask, search, store_name))
+                yield from _load_summaries(ask, _list_newest(ask, search, store_name)[start:])
+            return
         from sqlalchemy import select
 
         from quark_backends.store.databases.tables import METADATA
@@ -115,7 +139,7 @@ class RunFinder:
             names = StoredNames(connection, search.project, store_name)
             resolved = resolve_names(search, names)
             if resolved is None or resolved.limit == 0:
-                return []
+                return
             asks_liveness = any(
                 field.scope == "run" and field.name in ("state", "duration")
                 for field in resolved.fields
@@ -129,7 +153,8 @@ class RunFinder:
                 .order_by(*conditions.make_order())
                 .limit(resolved.limit)
             )
-            return _load_summaries(_ask_over(connection), connection.scalars(statement).all())
+            pks = connection.scalars(statement).all()[start:]
+            yield from _load_summaries(_ask_over(connection), pks)
 
     def search_page(self, page: PageSearch, store_name: str | None = None) -> RunPage:
         """One page of the runs that fit, of each the chosen columns; see `SupportsPages`.
@@ -171,8 +196,7 @@ class RunFinder:
             pks = [pk for (pk,) in ask("SELECT pk FROM run WHERE id = ?", (run_id,))]
             if not pks:
                 raise run_not_found(run_id)
-            (summary,) = _load_summaries(ask, pks)
-            return summary
+            return next(_load_summaries(ask, pks))
 
     @contextmanager
     def _begin_plainly(self) -> Iterator[Ask]:
@@ -225,7 +249,7 @@ class RunFinder:
         assert self._connect is not None
         if self._opened is None:
             self._opened = self._connect()
-            self._close_connection = close_with(self, self._opened.close)
+            self._close_connection = close_with(self, self._opened.close, self._lock)
             # Messages name it; it is empty where the store is in memory.
             self._file = self._opened.execute("PRAGMA database_list").fetchone()[2]
         return self._opened
@@ -299,10 +323,10 @@ def find_alive(connection: Connection) -> tuple[int, ...]:
     )
 
 
-def _load_summaries(ask: Ask, run_pks: Sequence[int]) -> list[RunSummary]:
+def _load_summaries(ask: Ask, run_pks: Sequence[int]) -> Iterator[RunSummary]:
     """The runs of these numbers, in their order."""
-    summaries: dict[int, RunSummary] = {}
-    for part in cut_numbers(run_pks):
+    for part in _cut_by_size(ask, run_pks):
+        summaries: dict[int, RunSummary] = {}
         metrics = _load_metrics(ask, part)
         for pk, newest_step, *row in ask(
             f"SELECT run.pk, newest_step, {RUN_COLUMNS} FROM {RUN_TABLES} "
@@ -316,7 +340,28 @@ def _load_summaries(ask: Ask, run_pks: Sequence[int]) -> list[RunSummary]:
                 last_metric_at=None if found is None else format_time(found.last_us),
                 metrics={} if found is None else found,
             )
-    return [summaries[pk] for pk in run_pks]
+        yield from (summaries[pk] for pk in part)
+
+
+def _cut_by_size(ask: Ask, run_pks: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Numbers of runs in parts, whose rows together are decoded without taking much memory."""
+    for numbers in cut_numbers(run_pks):
+        found = ask(
+            f"SELECT run.pk, {ROW_SIZE},"
+            " (SELECT count(*) FROM run_metric WHERE run_metric.run_pk = run.pk)"
+            f" FROM run WHERE run.pk IN ({_mark(numbers)})",
+            numbers,
+        )
+        sizes = {pk: texts + metrics * _METRIC_BYTES for pk, texts, metrics in found}
+        part: list[int] = []
+        size_bytes = 0
+        for pk in numbers:
+            size_bytes += sizes[pk]
+            if part and size_bytes > _PART_BYTES:
+                yield tuple(part)
+                part, size_bytes = [], sizes[pk]
+            part.append(pk)
+        yield tuple(part)
 
 
 def _mark(values: Sequence[object]) -> str:

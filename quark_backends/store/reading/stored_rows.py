@@ -10,22 +10,22 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
-from quark_backends.store.encoding.bodies import open_body
+from quark_backends.store.encoding.bodies import MALFORMED, make_rows, open_body
 from quark_backends.store.encoding.chunks import Chunk, decode_chunk, join_chunks
 from quark_backends.store.encoding.rollups import Blocks, decode_rollups
+from quark_backends.store.reading.attempt_reaches import AttemptReaches, AttemptWriter
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
-from quark_core.records.attempts import HiddenRows, can_be_hidden
+from quark_core.records.attempts import HiddenRows, can_be_hidden, find_series
 from quark_core.records.codec import DecodedBody
 from quark_core.records.columns import Columns
 from quark_core.records.fields import column_types
 from quark_core.records.names import split_name
 from quark_core.records.query import Query
 
-__all__ = ["ChunkEntry", "StoredRows", "WriterRow", "find_texts", "hide_rows", "iterate_writer"]
+__all__ = ["ChunkEntry", "StoredRows", "WriterRow", "find_texts", "hide_rows"]
 
 _log = logging.getLogger("quark")
 
@@ -61,6 +61,7 @@ class WriterRow:
         pk: Its number in the store.
         run_id, writer_id, attempt, rank: What its records have in common.
         hidden_step: From which step on its points are hidden, or None.
+        others: All writers of the run, where it has several attempts.
     """
 
     pk: int
@@ -69,6 +70,7 @@ class WriterRow:
     attempt: int
     rank: int
     hidden_step: int | None
+    others: tuple[AttemptWriter, ...] = ()
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -119,10 +121,11 @@ class StoredRows:
         self._series_version: tuple[int, int] | None = None
         self._names: dict[int, Mapping[str, Any]] = {}
         self._warned: set[tuple[str, int]] = set()
+        self._reaches = AttemptReaches()
 
     def load(self, writer: WriterRow, kind: str, query: Query) -> Columns:
         """A writer's rows of one kind that fit a query (its limit aside), in order."""
-        hidden = None if query.all_attempts else self.find_hidden(writer, kind)
+        hidden = self.find_hidden_by(writer, kind, query)
         chunks = self.find_chunks(writer, kind, query)
         # Chunks were chosen by name already; comparing a million names would take longest of all.
         unnamed = _without_names(kind, query)
@@ -137,14 +140,37 @@ class StoredRows:
         is_ordered = found["sequence"][-1] < tail["sequence"][0]
         return rows if is_ordered else rows.order_by_sequence()
 
-    def find_hidden(self, writer: WriterRow, kind: str) -> HiddenRows | None:
-        """Which of a writer's rows a later attempt has hidden; None where none."""
-        if writer.hidden_step is None or not can_be_hidden(kind):
+    def find_hidden(
+        self, writer: WriterRow, kind: str, keys: Sequence[str] | None = None
+    ) -> HiddenRows | None:
+        """Which of a writer's rows later attempts have hidden; None where none.
+
+        Args:
+            writer: Whose rows.
+            kind: Of which kind.
+            keys: Of which metrics; of all by default.
+        """
+        if not can_be_hidden(kind):
             return None
+        replaced = self._reaches.find_hidden(self.connection, writer.others, writer.pk, kind, keys)
+        if writer.hidden_step is None:
+            return HiddenRows(reaches=replaced) if replaced else None
         row = self.connection.execute(
             "SELECT sequence FROM hidden WHERE writer_pk = ? AND kind = ?", (writer.pk, kind)
         ).fetchone()
-        return HiddenRows(writer.hidden_step, None if row is None else row[0])
+        return HiddenRows(writer.hidden_step, None if row is None else row[0], replaced)
+
+    def list_replaced(self, run_pk: int) -> dict[int, list[str]]:
+        """What later attempts have replaced of each writer of a run, as texts to compare."""
+        return self._reaches.list_replaced(self.connection, run_pk)
+
+    def find_hidden_by(self, writer: WriterRow, kind: str, query: Query) -> HiddenRows | None:
+        """Which of the rows that fit a query are hidden; None where it asks for all attempts."""
+        if query.all_attempts:
+            return None
+        key, several = query.equals.get("metric_key"), query.any_of.get("metric_key")
+        keys = several if key is None else (key,)
+        return self.find_hidden(writer, kind, None if keys is None else [str(k) for k in keys])
 
     def find_chunks(self, writer: WriterRow, kind: str, query: Query) -> list[ChunkEntry]:
         """The chunks that may hold rows which fit a query, by their first sequence."""
@@ -420,7 +446,13 @@ class StoredRows:
     def load_batches(
         self, writer: WriterRow, kind: str, numbers: Sequence[int], equals: Mapping[str, str]
     ) -> Iterator[Columns]:
-        """Rows of each of these batches; one that is damaged or not there is left out.
+        """Rows of each of these batches; one that is damaged or not there is left out."""
+        return (rows for _, rows in self.load_numbered(writer, kind, numbers, equals))
+
+    def load_numbered(
+        self, writer: WriterRow, kind: str, numbers: Sequence[int], equals: Mapping[str, str]
+    ) -> Iterator[tuple[int, Columns]]:
+        """As `load_batches`, each with its number.
 
         Args:
             writer: Whose batches.
@@ -438,7 +470,7 @@ class StoredRows:
             for number, count, digest, body in rows:
                 columns = self._decode_batch(writer, number, count, digest, body, equals)
                 if columns is not None:
-                    yield columns
+                    yield number, columns
 
     def _decode_batch(
         self,
@@ -450,12 +482,14 @@ class StoredRows:
         equals: Mapping[str, str],
     ) -> Columns | None:
         try:
-            # Made now: what is malformed must not come out of a column that somebody asks for.
-            found = Columns.from_body_where(open_body(body, digest), writer.origin, equals)
-            return found.make_all()
-        except (SchemaValidationError, ValueError, TypeError, KeyError, IndexError) as error:
+            rows, left_out, reason = make_rows(open_body(body, digest), writer.origin, equals)
+        except (SchemaValidationError, *MALFORMED) as error:
             self.warn_of_batch(writer, number, count, error)
             return None
+        if reason is not None:
+            what = f"part of the batch of writer {writer.writer_id}"
+            self._warn(what, number, left_out, reason)
+        return rows
 
     def _find_names(self, writer: WriterRow, kind: str, query: Query) -> list[int] | None:
         """Names of the metrics that fit a query; None where it does not ask for any."""
@@ -513,11 +547,22 @@ def _without_names(kind: str, query: Query) -> Query:
     return replace(query, equals=rest)
 
 
-def hide_rows(rows: Columns, hidden: HiddenRows | None) -> Columns:
-    """The rows that are not hidden."""
+def hide_rows(rows: Columns, hidden: HiddenRows | None, series: str | None = None) -> Columns:
+    """The rows that are not hidden.
+
+    Args:
+        rows: The rows.
+        hidden: What is hidden.
+        series: The series of all of them; by default as their columns say.
+    """
     if hidden is None or not rows.count:
         return rows
-    found = hidden.find_hidden(rows["step"], rows["sequence"])
+    found = hidden.find_hidden(
+        rows["step"],
+        rows["sequence"],
+        rows.get("epoch"),
+        find_series(rows) if series is None else series,
+    )
     return rows.take(~found) if found.any() else rows
 
 
@@ -527,105 +572,3 @@ def _step_bounds(query: Query) -> tuple[int | None, int | None]:
     low, high = query.step_min, query.step_max
     # A row without a step fits no bound, so that even an upper one asks for a step.
     return (0 if low is None and high is not None else low), high
-
-
-def iterate_writer(
-    stored: StoredRows, writer: WriterRow, kind: str, query: Query, rows: int
-) -> Iterator[Columns]:
-    """A writer's rows that fit a query (without a limit), in parts of about `rows` rows.
-
-    A part is a range of sequences, wide enough for so many rows; what begins
-    within it is opened, and what reaches beyond it stays open.
-    """
-    hidden = None if query.all_attempts else stored.find_hidden(writer, kind)
-    pieces = _find_pieces(stored, writer, kind, query)
-    if not pieces:
-        return
-    width = _choose_width(pieces, rows)
-    opened: list[_Opened] = []
-    place = 0
-    while place < len(pieces) or opened:
-        firsts = [piece.next_sequence for piece in opened]
-        firsts += [piece.first_sequence for piece in pieces[place : place + 1]]
-        end = min(firsts) + width
-        begun = place
-        while place < len(pieces) and pieces[place].first_sequence < end:
-            place += 1
-        found = _load_pieces(stored, writer, kind, query, pieces[begun:place])
-        opened += [_Opened(part) for part in found if part.count]
-        parts = [cut for piece in opened if (cut := piece.take_before(end)).count]
-        opened = [piece for piece in opened if not piece.is_empty]
-        joined = Columns.concatenate(kind, parts).order_by_sequence()
-        chosen = hide_rows(joined, hidden).select(query)
-        for start in range(0, chosen.count, rows):
-            yield chosen.take(slice(start, start + rows))
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A chunk or batch that is not opened yet: the one or the number of the other."""
-
-    first_sequence: int
-    last_sequence: int
-    count: int
-    chunk: ChunkEntry | None = None
-    number: int = -1
-
-
-class _Opened:
-    """Rows of a piece, in order, and how far they are handed out."""
-
-    __slots__ = ("_place", "_rows", "_sequences")
-
-    def __init__(self, rows: Columns) -> None:
-        self._rows = rows.order_by_sequence()
-        self._sequences = self._rows["sequence"]
-        self._place = 0
-
-    @property
-    def is_empty(self) -> bool:
-        return self._place >= len(self._sequences)
-
-    @property
-    def next_sequence(self) -> int:
-        return int(self._sequences[self._place])
-
-    def take_before(self, end: int) -> Columns:
-        """The rows before a sequence that were not handed out yet."""
-        start = self._place
-        self._place = int(np.searchsorted(self._sequences, end))
-        return self._rows.take(slice(start, self._place))
-
-
-def _choose_width(pieces: Sequence[_Piece], rows: int) -> int:
-    """How many sequences hold about so many rows."""
-    first = min(piece.first_sequence for piece in pieces)
-    last = max(piece.last_sequence for piece in pieces)
-    count = sum(piece.count for piece in pieces)
-    return max(1, rows * (last - first + 1) // max(1, count))
-
-
-def _find_pieces(stored: StoredRows, writer: WriterRow, kind: str, query: Query) -> list[_Piece]:
-    """Every chunk and batch, by its first sequence."""
-    pieces = [
-        _Piece(entry.first_sequence, entry.last_sequence, entry.count, chunk=entry)
-        for entry in stored.find_chunks(writer, kind, query)
-    ]
-    for number, _, part in stored.iterate_batches(writer, kind, -1, find_texts(kind, query)):
-        if part is not None and part.count:
-            sequences = part["sequence"]
-            first, last = int(sequences.min()), int(sequences.max())
-            pieces.append(_Piece(first, last, part.count, number=number))
-    return sorted(pieces, key=lambda piece: piece.first_sequence)
-
-
-def _load_pieces(
-    stored: StoredRows, writer: WriterRow, kind: str, query: Query, pieces: Sequence[_Piece]
-) -> list[Columns]:
-    """Rows of pieces, asked for together: over a network each question takes its time."""
-    chunks = [piece.chunk for piece in pieces if piece.chunk is not None]
-    numbers = [piece.number for piece in pieces if piece.chunk is None]
-    return [
-        stored.read_chunks(writer, kind, chunks),
-        *stored.load_batches(writer, kind, numbers, find_texts(kind, query)),
-    ]

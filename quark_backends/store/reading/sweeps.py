@@ -34,6 +34,7 @@ TRIAL_COLUMNS = (
 """What `to_stored_trial` needs of the table of trials, in its order."""
 
 _MOST_KEPT = 4096  # characters of an object that is kept, once it has been read
+_MOST_LISTED = 4_000_000  # characters of the sweeps of a list, of which it has the newest
 _SWEEP_COLUMNS = "id, project, name, definition, state, created_us, updated_us"
 
 
@@ -105,7 +106,15 @@ def list_sweeps(connection: StoreConnection, project: str | None) -> list[Stored
     arguments = () if project is None else (project,)
     if project is not None:
         sql += " WHERE project = ?"
-    rows = connection.execute(f"{sql} ORDER BY created_us DESC, id", arguments).fetchall()
+    found = connection.execute(f"{sql} ORDER BY created_us DESC, id", arguments)
+    rows: list[Any] = []
+    characters = 0
+    for row in found:
+        characters += sum(len(value) for value in row if isinstance(value, str))
+        if rows and characters > _MOST_LISTED:
+            break
+        rows.append(row)
+    found.close()
     # Those of one sweep are next to each other in an index; a whole store's need no such thing.
     counted = _count(connection, None if project is None else [row[0] for row in rows])
     return [_to_stored_sweep(row, counted.get(row[0], {})) for row in rows]

@@ -191,6 +191,10 @@ class BackgroundCompaction:
                     break
                 _log.debug("compaction waits: %s", error)
                 self._closing.wait(_AFTER_FAILURE_S)
+                if connection is not None:
+                    # Another file may have taken the place of the one that it has open.
+                    connection.close()
+                    connection = None
             if connection is not None and connection.is_shared:
                 # Others need it more while this thread waits.
                 connection.close()

@@ -23,7 +23,7 @@ from quark_backends.store.databases.snapshot import open_still
 from quark_backends.store.databases.sqlite import find_store, open_database, read_version
 from quark_backends.store.upkeep.backup_folder import BackupFolder, BackupManifest
 from quark_core.delivery.journal_folder import JournalFolder, find_folders
-from quark_core.errors import SessionStoreError
+from quark_core.errors import SessionStoreError, StoreNotFoundError
 from quark_core.records import ArtifactRecord
 from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT, object_path
 from quark_core.records.query import Query
@@ -266,7 +266,7 @@ def _find_layout(storage_dir: Path) -> StoreLayout:
             raise
         return layout
     if found is None:
-        raise SessionStoreError(f"{storage_dir} holds no Quark store (no {STORE_FOLDER} folder)")
+        raise StoreNotFoundError(f"{storage_dir} holds no Quark store (no {STORE_FOLDER} folder)")
     return found
 
 

@@ -25,7 +25,7 @@ import msgspec
 from quark_backends.store.databases.layout import LOG_SUFFIX
 from quark_backends.store.databases.snapshot import copy_database
 from quark_backends.store.databases.sqlite import open_database
-from quark_core.errors import SessionStoreError
+from quark_core.errors import SessionStoreError, StoreNotFoundError
 from quark_core.records import format_time
 from quark_core.records.times import now_us
 from quark_core.version import __version__
@@ -319,7 +319,7 @@ def _read_manifest(folder: Path) -> BackupManifest:
             raise SessionStoreError(f"the backup {folder} is damaged: its {MANIFEST} was altered")
         manifest = msgspec.json.decode(body, type=BackupManifest)
     except FileNotFoundError:
-        raise SessionStoreError(
+        raise StoreNotFoundError(
             f"{folder} is no backup: there is no {MANIFEST} in it, which is written last"
         ) from None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:

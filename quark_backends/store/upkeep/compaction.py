@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from quark_backends.store.databases.connection import StoreConnection
-from quark_backends.store.encoding.bodies import DamagedError, number_texts, open_body
+from quark_backends.store.encoding.bodies import (
+    MALFORMED,
+    DamagedError,
+    make_rows,
+    number_texts,
+    open_body,
+    weigh_body,
+    weigh_rows,
+)
 from quark_backends.store.encoding.chunks import (
     BatchSpan,
     decode_chunk,
@@ -26,6 +34,7 @@ from quark_backends.store.encoding.rollups import encode_rollup
 from quark_backends.store.writing.names import NameTable
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, MetricRecord
+from quark_core.records.codec import DecodedBody
 from quark_core.records.columns import Array, Columns
 from quark_core.records.fields import column_types
 from quark_core.records.names import split_name
@@ -47,6 +56,8 @@ _TURN_BATCHES = 4096
 _TURN_ROWS = 65_536
 # A point has a tenth of the columns of other records; more in a turn make fuller chunks at once.
 _TURN_POINTS = 262_144
+# What the JSON values of a turn may take of memory, and those of a chunk that it is merged with.
+_TURN_BYTES = 32 * 2**20
 # Who looks for much in few batches looks at no more than these.
 _RECENT_BATCHES = 4096
 # A chunk has a head of some hundred bytes, and is made in as many microseconds.
@@ -81,6 +92,7 @@ class _Turn:
     writer_pk: int
     kind: str
     records: int = 0
+    weight: int = 0
     keys: dict[str, int] = field(default_factory=dict)
     batches: list[tuple[int, int]] = field(default_factory=list)
     spans: list[BatchSpan] = field(default_factory=list)
@@ -203,30 +215,33 @@ class Compactor:
         )
         most = _TURN_POINTS if turn.kind == MetricRecord.KIND else _TURN_ROWS
         parts, codes, count = [], [np.empty(0, dtype=np.int64)], 0
+        part: Columns | None
+        why: Exception | None
         for pk, number, records, digest, body in found:
-            if count >= most:
+            if count >= most or turn.weight >= _TURN_BYTES:
                 break
             try:
                 decoded = open_body(body, digest)
-                part = Columns.from_body(decoded, _ORIGIN).make_all()
+                part, lost, why = make_rows(decoded, _ORIGIN, {})
                 if turn.kind == MetricRecord.KIND:
-                    codes.append(number_texts(decoded, "metric_key", turn.keys))
+                    codes.append(_number_keys(turn, decoded if not lost else None, part))
             except DamagedError as error:
-                _log.warning(
-                    "batch %d of writer %d is damaged and set aside: %s",
-                    number,
-                    turn.writer_pk,
-                    error,
-                )
-                turn.batches.append((pk, number))
-                turn.damaged.append(("batch", number, records, str(error), body))
-                continue
-            except (SchemaValidationError, ValueError, TypeError, KeyError, IndexError) as error:
+                part, lost, why = None, records, error
+            except SchemaValidationError as error:
                 # Sound, and written by a Quark that knows more: it stays as it is.
                 _log.debug("batch %d of writer %d stays: %s", number, turn.writer_pk, error)
                 break
+            except MALFORMED as error:
+                part, lost, why = None, records, error
             turn.batches.append((pk, number))
-            count += records
+            if lost:
+                place = f"batch {number} of writer {turn.writer_pk}"
+                _log.warning("%s: %d records are damaged and set aside: %s", place, lost, why)
+                turn.damaged.append(("batch", number, lost, str(why), body))
+            if part is None:
+                continue
+            count += part.count
+            turn.weight += weigh_body(decoded)
             turn.records = count
             turn.spans.append(BatchSpan.of(number, part["sequence"]))
             parts.append(part)
@@ -253,9 +268,9 @@ class Compactor:
     ) -> None:
         """Merge rows with the last chunks of their series, and cut them into new ones."""
         parts = [rows]
-        total = rows.count
+        total, weight = rows.count, turn.weight
         for pk, count in self._find_tail(turn, name_pk):
-            if count >= CHUNK_ROWS or count > _GROWTH * total:
+            if count >= CHUNK_ROWS or count > _GROWTH * total or weight >= _TURN_BYTES:
                 break
             row = self._connection.execute("SELECT body FROM chunk WHERE pk = ?", (pk,)).fetchone()
             if row is None:
@@ -273,6 +288,10 @@ class Compactor:
                 continue
             except (SchemaValidationError, MissingCodecError):
                 break
+            if turn.kind != MetricRecord.KIND:
+                weight += weigh_rows(part)
+                if weight > _TURN_BYTES:
+                    break
             turn.merged_pks.append(pk)
             parts.append(part)
             total += count
@@ -374,6 +393,14 @@ class Compactor:
             self._connection.rollback()
             raise
         return True
+
+
+def _number_keys(turn: _Turn, body: DecodedBody | None, rows: Columns) -> Array:
+    """For each row of metrics the place of its key in the turn's; a whole body has them at hand."""
+    if body is not None:
+        return number_texts(body, "metric_key", turn.keys)
+    found = [turn.keys.setdefault(key, len(turn.keys)) for key in rows["metric_key"].tolist()]
+    return np.array(found, dtype=np.int64)
 
 
 def _has_too_many_keys(turn: _Turn, rows: Columns) -> bool:

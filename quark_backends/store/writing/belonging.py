@@ -7,6 +7,7 @@ from typing import Any
 
 from quark_backends.store.databases.connection import StoreConnection, writing
 from quark_backends.store.reading.belonging import load_group, load_project
+from quark_backends.store.writing.lifecycle import MOST_CHARACTERS
 from quark_core.backends.belonging import (
     BelongingEdit,
     StoredGroup,
@@ -15,6 +16,7 @@ from quark_core.backends.belonging import (
     unknown_project,
 )
 from quark_core.backends.coordination import FieldExchange
+from quark_core.errors import SchemaValidationError
 from quark_core.records.times import now_us
 
 __all__ = ["store_belonging_field", "store_group_edit", "store_project_edit"]
@@ -114,9 +116,10 @@ def _lock_project(connection: StoreConnection, project: str) -> str:
 
 
 def _encode(said: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
-    fields, tags = said["fields"], said["tags"]
-    return (
-        said["description"],
-        json.dumps(fields) if fields else None,
-        json.dumps(list(tags)) if tags else None,
-    )
+    kept = {name: json.dumps(said[name]) if said[name] else None for name in ("fields", "tags")}
+    for name, text in kept.items():
+        if len(text or "") > MOST_CHARACTERS:
+            raise SchemaValidationError(
+                f"{name} would have {len(text or '')} characters as JSON; at most {MOST_CHARACTERS}"
+            )
+    return said["description"], kept["fields"], kept["tags"]

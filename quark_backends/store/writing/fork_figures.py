@@ -69,9 +69,11 @@ class _Chunk(NamedTuple):
     step_high: int
     has_rollup: bool
 
-    def is_whole(self, beyond: int) -> bool:
-        """Whether all of its points are before a step."""
-        return self.has_rollup and self.step_low >= 0 and self.step_high < beyond
+    def is_whole(self, hidden: HiddenRows) -> bool:
+        """Whether all of its points have a step, and none is hidden."""
+        # Of sequences a fork asks nothing: every point without a step is hidden from it.
+        bounds = (self.step_low, self.step_high, _ALL_SEQUENCES, self.key)
+        return self.has_rollup and self.step_low >= 0 and hidden.is_whole(*bounds)
 
 
 def begin_fork(
@@ -108,7 +110,9 @@ def add_fork_figures(
             break
         ancestor = _Ancestor(*found)
         shift += ancestor.attempt + 1
-        if ancestor.newest_step is None or ancestor.newest_step <= last_step:
+        is_whole = ancestor.newest_step is None or ancestor.newest_step <= last_step
+        # The figures of one that repeats steps may be behind; see `overlaps`.
+        if is_whole and ancestor.attempt == 0:
             # With what it has of its own parents.
             _copy_figures(connection, run_pk, ancestor, shift)
             break
@@ -156,14 +160,17 @@ def _fold_run(
     connection: StoreConnection, run_pk: int, last_step: int, shift: int, fold: MetricFold
 ) -> None:
     """Add what a run itself has up to a step."""
+    from quark_backends.store.reading.attempt_reaches import AttemptReaches, load_attempt_writers
     from quark_backends.store.writing.summaries import fold_batches
 
     writers = connection.execute(
         "SELECT pk, attempt, rank, started_us, hidden_step FROM writer WHERE run_pk = ?", (run_pk,)
     ).fetchall()
+    others, reaches = load_attempt_writers(connection, run_pk), AttemptReaches()
     for writer_pk, attempt, rank, started_us, hidden_step in writers:
         beyond = last_step + 1 if hidden_step is None else min(last_step + 1, hidden_step)
-        hidden = HiddenRows(beyond, _ALL_SEQUENCES)
+        replaced = reaches.find_hidden(connection, others, writer_pk, MetricRecord.KIND)
+        hidden = HiddenRows(beyond, _ALL_SEQUENCES, replaced)
         place = place_writer(attempt - shift, rank)
         fold_batches(connection, writer_pk, fold, place, started_us, hidden)
         _fold_chunks(connection, writer_pk, fold, place, started_us, hidden)
@@ -189,7 +196,7 @@ def _fold_chunks(
     decoded: list[int] = []
     for _, group in groupby((_Chunk(*row) for row in rows), key=lambda chunk: chunk.key):
         chunks = list(group)
-        whole = [chunk for chunk in chunks if chunk.is_whole(hidden.step)]
+        whole = [chunk for chunk in chunks if chunk.is_whole(hidden)]
         # What comes first and last of a metric, no roll-up says.
         ends = {chunk.pk for chunk in whole[:1]}
         ends |= {chunk.pk for chunk in sorted(whole, key=lambda c: c.last_sequence)[-1:]}

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
-from quark_backends.store.encoding.bodies import digest_body
+from quark_backends.store.databases.open_files import PutBack
+from quark_backends.store.encoding.bodies import MALFORMED, digest_body
 from quark_backends.store.writing.fingerprints import apply_fingerprints
-from quark_backends.store.writing.lifecycle import GivenAttempt, apply_lifecycle, make_attempt_event
+from quark_backends.store.writing.lifecycle import (
+    GivenAttempt,
+    PreparedRecord,
+    apply_lifecycle,
+    check_attempt,
+    make_attempt_event,
+    prepare,
+)
 from quark_backends.store.writing.metric_figures import MetricFold, place_writer
 from quark_backends.store.writing.names import NameTable
+from quark_backends.store.writing.overlaps import Overlaps
 from quark_backends.store.writing.shared_runs import (
     ADVANCE_HEAD,
     SharedRuns,
@@ -40,16 +50,6 @@ _NO_HEAD = -1
 _INSERT_LAST = (
     "INSERT INTO batch (writer_pk, kind, number, count, digest, body) VALUES (?, ?, ?, ?, ?, ?)"
 )
-# What decoding makes of malformed bodies, and drivers of values that no column of ours holds.
-_MALFORMED = (
-    AssertionError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    TypeError,
-    ValueError,
-)
 
 
 class BatchIngest:
@@ -68,6 +68,7 @@ class BatchIngest:
         connection: The store.
         known_names: Committed names of metrics, which other threads may know too.
         let_go: Filled with removed runs whose late batches are acknowledged, and not stored.
+        heads: Run and writer -> number of the newest batch that is known to be committed.
     """
 
     def __init__(
@@ -75,12 +76,16 @@ class BatchIngest:
         connection: StoreConnection,
         known_names: dict[str, int] | None = None,
         let_go: set[str] | None = None,
+        heads: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         self._connection = connection
+        self._heads = {} if heads is None else heads
         self._names = NameTable(connection, known_names)
         # Of the transaction that is open: figures of runs, and runs whose figures must be remade.
         self._folds: dict[int, MetricFold] = {}
         self._stale: set[int] = set()
+        self._overlaps = Overlaps(connection)
+        self._prepared: dict[int, list[PreparedRecord]] = {}
         self._shared = SharedRuns(connection) if connection.is_shared else None
         self.let_go = set[str]() if let_go is None else let_go
 
@@ -106,6 +111,11 @@ class BatchIngest:
             BackendRejected: One of them can never be stored; none was.
             SessionStoreError: What is stored already cannot be read; none was.
         """
+        try:
+            self._prepared = prepare(batches)
+        except MALFORMED:
+            # Its batch is found again, and refused by its name, when its turn comes.
+            self._prepared = {}
         self.write_made(lambda: batches)
 
     def write_made(self, make: Callable[[], Sequence[Batch]]) -> None:
@@ -128,11 +138,13 @@ class BatchIngest:
             self._names.keep()
         except BaseException:
             self._names.forget()
+            self._overlaps.forget()
             connection.rollback()
             raise
         finally:
             self._folds.clear()
             self._stale.clear()
+            self._prepared = {}
             if self._shared is not None:
                 self._shared.clear()
 
@@ -145,8 +157,8 @@ class BatchIngest:
         try:
             self._flush()
             self._write_figures()
-        except (*_MALFORMED, self._connection.Error) as error:
-            if not isinstance(error, _MALFORMED) and not self._connection.is_malformed(error):
+        except (*MALFORMED, self._connection.Error) as error:
+            if not isinstance(error, MALFORMED) and not self._connection.is_malformed(error):
                 raise
             if len(batches) == 1:
                 raise _reject(batches[0], error) from error
@@ -162,7 +174,7 @@ class BatchIngest:
         """
         try:
             self._store(batch)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise _reject(batch, error) from error
         except self._connection.Error as error:
             if not self._connection.is_malformed(error):
@@ -179,7 +191,9 @@ class BatchIngest:
             key for fold in self._folds.values() for key in fold.list_keys()
         )
         for run_pk in self._stale:
+            began_s = time.monotonic()
             rebuild_metrics(self._connection, run_pk, self._names.find)
+            self._overlaps.rest(run_pk, time.monotonic() - began_s)
         for run_pk, fold in self._folds.items():
             if run_pk not in self._stale:
                 fold.write(self._connection, run_pk, self._names.find, goes_on=not made)
@@ -195,6 +209,9 @@ class BatchIngest:
         if (writer is None or writer.is_trashed) and self._is_removed(batch):
             self._note_let_go(batch.run_id)
             return
+        head = _NO_HEAD if writer is None else writer.head
+        if head < self._heads.get((batch.run_id, batch.writer_id), _NO_HEAD):
+            raise PutBack(f"writer {batch.writer_id} ends at {head}")
         attempt = batch.attempt if writer is None else writer.attempt
         given: GivenAttempt | None = None
         if batch.kind == LifecycleRecord.KIND:
@@ -221,12 +238,22 @@ class BatchIngest:
         hidden = None
         if writer.hidden_step is not None and can_be_hidden(batch.kind):
             hidden = self._note_hidden(writer, batch)
+        self._sum_up(writer, batch, hidden)
+        if given is not None:
+            self._store(make_attempt_event(batch, given))
+
+    def _sum_up(self, writer: StoredWriter, batch: Batch, hidden: HiddenRows | None) -> None:
+        """Have what is known of the run without reading it say what the batch says."""
         if batch.kind == MetricRecord.KIND:
             fold = self._folds.get(writer.run_pk)
             if fold is None:
                 fold = self._folds[writer.run_pk] = MetricFold()
             place = place_writer(writer.attempt, batch.rank)
             fold.add_body(batch.decoded, place, writer.started_us, hidden)
+            if not self._overlaps.knows(writer.run_pk, writer.attempt):
+                self._flush()
+            if self._overlaps.note(writer.run_pk, writer.attempt, batch.decoded):
+                self._stale.add(writer.run_pk)
         elif batch.kind == FingerprintRecord.KIND:
             rows = batch.decoded
             apply_fingerprints(
@@ -234,8 +261,14 @@ class BatchIngest:
             )
         elif batch.kind in RECORD_TYPES and batch.decoded.count != batch.count:
             raise SchemaValidationError(f"it holds {batch.decoded.count} records")
-        if given is not None:
-            self._store(make_attempt_event(batch, given))
+        elif batch.kind == LifecycleRecord.KIND and self._turns(batch):
+            self._flush()
+            if self._overlaps.settle(writer.run_pk, writer.attempt):
+                self._stale.add(writer.run_pk)
+
+    def _turns(self, batch: Batch) -> bool:
+        """Whether an attempt begins or ends."""
+        return not {"start", "status"}.isdisjoint(batch.decoded.to_list("action"))
 
     def _add_batch(self, writer: StoredWriter, batch: Batch, digest: bytes) -> None:
         writer.head = batch.number
@@ -293,10 +326,12 @@ class BatchIngest:
     def _add_writer(self, batch: Batch, attempt: int) -> StoredWriter:
         execute = self._connection.execute
         run = execute(
-            f"SELECT pk FROM run WHERE id = ?{self._connection.for_update}", (batch.run_id,)
+            f"SELECT pk, attempt FROM run WHERE id = ?{self._connection.for_update}",
+            (batch.run_id,),
         ).fetchone()
         if run is None:
             raise BackendRejected(f"run {batch.run_id} was never started in this store")
+        check_attempt(batch.run_id, attempt, run[1])
         # An attempt that began before this writer's first batch came hides what it says too.
         (hidden_step,) = execute(
             "SELECT min(from_step) FROM attempt WHERE run_pk = ? AND number > ?",
@@ -379,11 +414,12 @@ class BatchIngest:
             attempt: Attempt of its writer, as the store has it.
         """
         given: GivenAttempt | None = None
-        for record in batch.to_records():
-            assert isinstance(record, LifecycleRecord)
+        for prepared in self._prepared.get(id(batch)) or prepare([batch])[id(batch)]:
+            record = prepared.record
             if record.attempt != attempt:
                 record = msgspec.structs.replace(record, attempt=attempt)
-            found = apply_lifecycle(self._connection, record, self._names)
+                prepared = dataclasses.replace(prepared, record=record)
+            found = apply_lifecycle(self._connection, prepared, self._names)
             if found is not None:
                 given, attempt = found, found.number
             if record.action == "start" and self._shared is not None:

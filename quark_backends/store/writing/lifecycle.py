@@ -34,10 +34,26 @@ from quark_core.records.belonging import change_fields, change_groups, read_prog
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
 from quark_core.records.run_digests import make_digests
-from quark_core.records.runs import StopRequest
+from quark_core.records.runs import RunDigests, StopRequest
 from quark_core.records.sweeps import TrialClaim
+from quark_core.system.memory_kills import renew_process
 
-__all__ = ["GivenAttempt", "apply_lifecycle", "make_attempt_event"]
+__all__ = [
+    "MOST_CHARACTERS",
+    "GivenAttempt",
+    "PreparedRecord",
+    "apply_lifecycle",
+    "check_attempt",
+    "make_attempt_event",
+    "prepare",
+]
+
+# Starts and ranks of a run may come late and out of order, but no more of them than this.
+_MOST_AHEAD = 10_000
+_GROWING = frozenset({"tags", "group_paths", "fields"})
+MOST_CHARACTERS = 8 * 2**20
+"""What each of the tags, groups and fields has at most as JSON: they grow bit by bit, and every
+list reads them whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +71,57 @@ class GivenAttempt:
     status: str
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedRecord:
+    """A record, and what can be worked out of it before anybody has to wait for it.
+
+    Attributes:
+        record: It.
+        digests: Of the configuration or environment that it brings.
+        is_superseded: Whether its writer brings a newer configuration in the same transaction.
+    """
+
+    record: LifecycleRecord
+    digests: RunDigests
+    is_superseded: bool = False
+
+
+_NO_DIGESTS = RunDigests()
+
+
+def prepare(batches: Sequence[Batch]) -> dict[int, list[PreparedRecord]]:
+    """The records of the lifecycle batches among some, by the `id` of their batch.
+
+    Nobody else can write to the store while a transaction is open, so this is for before it.
+    """
+    found: dict[int, list[PreparedRecord]] = {}
+    newer: set[tuple[str, str]] = set()
+    for batch in reversed(batches):
+        if batch.kind != LifecycleRecord.KIND:
+            continue
+        writer = batch.run_id, batch.writer_id
+        prepared = found[id(batch)] = []
+        for record in reversed(batch.to_records()):
+            assert isinstance(record, LifecycleRecord)
+            is_superseded = record.action == "config" and writer in newer
+            if record.action == "start":
+                newer.discard(writer)
+            elif record.action == "config":
+                newer.add(writer)
+            digests = _NO_DIGESTS if is_superseded else _digest_record(record)
+            prepared.insert(0, PreparedRecord(record, digests, is_superseded))
+    return found
+
+
+def _digest_record(record: LifecycleRecord) -> RunDigests:
+    data: Mapping[str, Any] = record.data or {}
+    if record.action == "config":
+        return make_digests(data["values"], None)
+    return make_digests(None, data) if record.action == "environment" else _NO_DIGESTS
+
+
 def apply_lifecycle(
-    connection: StoreConnection, record: LifecycleRecord, names: NameTable
+    connection: StoreConnection, prepared: PreparedRecord, names: NameTable
 ) -> GivenAttempt | None:
     """Apply one record inside the caller's transaction.
 
@@ -69,6 +134,7 @@ def apply_lifecycle(
         BackendRejected: The attempt was started already, by another process, and this one
             was not begun while the store was out of reach.
     """
+    record = prepared.record
     data: Mapping[str, Any] = record.data or {}
     if record.action == "start":
         return _start(connection, record, data, names)
@@ -95,7 +161,7 @@ def apply_lifecycle(
         _update(connection, run_pk, fields=_dump(values), updated_us=record.time_us)
         write_fields(connection, run_pk, values)
     elif record.attempt == attempt:
-        _apply_to_attempt(connection, run_pk, record, process, stop)
+        _apply_to_attempt(connection, run_pk, prepared, process, stop)
         if claim[0] is not None and record.action in ("heartbeat", "status"):
             _tell_trial(connection, TrialClaim(*claim), record)
     return None
@@ -114,16 +180,20 @@ def _tell_trial(connection: StoreConnection, claim: TrialClaim, record: Lifecycl
 def _apply_to_attempt(
     connection: StoreConnection,
     run_pk: int,
-    record: LifecycleRecord,
+    prepared: PreparedRecord,
     process: str,
     stop: str | None,
 ) -> None:
     """Apply what the newest attempt of a run says of itself."""
+    record, digests = prepared.record, prepared.digests
     data: Mapping[str, Any] = record.data or {}
     now_us = time.time_ns() // 1000
     if record.action == "heartbeat":
         # The store's own clock: hosts disagree about the time.
         _update(connection, run_pk, heartbeat_us=now_us)
+        if "memory_kills" in data:
+            renewed = json.dumps(renew_process(json.loads(process), data))
+            _update(connection, run_pk, process=renewed)
         told = read_progress(data)
         if told is not None:
             # A rank may say it once more after the run has ended.
@@ -136,11 +206,10 @@ def _apply_to_attempt(
             connection,
             run_pk,
             environment=json.dumps(data),
-            environment_digest=make_digests(None, data).environment,
+            environment_digest=digests.environment,
             heartbeat_us=now_us,
         )
-    elif record.action == "config":
-        digests = make_digests(data["values"], None)
+    elif record.action == "config" and not prepared.is_superseded:
         _update(
             connection,
             run_pk,
@@ -156,7 +225,13 @@ def _apply_to_attempt(
             run_pk,
             status=data["status"],
             # With the process that ended so; a start puts another one in its place.
-            process=json.dumps({**json.loads(process), "exit_code": data.get("exit_code")}),
+            process=json.dumps(
+                {
+                    **json.loads(process),
+                    "exit_code": data.get("exit_code"),
+                    "ending": data.get("ending"),
+                }
+            ),
             ended_us=record.time_us,
             progress=None,
             updated_us=record.time_us,
@@ -214,6 +289,7 @@ def _start(
     ).fetchone()
     now_us = time.time_ns() // 1000
     process = json.dumps(data["process"])
+    check_attempt(record.run_id, record.attempt, -1 if row is None else row[1])
     if row is None:
         _add_run(connection, record, data, now_us)
         if data.get("fork"):
@@ -349,6 +425,19 @@ def _choose_attempt(
     return asked if own is not None else newest + 1
 
 
+def check_attempt(run_id: str | None, asked: int, newest: int) -> None:
+    """Refuse an attempt that is so far beyond the newest that no attempt could follow it.
+
+    Raises:
+        BackendRejected: It is.
+    """
+    if asked > newest + _MOST_AHEAD:
+        known = "which has none yet" if newest < 0 else f"whose newest attempt is {newest}"
+        raise BackendRejected(
+            f"attempt {asked} of run {run_id}, {known}, is too far ahead: at most {_MOST_AHEAD}"
+        )
+
+
 def _has_attempt(connection: StoreConnection, run_pk: int, number: int) -> bool:
     found = connection.execute(
         "SELECT 1 FROM attempt WHERE run_pk = ? AND number = ?", (run_pk, number)
@@ -397,6 +486,12 @@ def _dump(value: Sequence[str] | Mapping[str, Any]) -> str | None:
 
 
 def _update(connection: StoreConnection, run_pk: int, **values: Any) -> None:
+    for name in _GROWING & values.keys():
+        if len(value := values[name] or "") > MOST_CHARACTERS:
+            raise BackendRejected(
+                f"the {name} of the run would have {len(value)} characters as JSON; a store takes "
+                f"{MOST_CHARACTERS}"
+            )
     # Column names come from this module only; values are bound.
     assignments = ", ".join(f"{name} = ?" for name in values)
     connection.execute(f"UPDATE run SET {assignments} WHERE pk = ?", (*values.values(), run_pk))

@@ -270,13 +270,14 @@ class MetricFold:
         self, body: DecodedBody, place: int, started_us: int, hidden: HiddenRows | None
     ) -> None:
         columns = [
-            body.to_list(name) for name in ("metric_key", "value", "step", "time_us", "sequence")
+            body.to_list(name)
+            for name in ("metric_key", "value", "step", "epoch", "time_us", "sequence")
         ]
         if {len(column) for column in columns} != {body.count}:
             raise SchemaValidationError("columns of a batch differ in length")
         self._merge_columns()
-        for key, value, step, time_us, sequence in zip(*columns, strict=True):
-            if hidden is not None and hidden.is_hidden(step, sequence):
+        for key, value, step, epoch, time_us, sequence in zip(*columns, strict=True):
+            if hidden is not None and hidden.is_hidden(step, sequence, epoch, key):
                 continue
             here = (place, started_us, sequence)
             figures = self._figures.get(key)
@@ -312,7 +313,9 @@ class MetricFold:
         if {len(values), len(steps), len(times), len(sequences), len(codes)} != {body.count}:
             raise SchemaValidationError("columns of a batch differ in length")
         if hidden is not None:
-            kept = ~hidden.find_hidden(steps, sequences)
+            series = np.array(texts, dtype=object)[codes] if hidden.reaches else ""
+            epochs = body.to_array("epoch") if hidden.reaches else None
+            kept = ~hidden.find_hidden(steps, sequences, epochs, series)
             codes, values, steps = codes[kept], values[kept], steps[kept]
             times, sequences = times[kept], sequences[kept]
         if not len(codes):

@@ -9,6 +9,11 @@ from typing import Any
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.encoding.bodies import open_body
+from quark_backends.store.reading.attempt_reaches import (
+    AttemptReaches,
+    find_hidden_metrics,
+    load_attempt_writers,
+)
 from quark_backends.store.writing.fork_figures import add_fork_figures
 from quark_backends.store.writing.metric_figures import MetricFold, place_writer
 from quark_backends.store.writing.names import NameTable
@@ -69,8 +74,9 @@ def rebuild_metrics(
         " LEFT JOIN hidden ON writer_pk = pk AND kind = ? WHERE run_pk = ?",
         (MetricRecord.KIND, run_pk),
     ).fetchall()
+    others, reaches = load_attempt_writers(connection, run_pk), AttemptReaches()
     for writer_pk, attempt, rank, started_us, hidden_step, sequence in writers:
-        hidden = None if hidden_step is None else HiddenRows(hidden_step, sequence)
+        hidden = find_hidden_metrics(connection, reaches, others, writer_pk, hidden_step, sequence)
         place = place_writer(attempt, rank)
         fold_batches(connection, writer_pk, fold, place, started_us, hidden)
         chunks = connection.execute(
@@ -157,11 +163,12 @@ def fold_chunks(
         try:
             chunk = decode_chunk(MetricRecord.KIND, body)
             arrays = {name: chunk.array(name) for name in ("value", "step", "time_us", "sequence")}
+            epochs = chunk.array("epoch") if hidden is not None and hidden.reaches else None
         except SchemaValidationError as error:
             _log.warning("chunk %d cannot be read: %s", chunk_pk, error)
             continue
         if hidden is not None:
-            kept = ~hidden.find_hidden(arrays["step"], arrays["sequence"])
+            kept = ~hidden.find_hidden(arrays["step"], arrays["sequence"], epochs, key)
             arrays = {name: values[kept] for name, values in arrays.items()}
         fold.add_column(key, arrays, place, started_us)
 

@@ -115,6 +115,8 @@ _INNOCENT_HEADS = frozenset(
     timeout ttl type types uri url usage var variable version weight
     """.split()
 )
+# As frameworks call the cookie of a session; of many words `session_id` may be any session.
+_SESSIONS = frozenset({"sessionid", "sessid", "phpsessid", "jsessionid"})
 _SUFFIXES = frozenset(
     "dev live prod production staging str string test text val value values".split()
 )
@@ -234,6 +236,8 @@ def _is_secret(words: list[str]) -> bool:
 
 
 def _read_last(words: list[str], numbered: bool) -> Sense:
+    if words[-2:] == ["key", "data"]:
+        words = words[:-1]  # `client-key-data` of a kubeconfig
     last, before = words[-1], words[:-1]
     singular = last.removesuffix("s")
     if singular == "key":
@@ -249,7 +253,11 @@ def _read_last(words: list[str], numbered: bool) -> Sense:
         place = words.index("token")
         named = words[place + 1 :]
         return Sense.CREDENTIAL if named and set(named) <= _SERVICES else Sense.NONE
-    if singular == "cookie" or last in ("setcookie", "bearer", "jwt", "authorization", "sas"):
+    if (
+        singular == "cookie"
+        or last in _SESSIONS
+        or last in (*("setcookie", "bearer", "jwt", "authorization", "sas", "csrf", "xsrf"),)
+    ):
         return Sense.CREDENTIAL
     if last == "pat":
         return Sense.CREDENTIAL if not _SERVICES.isdisjoint(before) else Sense.NONE

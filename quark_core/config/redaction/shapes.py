@@ -34,6 +34,12 @@ _PREFIXED: dict[str, str] = {
     "wandb_v1_": r"[A-Za-z0-9_-]{16,}",  # Weights & Biases
     "gsk_": r"[A-Za-z0-9]{20,}",  # Groq
     "r8_": r"[A-Za-z0-9]{20,}",  # Replicate
+    "tgp_v1_": r"[\w-]{20,}",  # Together
+    "fw_": r"(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{20,}",  # Fireworks
+    "esecret_": r"[A-Za-z0-9]{16,}",  # Anyscale
+    "csk-": r"(?=[a-z]{0,64}\d)[a-z0-9]{32,}",  # Cerebras
+    "jina_": r"(?=[A-Za-z_-]{0,64}\d)[\w-]{32,}",  # Jina
+    "e2b_": r"[0-9a-f]{32,}",  # E2B
     "pplx-": r"[A-Za-z0-9]{20,}",  # Perplexity
     "xai-": _MIXED + r"{20,}",  # xAI
     "nvapi-": r"[\w-]{20,}",  # NVIDIA
@@ -67,9 +73,10 @@ _PREFIXED: dict[str, str] = {
     "sgp_": r"(?:local_|[0-9a-f]{16}_)?[0-9a-f]{40}",  # Sourcegraph
     "figd_": r"[\w-]{20,}",  # Figma
     "lin_api_": r"[A-Za-z0-9]{20,}",  # Linear
-    "ntn_": r"[0-9]{6,}[A-Za-z0-9]{20,}",  # Notion
+    "ntn_": r"(?=[A-Za-z]{0,64}\d)[A-Za-z0-9]{20,}",  # Notion
     "secret_": r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{40,}",  # Notion, until 2024
     "PMAK-": r"[0-9a-f]{20,}-[0-9a-f]{20,}",  # Postman
+    "CCIPAT_": r"(?=[A-Za-z_]{0,64}\d)\w{20,}",  # CircleCI
     "pnu_": r"[A-Za-z0-9]{30,}",  # Prefect
     "pul-": r"[0-9a-f]{40}",  # Pulumi
     # Clouds
@@ -108,12 +115,21 @@ _PREFIXED: dict[str, str] = {
     "hooks.slack.com/": r"(?:services|workflows|triggers)/[\w/+-]{20,}",
     "discord.com/api/webhooks/": r"\d+/[\w-]{20,}",
     "discordapp.com/api/webhooks/": r"\d+/[\w-]{20,}",
+    # Teams, with a tenant's name before it or not; Power Automate, Zapier, Make, IFTTT
+    "webhook.office.com/": r"(?:webhookb2|workflows)/[\w@/-]{20,}",
+    "outlook.office.com/webhook/": r"[\w@/-]{20,}",
+    "outlook.office365.com/webhook/": r"[\w@/-]{20,}",
+    "hooks.zapier.com/hooks/": r"(?:catch|standard)/[\w/-]{6,}",
+    **dict.fromkeys(("hook.eu1.make.com/", "hook.eu2.make.com/"), r"[a-z0-9]{20,}"),
+    **dict.fromkeys(("hook.us1.make.com/", "hook.us2.make.com/"), r"[a-z0-9]{20,}"),
+    "maker.ifttt.com/trigger/": r"[\w-]{1,64}/(?:json/)?with/key/[\w-]{16,}",
     # What Apprise calls such places
     **dict.fromkeys(
         ("slack://", "discord://", "tgram://", "msteams://", "workflows://", "pover://"),
         r"[\w:@%./+-]{20,}",
     ),
     "SG.": r"[\w-]{16,}\.[\w-]{16,}",  # SendGrid
+    "key-": r"(?=[a-z]{0,32}\d)[0-9a-z]{32}(?![\w-])",  # Mailgun
     "xkeysib-": r"[0-9a-f]{32,}-[A-Za-z0-9]{10,}",  # Brevo
     "SK": r"[0-9a-f]{32}(?![\w-])",  # Twilio
     # Money

@@ -62,7 +62,7 @@ _STEMS = (
         "bearer",
         "jwt",
     ),
-    *("sas", "psk", "pswd", "phrase", "recovery", "answer"),
+    *("sas", "psk", "pswd", "phrase", "recovery", "answer", "csrf", "xsrf", "sessid", "sessionid"),
 )
 _SHORTEST_TEXT = 4
 _MOST_PASSES = 5
@@ -82,6 +82,13 @@ _ASSIGNED = re.compile(
     r"(?P<gap>\\*+[\"'`]?\]?(?:[ \t]++is)?[ \t]*+(?:=>|:=|==?|:)[ \t]*+)"
 )
 _OPTION = re.compile(r"(?<![\w-])(?P<name>--?[A-Za-z][\w.-]*+)(?P<gap>[ \t]++)(?=[^\s-]|-[^\s-]\S)")
+# A cell of a table, and the next one.
+_CELL = re.compile(
+    r"(?<![\w.-])(?P<name>[\w.-]++)(?P<gap>[ \t]*+[|│┃][ \t]*+|\t[ \t]*+|[ ]{2,}+)(?=[^\s|│┃])"
+)
+# A value of YAML on the lines below its name, and one that is printed on the next line.
+_BLOCK = re.compile(r"[>|][+-]?[1-9]?[+-]?[ \t]*+\r?\n(?P<indent>[ \t]++)(?=\S)")
+_BELOW = re.compile(r"[ \t]*+\r?\n[ \t]*+(?P<value>[^\s:=]++)[ \t]*+(?=\r|\n|$)")
 _AFTER = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)(?P<gap>[ \t]++)(?=[\"'\w])")
 _IDENTIFIED = re.compile(r"\bidentified[ \t]++by[ \t]++'(?P<value>[^'\n]*+)", re.IGNORECASE)
 _ELEMENT = re.compile(r"<(?P<name>[\w:.-]{1,100})(?:\s[^<>]{0,200})?(?P<gap>>)(?=[^<\s])")
@@ -168,6 +175,8 @@ def _redact_names(text: str) -> str:
     """Replace what stands behind a name that tells of it."""
     if "=" in text or ":" in text:
         text = _redact_named(text, _ASSIGNED, _is_assigned)
+    if any(sign in text for sign in ("|", "│", "┃", "\t", "  ")):
+        text = _redact_named(text, _CELL, _is_cell)
     if "-" in text:
         text = _redact_named(text, _OPTION, _is_option_value)
     if " " in text:
@@ -303,6 +312,14 @@ def _is_option_value(found: re.Match[str], value: str) -> bool:
     return is_secret_key(found["name"], value)
 
 
+def _is_cell(found: re.Match[str], value: str) -> bool:
+    # `password | str | the user's` says what a password is, and is none.
+    if not any(map(str.isdigit, value)):
+        return False
+    sure = _read_name(found) is Sense.SECRET and not found["gap"].isspace()
+    return is_secret_key(found["name"], value) and (sure or looks_random(value))
+
+
 def _is_after_password(found: re.Match[str], value: str) -> bool:
     if _read_name(found) is not Sense.SECRET or value.isspace():
         return False
@@ -327,6 +344,13 @@ def _find_value(text: str, found: re.Match[str], stop: int) -> tuple[int, int]:
         quote_at += 1
     if text[quote_at : quote_at + 1] in ("'", '"', "`"):
         return _find_quoted(text, begin, quote_at, stop)
+    if found["gap"].rstrip().endswith(":"):
+        block = _BLOCK.match(text, begin)
+        if block is not None:
+            return _find_block(text, block, stop)
+        below = _BELOW.match(text, begin)
+        if below is not None:
+            return below.start("value"), min(stop, below.end("value"))
     pattern = _HEADER if found["name"].lower() in _HEADERS else _BARE
     value = pattern.match(text, begin, stop)
     if value is None:
@@ -335,6 +359,18 @@ def _find_value(text: str, found: re.Match[str], stop: int) -> tuple[int, int]:
     while end > begin and text[end - 1] in _ENDS:
         end -= 1
     return begin, end
+
+
+def _find_block(text: str, block: re.Match[str], stop: int) -> tuple[int, int]:
+    """The lines of a value that are all as far to the right as its first one."""
+    end = place = block.end()
+    while place < stop:
+        line_end = text.find("\n", place, stop)
+        end = place = stop if line_end < 0 else line_end
+        if not text.startswith(block["indent"], place + 1):
+            break
+        place += 1
+    return block.end(), max(block.end(), min(stop, end))
 
 
 def _find_quoted(text: str, begin: int, quote_at: int, stop: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from quark_core.config.redaction.texts import redact_text
 from quark_core.records import RECORD_TYPES, LifecycleRecord
 from quark_core.records.base import Record, StreamRecord
 from quark_core.records.fields import column_types
-from quark_core.records.json_object import JsonObject
+from quark_core.records.json_object import JsonObject, clean_text
 
 __all__ = ["redact_arguments", "redact_object", "redact_record", "redact_values"]
 
@@ -62,6 +62,8 @@ def _redact_mapping(parent: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _redact(key: str, value: Any) -> Any:
     if isinstance(value, str):
         return redact_text(value)
+    if isinstance(value, JsonObject) and value.is_redacted:
+        return value
     if isinstance(value, Mapping):
         return _redact_mapping(key, value)
     if isinstance(value, list):
@@ -228,7 +230,8 @@ def _redact_data(action: str, data: JsonObject) -> JsonObject:
 
 def _redact_field(value: Any) -> Any:
     if isinstance(value, str):
-        redacted = redact_text(value)
+        # Whoever keeps it, the black box first, encodes it, and one text must not cost others.
+        redacted = clean_text(redact_text(value))
         return value if redacted == value else redacted
     if isinstance(value, JsonObject):
         return redact_object(value)
@@ -247,10 +250,10 @@ def _redact_labels(counts: JsonObject) -> JsonObject:
 
 def _redact_item(item: Any) -> Any:
     if isinstance(item, str):
-        return item if len(item) < _SHORTEST_ITEM else redact_text(item)
+        return clean_text(item if len(item) < _SHORTEST_ITEM else redact_text(item))
     if isinstance(item, Record):
         texts = {
-            name: redact_text(text)
+            name: clean_text(redact_text(text))
             for name in item.__struct_fields__
             if isinstance(text := getattr(item, name), str)
         }

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, get_args
 
 from quark_core.errors import SchemaValidationError
 from quark_core.records.artifact_layout import is_sha256
+from quark_core.records.artifact_links import MOST_PINNED
 from quark_core.records.base import FieldRules, StreamRecord
 from quark_core.records.json_object import JsonObject
 
@@ -57,7 +58,9 @@ class ArtifactLinkRecord(StreamRecord, frozen=True, gc=False):
         name = type(self).__name__
         if not is_sha256(self.sha256):
             raise SchemaValidationError(f"{name}.sha256 must be 64 lowercase hexadecimal digits")
-        if self.version is not None and self.version < 0:
-            raise SchemaValidationError(f"{name}.version must not be negative")
+        if self.version is not None and not 0 <= self.version <= MOST_PINNED:
+            raise SchemaValidationError(
+                f"{name}.version must be from 0 to {MOST_PINNED}, got {self.version}"
+            )
         if self.relation != "used" and self.alias is None:
             raise SchemaValidationError(f"{name}.alias must be there for an alias")

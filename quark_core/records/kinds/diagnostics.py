@@ -29,7 +29,10 @@ TelemetryBoundary = Literal["step", "time"]
 LayerSummaryType = Literal["activation", "gradient"]
 HookDirection = Literal["forward", "backward"]
 ParameterRole = Literal["weight", "bias", "other"]
+"""The part that a parameter plays in its module."""
+
 ParameterDistributionType = Literal["value", "gradient", "update"]
+"""The tensor that a histogram of a parameter counts."""
 ArtifactPayloadFormat = Literal["json", "text", "bytes"]
 
 

@@ -9,6 +9,7 @@ from quark_core.records.base import FieldRules, Record, StreamRecord
 from quark_core.records.json_object import JsonObject
 
 __all__ = [
+    "LITTLE_SEEN",
     "AlertCategory",
     "AlertRecord",
     "AlertSeverity",
@@ -111,6 +112,10 @@ class AlertRecord(StreamRecord, frozen=True, gc=False):
         return self.alert_id or f"{self.writer_id}-{self.KIND}-{self.sequence}"
 
 
+LITTLE_SEEN = "little_seen"
+"""In the metadata of a score: the one call that lets the checks run which lacked their data."""
+
+
 class HealthScoreRecord(StreamRecord, frozen=True, gc=False):
     """How well a run does in one respect.
 
@@ -118,7 +123,8 @@ class HealthScoreRecord(StreamRecord, frozen=True, gc=False):
         score_key: overall, optimization, representation, generalization or runtime.
         category: The same category; `overall` for the one over all.
         score: 0 (worst) to 100; 50 where it is not known.
-        status: healthy, watch, degraded or critical; watch where it is not known.
+        status: healthy, watch, degraded or critical; watch where it is not known. `word` is what
+            people are told.
         summary: One sentence.
         evidence: What it rests on.
         contributing_alert_ids: Ids of the alerts that lowered it.
@@ -158,6 +164,20 @@ class HealthScoreRecord(StreamRecord, frozen=True, gc=False):
             raise SchemaValidationError(
                 f"HealthScoreRecord.score must be from 0 to 100, got {self.score!r:.40}"
             )
+
+    @property
+    def word(self) -> str:
+        """What people read in place of `status`, everywhere: one of these, or a status.
+
+        "not known" where nothing was judged; "no problem found" where nothing speaks against
+        the run, and too little was looked at to call it healthy.
+        """
+        if not self.is_known:
+            return "not known"
+        has_problem = self.status in ("degraded", "critical") or bool(self.contributing_alert_ids)
+        if has_problem or LITTLE_SEEN not in (self.metadata or {}):
+            return self.status
+        return "no problem found"
 
     @property
     def is_known(self) -> bool:

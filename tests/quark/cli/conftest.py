@@ -11,6 +11,7 @@ from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
+from quark.provenance import installed_packages
 
 _SCRIPT = str(Path(sys.executable).with_name("quark"))
 
@@ -36,8 +37,16 @@ def start(monkeypatch):
 
 
 @pytest.fixture
-def log_run(start):
-    """Makes one ended run: its values by metric key, in steps from 0."""
+def log_run(start, monkeypatch):
+    """Makes one ended run, of a program without PyTorch: its values by metric key, from step 0."""
+    # Other tests may have imported PyTorch into this process, and health asks for `watch` then.
+    listed = installed_packages._list_imported
+
+    def list_without_torch():
+        of_torch = ("torch", "functorch")
+        return {name: place for name, place in listed().items() if not name.startswith(of_torch)}
+
+    monkeypatch.setattr(installed_packages, "_list_imported", list_without_torch)
 
     def log(storage_dir, run_id, project="vision", *, status="completed", values=(), **arguments):
         session = start(storage_dir, run_id, project, **arguments)

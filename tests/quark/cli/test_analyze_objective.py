@@ -91,3 +91,19 @@ def test_the_last_loss_of_runs_is_of_the_metric_that_they_are_judged_by(invoke, 
     runs = json.loads(invoke("runs", "-d", tmp_path, "--json").stdout)
     found = {run["id"]: (run["loss_metric"], run["last_loss"]) for run in runs}
     assert found == {"a": ("Loss/train", 0.5), "b": ("energy", 0.25), "c": (None, None)}
+    table = invoke("runs", "-d", tmp_path).stdout
+    assert "last value" in table
+    assert "energy 0.25" in table
+    assert "last loss" not in table
+
+
+def test_the_last_column_of_runs_says_what_it_shows(invoke, tmp_path, log_run):
+    values = {"val/acc": [0.5, 0.9], "train/loss": [2.0, 1.5]}
+    log_run(tmp_path, "a", values=values, objective="val/acc")
+    assert "last val/acc" in invoke("runs", "-d", tmp_path).stdout
+    log_run(tmp_path, "b", values={"val/loss": [2.0, 1.5]}, objective="val/loss")
+    assert "val/acc 0.9" in invoke("runs", "-d", tmp_path).stdout
+    log_run(tmp_path / "losses", "c", values=values, objective="val/lost")
+    table = invoke("runs", "-d", tmp_path / "losses").stdout
+    assert "last loss" in table
+    assert "1.5" in table

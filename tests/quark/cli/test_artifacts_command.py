@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import quark
+from quark_core.errors import ArtifactNotFoundError
 
 
 @pytest.fixture
@@ -37,7 +38,10 @@ def test_a_key_or_a_type_chooses(storage_dir, invoke):
     )
     assert [record["step"] for record in by_type] == [3, 4]
     nothing = invoke("artifacts", "r1", "absent", "-d", storage_dir)
-    assert (nothing.exit_code, nothing.output) == (0, "No artifacts fit.\n")
+    assert (nothing.exit_code, nothing.output) == (
+        0,
+        f"Run r1 of the store {storage_dir} has no artifacts that fit.\n",
+    )
 
 
 def test_payloads_are_copied_out_whole_and_none_is_overwritten(storage_dir, invoke, tmp_path):
@@ -67,7 +71,14 @@ def test_a_damaged_payload_is_told_and_not_copied(storage_dir, invoke, tmp_path)
 
 def test_a_run_without_artifacts_says_so(tmp_path, start, invoke):
     start(tmp_path, "empty").end_run()
-    assert invoke("artifacts", "empty", "-d", tmp_path).output == "This run has no artifacts.\n"
+    told = invoke("artifacts", "empty", "-d", tmp_path).output
+    assert told == f"Run empty of the store {tmp_path} has no artifacts.\n"
+
+
+def test_a_mirror_without_records_of_artifacts_says_that_it_may_have_files(tmp_path, start, invoke):
+    start(tmp_path, "empty", backends=f"csv:{tmp_path / 'csv'}").end_run()
+    told = invoke("artifacts", "empty", "-d", tmp_path, "-b", f"csv:{tmp_path / 'csv'}").output
+    assert "has no artifacts.\nA mirror may have files without records" in told
 
 
 @pytest.mark.long
@@ -123,10 +134,10 @@ def test_versions_are_listed_with_aliases_and_users(versioned, invoke):
     shown = invoke("artifacts", "versions", "-d", versioned).output
     assert "data:v0" in shown
     assert "one.txt" not in shown
-    assert (
-        "There is no artifact absent"
-        in invoke("artifacts", "versions", "absent", "-d", versioned).output
-    )
+    with pytest.raises(
+        ArtifactNotFoundError, match=r"there is no artifact 'absent' in .*; there are"
+    ):
+        invoke("artifacts", "versions", "absent", "-d", versioned)
 
 
 def test_an_alias_is_moved_and_taken_away(versioned, invoke):

@@ -82,14 +82,14 @@ def test_the_package_is_the_command(tmp_path):
         pass
     assert "first" in run_python("-m", "quark", "runs", "-d", str(tmp_path)).stdout
     failed = run_python("-m", "quark", "runs", "-d", str(tmp_path / "absent"))
-    assert failed.returncode == 1
+    assert failed.returncode == 2
     assert failed.stderr.startswith("quark: ")
 
 
 def test_help_imports_no_command():
     done = run_python("-c", LOADED, "--help")
     *_, loaded = done.stdout.splitlines()
-    parts = ("", ".command_groups", ".completion", ".main", ".terminal")
+    parts = ("", ".command_groups", ".completion", ".main", ".plugin_commands", ".terminal")
     assert loaded.split() == [f"quark.cli{part}" for part in parts]
     assert "Commands:" in done.stdout
 
@@ -123,7 +123,7 @@ def test_ctrl_c_while_a_command_is_imported_is_no_traceback(tmp_path):
     done = run_python("-c", program, "quark.cli.runs", "runs", "-d", str(tmp_path))
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
-    assert done.stderr.strip() == "Aborted!"
+    assert done.stderr.strip() == "quark: aborted"
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path):

@@ -94,7 +94,10 @@ def test_started_is_created(root):
 def test_a_limit_of_zero_shows_none(root):
     assert list_ids("-d", root, "-n", "0") == []
     assert call("runs", "-d", root, "-n", "0").stdout == "There are runs; --limit shows them.\n"
-    assert call("runs", "-d", root, "-n", "0", "-p", "x").stdout == "No runs here fit.\n"
+    assert (
+        call("runs", "-d", root, "-n", "0", "-t", "x").stdout
+        == f"No run fits in the store {root}.\n"
+    )
     assert "run-a" not in call("du", "-d", root, "-n", "0").stdout
     for command in ("runs", "du"):
         call(command, "-d", root, "-n", "-1", code=2)
@@ -197,7 +200,7 @@ def test_a_full_disk_is_told_without_a_temporary_name(root, tmp_path):
         text=True,
     )
     assert done.returncode == 1
-    assert done.stderr == f"Error: --output {target} cannot be written: No space left on device\n"
+    assert done.stderr == f"quark: --output {target} cannot be written: No space left on device\n"
     assert [*target.iterdir()] == []
 
 

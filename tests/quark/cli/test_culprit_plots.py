@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from diagnosed_runs import succeed
 
+from quark.analysis.curves import Curve
 from quark.cli.analysis_view import CulpritCurve, describe_curve, draw_culprit
-from quark_core.analysis.curves import Curve
 
 WIDTH = 40
 

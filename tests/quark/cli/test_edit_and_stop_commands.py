@@ -56,7 +56,9 @@ def test_archived_runs_are_left_out_until_they_are_restored(tmp_path, log_run, i
     assert table.count("(archived)") == 1
     assert "archived" in invoke("show", "run-a", "-d", tmp_path).output
     # It is not in the trash.
-    assert invoke("rm", "--list", "-d", tmp_path).output == "The trash is empty.\n"
+    assert invoke("rm", "--list", "-d", tmp_path).output == (
+        f"The trash of the store {tmp_path} is empty.\n"
+    )
     invoke("edit", "run-a", "-d", tmp_path, "--restore")
     assert list_runs() == ["run-b", "run-a"]
 

@@ -36,7 +36,7 @@ def test_a_group_holds_what_lies_below_it(invoke, sweep):
         "run1", "run2", "run3", "run4",
     }  # fmt: skip
     assert {run["id"] for run in read(invoke, sweep, "--group", "paper/fig3")} == {"run1", "run2"}
-    assert read(invoke, sweep, "--group", "pap") == []
+    assert "there is no group 'pap'" in invoke("runs", "-d", sweep, "--group", "pap").stderr
     assert len(read(invoke, sweep, "--group", "paper", "-n", "3")) == 3
 
 
@@ -217,7 +217,8 @@ def test_a_path_that_two_projects_may_mean_needs_a_project(invoke, sweep, log_ru
     assert invoke("groups", "describe", "a//b", "x", "-d", sweep, "-p", "text").exit_code == 2
 
 
-def test_a_project_without_groups_says_how_runs_get_into_one(invoke, sweep):
+def test_a_project_without_groups_says_how_runs_get_into_one(invoke, sweep, log_run):
+    log_run(sweep, "alone", project="elsewhere")
     assert "start_run(group=" in invoke("groups", "-d", sweep, "elsewhere").stdout
     assert json.loads(invoke("groups", "-d", sweep, "elsewhere", "--json").stdout) == []
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import quark
-from quark_core.analysis import mirrored_outputs
-from quark_core.analysis.engine import AnalyzerEngine
-from quark_core.mirrors.comparison import compare_counts, count_records
+from quark.analysis import mirrored_outputs
+from quark.analysis.engine import AnalyzerEngine
+from quark.mirrors.comparison import compare_counts, count_records
 from quark_core.records.query import Query
 
 STEPS = 200

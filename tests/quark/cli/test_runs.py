@@ -55,7 +55,6 @@ def test_runs_stand_newest_first(invoke, store):
     ("options", "expected"),
     [
         (["--project", "vision"], ["run-b", "run-a"]),
-        (["-p", "vis"], []),
         (["--status", "failed"], ["run-b"]),
         (["-s", "interrupted"], ["run-c"]),
         (["-s", "running"], []),
@@ -97,9 +96,9 @@ def test_a_limit_says_that_there_are_more(invoke, store):
 
 @pytest.mark.long
 def test_no_fitting_run_is_no_error(invoke, store):
-    result = invoke("runs", "-d", store, "-p", "absent")
-    assert (result.exit_code, result.stdout) == (0, "No runs here fit.\n")
-    assert json.loads(invoke("runs", "-d", store, "-p", "absent", "--json").stdout) == []
+    result = invoke("runs", "-d", store, "-t", "absent")
+    assert (result.exit_code, result.stdout) == (0, f"No run fits in the store {store}.\n")
+    assert json.loads(invoke("runs", "-d", store, "-t", "absent", "--json").stdout) == []
 
 
 def test_json_has_the_whole_record_and_nan_as_null(invoke, tmp_path, log_run):
@@ -184,7 +183,7 @@ def test_an_ascii_terminal_is_enough(quark_command, tmp_path, log_run, columns):
 @pytest.mark.long
 def test_where_there_is_no_store_one_line_says_so(quark_command, tmp_path):
     done = quark_command("runs", "-d", tmp_path)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("quark: ")
     assert "no Quark store" in line

@@ -30,7 +30,7 @@ def test_rows_are_searched_and_told_newest_first(tmp_path, rolled_out, invoke):
     place = ["--storage-dir", tmp_path]
     shown = invoke("samples", rolled_out, "--search", "IT IS 7", *place).output
     assert "What is 6 + 1?" in shown
-    assert "1 samples." in shown
+    assert "1 sample." in shown
     shown = invoke(
         "samples", rolled_out, "-w", "reward >= 0.5", "-w", "task=sum", "--json", *place
     ).output
@@ -44,7 +44,7 @@ def test_rows_are_searched_and_told_newest_first(tmp_path, rolled_out, invoke):
         row["step"] for row in json.loads(near)
     ) == [3, 4, 5]
     assert invoke("samples", rolled_out, "--search", "nowhere", *place).output == (
-        "No samples fit.\n"
+        f"Run {rolled_out[:8]} of the store {tmp_path} has no text samples that fit.\n"
     )
 
 
@@ -68,7 +68,7 @@ def test_a_condition_that_is_none_is_shown(tmp_path, rolled_out, invoke):
 def test_a_run_without_samples_says_so(tmp_path, log_run, invoke):
     log_run(tmp_path, "plain", values={"loss": [1.0]})
     shown = invoke("samples", "plain", "--storage-dir", tmp_path).output
-    assert shown == "This run has no text samples.\n"
+    assert shown.endswith(f" of the store {tmp_path} has no text samples.\n")
 
 
 def test_what_gets_done_is_told_by_show_and_follow(tmp_path, invoke):

@@ -54,14 +54,14 @@ def test_a_unique_beginning_of_the_id_is_enough(invoke, tmp_path, log_run):
 @pytest.mark.parametrize(
     ("prefix", "message"),
     [
-        ("abc", "'abc' fits 2 runs: abc-2, abc-1"),
+        ("abc", '\'abc\' fits 2 runs: abc-2 "second", abc-1 "first"'),
         ("zzz", "no run begins with 'zzz'"),
-        ("irst", "no run begins with 'irst'"),
+        ("irst", "no run begins with 'irst' in the store "),
     ],
 )
 def test_a_wrong_or_ambiguous_prefix_is_one_line_on_stderr(quark_command, store, prefix, message):
     done = quark_command("show", prefix, "-d", store)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("quark: ")
     assert message in line
@@ -72,14 +72,14 @@ def test_a_name_of_two_runs_is_ambiguous(quark_command, tmp_path, log_run):
     for run_id in ("one", "two"):
         log_run(tmp_path, run_id, name="same")
     done = quark_command("show", "same", "-d", tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "'same' fits 2 runs: two, one; name one by its id" in done.stderr
 
 
 @pytest.mark.long
 def test_no_store_is_one_line_on_stderr(quark_command, tmp_path):
     done = quark_command("show", "abc", "-d", tmp_path / "absent")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert "no Quark store" in line
     assert not (tmp_path / "absent").exists()

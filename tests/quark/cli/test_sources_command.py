@@ -8,7 +8,7 @@ import zipfile
 import pytest
 from source_runs import keep_manifest, keep_payload, keep_sources
 
-from quark_core.provenance.kept_sources import PACK_KEY, ManifestEntry
+from quark_core.artifacts.source_packs import PACK_KEY, ManifestEntry
 
 WRONG = [
     "../up.py", "/etc/evil.py", "a/../../b.py", "a\\b.py", "c:x.py", "a\nb.py", "\x1b[2J.py",

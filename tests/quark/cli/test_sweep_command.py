@@ -14,7 +14,7 @@ from stopped_processes import stop_between_writes
 
 import quark
 from quark.cli.sweep_agent import AgentChoices, SweepAgent
-from quark_core.sweeps.store_link import StoreLink
+from quark.sweeps.store_link import StoreLink
 
 _SCRIPT = str(Path(sys.executable).with_name("quark"))
 _DEADLINE_S = 120
@@ -417,10 +417,13 @@ def test_the_same_sweep_again_is_that_one_and_another_one_is_refused(new, invoke
         (("run", "lr-search"), "say behind -- what to run"),
         (("run", "lr-search", "--", "no-such-program"), "'no-such-program' cannot be started"),
         (("run", "lr-search", "--", "./train.py"), "it is no program that may be run"),
-        (("show", "other"), "there is no sweep 'other' here"),
-        (("pause", "other"), "there is no sweep 'other' here"),
+        (("show", "other"), "there is no sweep 'other' in the store "),
+        (("pause", "other"), "there is no sweep 'other' in the store "),
         (("run", "lr-search", "--", "python", "{laers}"), "did you mean {layers}?"),
-        (("show", "lr-search", "-p", "another"), "there is no sweep 'lr-search' here"),
+        (
+            ("show", "lr-search", "-p", "another"),
+            "there is no sweep 'lr-search' in project 'another' of the store ",
+        ),
         (("new", "x", "-p", "p", "--metric", "m"), "--set or --space must say what to search"),
         (("new", "x", "-p", "p", "--metric", "m", "--set", "lr"), "--set must be NAME=VALUES"),
         (
@@ -452,7 +455,7 @@ def test_what_is_wrong_is_told_by_name(
 def test_a_folder_without_a_store_gets_none(quark_command, tmp_path):
     for words in (("show",), ("show", "x"), ("pause", "x"), ("run", "x", "--", "python")):
         done = quark_command("sweep", *words, "-d", tmp_path / "empty")
-        assert done.returncode == 1, words
+        assert done.returncode == 2, words
         assert "no Quark store" in done.stderr
     assert not (tmp_path / "empty").exists()
 

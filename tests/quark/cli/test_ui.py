@@ -1,8 +1,10 @@
 """`quark ui`: starts, shows a link, answers, ends by Ctrl-C; what it imports and when."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -90,11 +92,44 @@ def test_sigterm_ends_it_too(tmp_path, log_run, run_ui):
     assert "Traceback" not in err
 
 
-def test_a_folder_without_a_store_is_one_line(tmp_path, quark_command):
-    done = quark_command("ui", tmp_path, "--no-open")
-    assert done.returncode == 1
+def test_a_folder_that_is_not_there_is_one_line(tmp_path, quark_command):
+    done = quark_command("ui", tmp_path / "mistyped", "--no-open")
+    assert done.returncode == 2
     assert "no Quark store" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_in_an_empty_folder_it_waits_for_the_first_run(tmp_path, log_run, run_ui):
+    ui = run_ui(tmp_path)
+    assert str(tmp_path) in ui.first
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    fetch(opener, ui.link)
+    root = ui.link.partition("?")[0]
+    status, runs = fetch(opener, f"{root}api/runs")
+    assert (status, json.loads(runs)["rows"]) == (200, [])
+    about = json.loads(fetch(opener, f"{root}api/about")[1])
+    assert (about["notes"], about["projects"]) == ([], [])
+    assert fetch(opener, f"{root}api/runs/r1")[0] == 404
+    assert list(tmp_path.iterdir()) == []
+    log_run(tmp_path, "r1", values={"train/loss": [1.0, 0.5]})
+    runs = json.loads(fetch(opener, f"{root}api/runs")[1])
+    assert [row["id"] for row in runs["rows"]] == ["r1"]
+    assert json.loads(fetch(opener, f"{root}api/about")[1])["capabilities"]["search"]
+    assert fetch(opener, f"{root}api/runs/r1/series?key=train/loss")[0] == 200
+    assert ui.end()[::2] == (0, "")
+
+
+def test_tabs_go_on_once_it_is_started_again_on_its_port(tmp_path, log_run, run_ui):
+    log_run(tmp_path, "r1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    first = run_ui(tmp_path, "--port", port)
+    fetch(opener, first.link)
+    first.end()
+    run_ui(tmp_path, "--port", port)
+    assert fetch(opener, f"http://127.0.0.1:{port}/api/runs")[0] == 200
 
 
 def test_a_bad_argument_is_named(tmp_path, log_run, quark_command):

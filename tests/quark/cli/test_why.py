@@ -21,7 +21,8 @@ def test_it_says_verdict_parting_and_cause_in_columns(tmp_path, log_run, invoke)
     done = invoke("why", "good-0", "bad-0", "-d", tmp_path)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("val/acc  0.9")
+    # The last values of both, whose curves rise to 0.9 and to 0.5.
+    assert lines[0].startswith("val/acc  0.9 -> 0.5  worse")
     assert "worse" in lines[0]
     assert any(line.startswith("The curves part at step 0") for line in lines)
     (cause,) = [line for line in lines if line.startswith("Probably")]
@@ -48,6 +49,24 @@ def test_groups_by_comma_and_one_run_alone(tmp_path, log_run, invoke):
     alone = json.loads(invoke("why", "late", "-d", tmp_path, "--json").stdout)
     assert (alone["before"]["run_id"], alone["after"]["run_id"]) == ("good-3", "late")
     assert "against good-3, the last good run" in invoke("why", "late", "-d", tmp_path).stdout
+
+
+def test_it_shows_the_figures_of_runs_grouped_and_both_name_them(tmp_path, log_run, invoke):
+    """The values rise and fall, so that medians, best and last values all differ."""
+    for config, low in ((0.1, 0.9), (9.0, 0.5)):
+        for seed in range(3):
+            values = {"val/acc": [0.1, low + 0.09, *[low - 0.2] * 9, low - 0.001 * seed]}
+            settings = {"lr": config, "seed": seed}
+            log_run(tmp_path, f"lr{config:g}-{seed}", values=values, config=settings)
+    sides = (",".join(f"lr{rate}-{seed}" for seed in range(3)) for rate in ("0.1", "9"))
+    why = invoke("why", *sides, "-d", tmp_path).stdout.splitlines()[0]
+    assert why.startswith("val/acc  0.899 -> 0.499  worse (means of last values")
+    grouped = ("runs", "--group-by", "config", "--metric", "val/acc", "-d", tmp_path)
+    assert "last val/acc" in invoke(*grouped).stdout
+    means = [group["mean"] for group in json.loads(invoke(*grouped, "--json").stdout)]
+    assert [f"{mean:.3g}" for mean in means] == ["0.499", "0.899"]
+    single = invoke("why", "lr0.1-1", "lr9-2", "-d", tmp_path).stdout.splitlines()[0]
+    assert single.startswith("val/acc  0.899 -> 0.498  worse (last values; ")
 
 
 def test_a_check_without_yes_runs_nothing(tmp_path, log_run, invoke):

@@ -141,4 +141,4 @@ def test_what_is_no_archive_fails_alone(tmp_path, take):
     with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
         archive.writestr("x", "y")
     for tool in ("comet", "clearml"):
-        assert all(run["failure"] for run in take(tool, tmp_path, status=1))
+        assert all(run["failure"] for run in take(tool, tmp_path, status=2))

@@ -182,3 +182,17 @@ def test_a_table_as_pandas_and_excel_write_it(tmp_path, take, read_points):
         (10, 1.5, 1_700_000_000_000_000),
         (20, 0.5, 1_700_000_000_000_000),
     ]
+
+
+def test_numbers_that_float64_cannot_hold_are_kept_and_told_of(tmp_path, take, read_points):
+    path = write(
+        tmp_path / "big.csv",
+        "step,tokens,even,huge,odd",
+        "0,9007199254740993,9007199254740994,1e400,inf",
+        f"1,9007199254740992,9.1e15,-{10**400},nan",
+    )
+    (run,) = take("csv", path)
+    assert values(read_points(run["run_id"], "tokens")) == [(0, 2.0**53), (1, 2.0**53)]
+    assert values(read_points(run["run_id"], "huge")) == [(0, float("inf")), (1, -float("inf"))]
+    assert [(one["name"], one["count"]) for one in run["losses"]] == [("tokens", 1), ("huge", 2)]
+    assert "rounded to a float64" in run["losses"][0]["reason"]

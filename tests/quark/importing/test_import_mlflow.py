@@ -1,5 +1,8 @@
 """Runs of a real MLflow store, read by its own client and by Quark."""
 
+import sqlite3
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -118,3 +121,27 @@ def test_a_server_that_dies_in_the_middle_leaves_nothing_twice(uri, take, read_p
     assert (first["points"], second["points"]) == (20, 1)
     for name in ("a", "b", "c"):
         assert read_points(first["run_id"], name) == history(uri, one.info.run_id, name)
+
+
+@pytest.mark.parametrize("way", ["elsewhere", "above", "link"])
+def test_files_are_taken_from_below_the_store_only(uri, take, store, tmp_path, way):
+    """A stranger's database may name any folder of this machine as that of a run's artifacts."""
+    secret = tmp_path.parent / f"{tmp_path.name}-private"
+    secret.mkdir()
+    (secret / "id_rsa").write_text("PRIVATE")
+    with mlflow.start_run() as run:
+        mlflow.log_text("hello", "a.txt")
+    folder = Path(run.info.artifact_uri.removeprefix("file://"))
+    if way == "link":
+        (folder / "id_rsa").symlink_to(secret / "id_rsa")
+    else:
+        place = f"file://{secret}" if way == "elsewhere" else f"{tmp_path}/../{secret.name}"
+        with sqlite3.connect(tmp_path / "mlflow.db") as database:
+            database.execute("UPDATE runs SET artifact_uri = ?", (place,))
+    (taken,) = take("mlflow", uri)
+    artifacts = quark.ArtifactStore(quark.open_run(taken["run_id"], storage_dir=store))
+    kept = [artifacts.load(record) for record in artifacts.read()]
+    assert b"PRIVATE" not in kept
+    assert kept == ([b"hello"] if way == "link" else [])
+    assert [(one["kind"], one["name"]) for one in taken["losses"]] == [("artifact", "id_rsa")]
+    assert "not below the imported store" in str(taken["losses"])

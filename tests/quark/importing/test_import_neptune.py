@@ -125,6 +125,6 @@ def test_steps_with_a_fraction_are_made_whole_by_a_multiplier(data, take, read_p
 def test_what_is_no_export_fails_alone(tmp_path, take):
     pq.write_table(pa.table({"a": [1]}), tmp_path / "x.parquet")
     (tmp_path / "y.parquet").write_bytes(b"no parquet")
-    first, second = take("neptune", tmp_path, status=1)
+    first, second = take("neptune", tmp_path, status=2)
     assert "no column project_id" in first["failure"]
     assert "cannot be read" in second["failure"]

@@ -130,7 +130,8 @@ def test_a_file_of_another_kind_is_refused(tmp_path, take, text):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ImportFailure, match="no file of Track's"):
         take("track", tmp_path / "a.json")
-    assert take("track", tmp_path) == []
+    with pytest.raises(ImportFailure, match="there are no runs"):
+        take("track", tmp_path)
 
 
 def test_what_is_no_number_costs_itself_alone(tmp_path, take, read_points):
@@ -183,4 +184,5 @@ def test_names_that_are_hostile_stay_what_they_are(tmp_path, store, take):
 
 def test_nobody_waits_for_a_pipe(tmp_path, take):
     os.mkfifo(tmp_path / "a.json")
-    assert take("track", tmp_path) == []
+    with pytest.raises(ImportFailure, match="there are no runs"):
+        take("track", tmp_path)

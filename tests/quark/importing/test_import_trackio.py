@@ -72,7 +72,7 @@ def test_everything_comes_once(folder, take, read_points, store):
     assert read_points(run["run_id"], "loss") == [
         (step, 1 / (step + 1), start_us + step * 1_000_000) for step in range(10)
     ]
-    assert len(read_points(run["run_id"], "deep.a")) == 10
+    assert len(read_points(run["run_id"], "deep/a")) == 10
     assert len(read_points(run["run_id"], "bad", include_non_finite=True)) == 10
     assert [value for _, value, _ in read_points(other["run_id"], "loss")] == [7.0]
     stored = open_reader(store).load_run(run["run_id"])

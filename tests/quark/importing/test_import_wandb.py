@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import quark
+from quark_core.runs.artifact_versions import list_versions
 from quark_core.runs.composition import open_reader
 
 WRITE = """
@@ -20,7 +21,8 @@ run = wandb.init(project="proj", id=sys.argv[2], name="fast", dir=sys.argv[1], n
 rng = np.random.default_rng(0)
 for i in range(20):
     run.log({"loss": 1 / (i + 1), "nested": {"a": i}, "flag": i % 2 == 0,
-        "bad": float("nan") if i == 3 else 1.0, "word": "x"})
+        "bad": float("nan") if i == 3 else 1.0, "word": "x", "mAP_0.5": i / 20,
+        ("val.acc", "val/acc")[i % 2]: i})
 pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
 run.log({"hist": wandb.Histogram(rng.normal(size=100).tolist()),
     "img": wandb.Image(pixels, caption="c"), "imgs": [wandb.Image(pixels), wandb.Image(pixels)],
@@ -31,8 +33,16 @@ with open(sys.argv[1] + "/weights.txt", "w") as file:
     file.write("weights")
 artifact = wandb.Artifact("model", type="model")
 artifact.add_file(sys.argv[1] + "/weights.txt")
-run.log_artifact(artifact)
-run.alert("careful", "text of it")
+run.log_artifact(artifact, aliases=["best", "latest", "v7"])
+run.alert("careful", "text of it", level="WARN")
+run.save(sys.argv[1] + "/weights.txt", base_path=sys.argv[1])
+with open(sys.argv[1] + "/wandb/beside.txt", "w") as file:
+    file.write("beside")
+run.save(sys.argv[1] + "/wandb/beside.txt", base_path=sys.argv[1])
+run.define_metric("flag", summary="max")
+run.summary["best_acc"] = 0.93
+run.summary["loss"] = 0.01
+run.summary["by_class"] = {"cat": 0.5}
 run.finish(exit_code=int(sys.argv[3]))
 """
 
@@ -71,7 +81,9 @@ def test_everything_that_was_logged_is_there(place, take, read_points, store):
     (run,) = take("wandb", place)
     run_id = run["run_id"]
     assert values(read_points(run_id, "loss")) == [(i, 1 / (i + 1)) for i in range(20)]
-    assert values(read_points(run_id, "nested.a")) == [(i, float(i)) for i in range(20)]
+    assert values(read_points(run_id, "nested/a")) == [(i, float(i)) for i in range(20)]
+    assert values(read_points(run_id, "val/acc")) == [(i, float(i)) for i in range(20)]
+    assert values(read_points(run_id, "mAP_0.5")) == [(i, i / 20) for i in range(20)]
     assert values(read_points(run_id, "flag"))[:2] == [(0, 1.0), (1, 0.0)]
     bad = values(read_points(run_id, "bad", include_non_finite=True))
     assert len(bad) == 20
@@ -79,9 +91,17 @@ def test_everything_that_was_logged_is_there(place, take, read_points, store):
     opened = quark.open_run(run_id, storage_dir=store)
     record = opened.context.run
     assert (record.name, record.project_name, record.notes) == ("fast", "proj", "a note")
-    assert record.tags == ("base", "group=g1", "job_type=train")
+    assert record.tags == ("base", "job_type=train")
+    assert record.groups == ("g1",)
     assert record.status == "completed"
     stored = open_reader(store).load_run(run_id)
+    # The last value of a metric is no field, unless the summary says another one.
+    assert dict(stored.fields) == {
+        "word": "x",
+        "best_acc": 0.93,
+        "loss": 0.01,
+        "by_class": {"cat": 0.5},
+    }
     assert dict(stored.config.values) == {
         "lr": 0.1,
         "opt": {"name": "adam"},
@@ -97,7 +117,62 @@ def test_everything_that_was_logged_is_there(place, take, read_points, store):
     assert artifacts.load(table) == {"columns": ["a", "b"], "rows": [[1, "x"], [2, "y"]]}
     (model,) = artifacts.read(artifact_type="model")
     assert artifacts.load(model) == b"weights"
-    assert {(one["kind"], one["name"]) for one in run["losses"]} == {("value", "word")}
+    found = quark.search_runs(where="field.best_acc > 0.9 and 'g1' in groups", storage_dir=store)
+    assert [each.run_id for each in found] == [run_id]
+
+
+def test_what_is_not_taken_is_counted_and_listed(place, take):
+    (run,) = take("wandb", place)
+    listed = {(one["kind"], one["name"]): one for one in run["losses"]}
+    assert set(listed) == {
+        ("value", "word"),
+        ("alias", "model/weights.txt:v7"),
+        ("metric", "flag"),
+        ("file", "weights.txt"),
+        ("file", "wandb/beside.txt"),
+    }
+    assert listed["value", "word"]["count"] == 20
+    # The folder was copied from where the run was logged, so a link leads to anybody's file.
+    assert "import a folder that holds both" in listed["file", "weights.txt"]["reason"]
+
+
+def test_a_saved_file_that_is_a_link_comes_from_where_the_run_was_logged(tmp_path, take, store):
+    folder = tmp_path / "logged"
+    logged = log_run(folder)
+    (folder / ".netrc").write_text("private")
+    (link,) = logged.glob("offline-run-*/files/weights.txt")
+    assert link.is_symlink()
+    (run,) = take("wandb", logged)
+    artifacts = quark.ArtifactStore(quark.open_run(run["run_id"], storage_dir=store))
+    found = {one.artifact_key: artifacts.load(one) for one in artifacts.read(artifact_type="file")}
+    assert found == {"weights.txt": b"weights", "wandb/beside.txt": b"beside"}
+    # What is hidden there, and what lies elsewhere, was not logged.
+    for secret in (folder / ".netrc", tmp_path / "elsewhere"):
+        secret.write_text("private")
+        link.unlink()
+        link.symlink_to(secret)
+        (run,) = take("wandb", logged, "-d", tmp_path / f"again-{secret.name}")
+        losses = {one["name"]: one["reason"] for one in run["losses"]}
+        assert str(secret) in losses["weights.txt"]
+
+
+def test_aliases_name_the_version_and_an_alert_is_an_alert(place, take, store):
+    (run,) = take("wandb", place)
+    opened = quark.open_run(run["run_id"], storage_dir=store)
+    (version,) = [
+        one
+        for one in list_versions(open_reader(store), "proj")
+        if one.record.artifact_type == "model"
+    ]
+    assert version.aliases == ("best", "latest")
+    (alert,) = quark.EventLogger(opened).read(event_type="alert_raised")
+    assert alert.severity == "warning"
+    assert dict(alert.payload) == {
+        "title": "careful",
+        "message": "text of it",
+        "first_step": 20,
+        "rule_id": "user_alert_careful",
+    }
 
 
 def test_a_file_that_is_cut_anywhere_brings_what_is_whole_and_the_rest_later(
@@ -166,6 +241,6 @@ def test_a_failed_run_has_failed(tmp_path, take, store):
 
 def test_no_wandb_file_at_all_is_no_run(tmp_path, take):
     (tmp_path / "run-x.wandb").write_bytes(b"not one of theirs" * 100)
-    (run,) = take("wandb", tmp_path, status=1)
+    (run,) = take("wandb", tmp_path, status=2)
     assert "does not say yet" in run["failure"]
     assert json.dumps(run)

@@ -101,6 +101,10 @@ class Kernel:
     def interrupt(self):
         self._manager.interrupt_kernel()
 
+    def restart(self):
+        """As the button of a notebook does it: the kernel is asked to end, and begun anew."""
+        self._manager.restart_kernel(now=False)
+
     def kill(self):
         """As the machine does that has no memory left."""
         self._manager.shutdown_kernel(now=True)

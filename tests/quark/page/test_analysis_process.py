@@ -186,7 +186,7 @@ def test_a_server_does_not_load_what_analyzes(tmp_path):
         "from quark.page.api.source import open_source\n"
         "from quark.page.app import make_app\n"
         "make_app(open_source(sys.argv[1]))\n"
-        "print(*[m for m in sys.modules if m.startswith('quark_core.analysis.rules')])\n"
+        "print(*[m for m in sys.modules if m.startswith('quark.analysis.rules')])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True

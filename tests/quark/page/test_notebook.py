@@ -182,19 +182,19 @@ def test_nobody_makes_html_for_a_terminal(monkeypatch, shown):
         shown["session"]._ipython_display_()
 
 
-def test_what_is_not_known_to_be_painted_is_plain_text(monkeypatch, shown):
-    from quark_core import presentation
+def test_without_the_plugin_of_the_page_an_object_is_plain_text(monkeypatch, shown):
+    from quark_core.backends import registry
+    from quark_core.sessions import feature_methods
 
-    monkeypatch.setattr(presentation, "_room", None)
+    monkeypatch.setattr(registry, "_default", registry.BackendRegistry.discover([]))
+    monkeypatch.setattr(feature_methods, "_found", {})
     assert shown["summary"]._repr_html_() is None
-    with pytest.raises(RuntimeError, match="import quark"):
+    with pytest.raises(quark.QuarkError, match="'page'"):
         shown["session"].report()
 
 
 def test_what_cannot_be_painted_ends_no_cell(monkeypatch, shown):
-    from quark_core import presentation
-
-    monkeypatch.setattr(presentation, "_room", "nobody.has.this")
+    monkeypatch.setattr("quark.page.notebook.PAINTERS", {"RunSummary": lambda _: 1 / 0})
     assert shown["summary"]._repr_html_() is None
 
 

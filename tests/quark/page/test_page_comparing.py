@@ -89,6 +89,13 @@ def test_what_differs_is_told_and_what_is_equal_is_counted(client, seeds):
     alone = client.json("/api/compare", side=low[:2])
     assert [each["path"] for each in alone["differs"] if each["section"] == "config"] == ["seed"]
     assert alone["differs"][0]["is_seed"]
+    # No sources are kept in this process: only the commit of a clean checkout says what ran.
+    agree = "Nothing that is recorded changed: configuration"
+    if alone["code_notes"]:
+        assert alone["agreement"].startswith(f"{agree} and environment agree. Not compared: code.")
+        assert "The code was not compared" in alone["code_notes"][0]
+    else:
+        assert alone["agreement"].startswith(f"{agree}, code and environment agree.")
 
 
 def test_metrics_of_all_sides_come_first_with_the_mean_of_their_last_values(client, seeds):

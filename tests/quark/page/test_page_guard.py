@@ -1,6 +1,7 @@
 """Who may ask the page's server, and what every answer carries; each threat of the design."""
 
 import re
+import time
 
 import pytest
 from starlette.testclient import TestClient
@@ -199,6 +200,32 @@ def test_a_base_is_taken_with_and_without_slashes():
         "/quark",
         "/a/b-c",
     ]
+
+
+def test_a_server_that_is_started_again_knows_the_cookies_of_its_place(tmp_path, monkeypatch):
+    kept = tmp_path / "pages" / "place.json"
+    first = Sessions(kept=kept)
+    cookie = first.trade(first.make_token())
+    assert cookie not in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
+    assert Sessions(kept=kept).find(cookie) == first.find(cookie)
+    assert Sessions(kept=tmp_path / "pages" / "other.json").find(cookie) is None
+    assert Sessions().find(cookie) is None
+    token = first.make_token()
+    assert Sessions(kept=kept).trade(token) is None
+    now_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_s + 8 * 86400)
+    assert Sessions(kept=kept).find(cookie) is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"zz": 1}', '{"00": null}', '{"00": "x"}', "3"])
+def test_a_file_of_cookies_that_says_nothing_lets_nobody_in(tmp_path, text):
+    kept = tmp_path / "place.json"
+    kept.write_text(text)
+    sessions = Sessions(kept=kept)
+    assert sessions.find("") is None
+    cookie = sessions.trade(sessions.make_token())
+    assert Sessions(kept=kept).find(cookie) is not None
 
 
 def test_tokens_and_cookies_are_bounded_and_kept_as_hashes():

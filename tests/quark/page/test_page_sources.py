@@ -8,8 +8,9 @@ import pytest
 from source_runs import keep_manifest, keep_payload, keep_sources
 
 import quark
-from quark_core.provenance import source_diffs
-from quark_core.provenance.kept_sources import PACK_KEY, REDACTED, ManifestEntry
+from quark.provenance import source_diffs
+from quark.provenance.kept_sources import REDACTED
+from quark_core.artifacts.source_packs import PACK_KEY, ManifestEntry
 
 SCRIPT = "<script>window.ran = 1</script>\n"
 

@@ -181,6 +181,25 @@ def test_secrets_are_redacted_and_config_and_logs_are_left_out_where_asked(store
     assert str(store) not in json.dumps(head)
 
 
+@pytest.mark.parametrize("logs", [True, False])
+def test_the_traceback_of_a_failed_run_is_among_its_logs(tmp_path, logs):
+    secret = "sk-" + "a1B2" * 12
+
+    def fail():
+        with quark.start_run(project="p", storage_dir=tmp_path) as session:
+            quark.MetricsLogger(session).log("loss", 1.0, step=0)
+            raise OSError("api_key=" + secret)
+
+    with pytest.raises(OSError, match="api_key"):
+        fail()
+    (run_id,) = [found.run_id for found in quark.search_runs(storage_dir=tmp_path)]
+    (run,) = quark.report(run_id, storage_dir=tmp_path, logs=logs).to_dict()["runs"]
+    assert run["run"]["ending"]["message"] == "OSError: api_key=[redacted]"
+    trace = run["run"]["traceback"]
+    assert trace is None if not logs else "in fail" in trace
+    assert secret not in str(run)
+
+
 def test_what_another_tool_has_kept_in_the_open_is_redacted(tmp_path):
     secret = "sk-" + "a1B2" * 12
     mirror = tmp_path / "csv"

@@ -8,11 +8,11 @@ import warnings
 
 import quark
 from quark.cli.main import main
+from quark.sweeps.store_link import StoreLink
 from quark_core.backends.coordination import NewTrial
 from quark_core.records.base import start_fields
 from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.records.sweeps import TrialResult
-from quark_core.sweeps.store_link import StoreLink
 from quark_core.system.process import ProcessIdentity, current_process
 
 ESCAPES = {

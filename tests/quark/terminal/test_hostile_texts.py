@@ -24,6 +24,7 @@ from hostile_runs import (
     open_hostile_sweeps,
     run_command,
 )
+from service_fixtures import make_databases
 from set_for_tests import SET_FOR_TESTS
 
 import quark
@@ -229,6 +230,7 @@ def test_runs_of_a_service_are_no_different(tmp_path, monkeypatch, service):
 def test_keys_of_a_service(tmp_path, monkeypatch):
     store = f"sqlite:///{tmp_path / 'served'}"
     name = "[red]key[/red] \u3164 :warning:"
+    make_databases(store)
     hostile = run_command(monkeypatch, "keys", "create", "--store", store, "--name", f"key{EVIL}")
     made = run_command(monkeypatch, "keys", "create", "--store", store, "--name", name)
     assert (hostile[0], made[0]) == (1, 0), made[2]

@@ -148,6 +148,8 @@ def test_an_unknown_backend_is_left_out_with_a_warning(said):
         "Unknown tracker backend 'nope'",
         "Unknown tracker backend 'no such/thing'",
     ]
+    # What there is instead is listed once.
+    assert [text.count("tensorboard") for text in said()] == [1, 1]
     assert isinstance(quark.setup_tracker("p", backends="nope"), quark.NullTracker)
 
 

@@ -19,7 +19,7 @@ from tiers import count_examples
 import quark
 from quark_backends.csv.backend import CsvBackend
 from quark_backends.csv.files import AppendOnlyTable, encode_rows
-from quark_backends.csv.rows import TABLES, find_form
+from quark_backends.csv.rows import find_form
 from quark_backends.embedded.plugin import quark_register_backends
 from quark_core.backends.contract import BackendConfig
 from quark_core.errors import BackendRejected
@@ -31,7 +31,7 @@ from quark_core.records.query import Query
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 
 ALL = Query(all_attempts=True)
-STREAM_KINDS = sorted(set(TABLES) - {"lifecycle"})
+STREAM_KINDS = sorted(set(RECORD_TYPES) - {"lifecycle"})
 NASTY = st.sampled_from(
     ["", '"', '""', '"""', ",", "\n", "\r", "\r\n", "\0", "a,b", 'a"b', " x ", "nan", "é\t两"]
 )
@@ -92,7 +92,7 @@ def same(found, expected):
     return list(map(repr, found)) == list(map(repr, expected))
 
 
-@pytest.mark.parametrize("kind", sorted(TABLES))
+@pytest.mark.parametrize("kind", sorted(RECORD_TYPES))
 @settings(max_examples=count_examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_rows_come_back_as_the_records_they_were(tmp_path_factory, kind, data):

@@ -153,7 +153,7 @@ def test_a_run_of_a_backend_is_shown_and_analyzed(mirrored, tmp_path, run):
     before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     result = json.loads(call("analyze", run, "-b", mirrored, "--json").stdout)
     assert {score["score_key"] for score in result["health_scores"]} >= {"overall"}
-    assert "health" in call("analyze", run, "-b", mirrored).stdout.lower()
+    assert "no problem found" in call("analyze", run, "-b", mirrored).stdout.lower()
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
@@ -168,7 +168,9 @@ def test_sides_of_a_comparison_come_from_anywhere(mirrored, tmp_path):
     )
     for result in (both, one):
         (diff,) = [each for each in result["metric_diffs"] if each["metric_key"] == "train/loss"]
-        assert diff["verdict"] == "better"
+        # One run a side: the end is lower, and nobody knows how far seeds lie apart.
+        assert diff["verdict"] == "inconclusive"
+        assert diff["last"]["difference"] < 0
     assert "train/loss" in call("compare", "run-a", "run-b", "-b", mirrored).stdout
 
 

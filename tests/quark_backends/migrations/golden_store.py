@@ -41,7 +41,8 @@ def describe_run(run_id, storage_dir):
     session = quark.open_run(run_id, storage_dir)
     run = open_reader(Path(storage_dir)).load_run(run_id)
     metrics = {}
-    for record in quark.MetricsLogger(session).read(include_non_finite=True):
+    # All that was stored: of repeated steps readers leave out the earlier points by default.
+    for record in quark.MetricsLogger(session).read(include_non_finite=True, all_attempts=True):
         # As text, since NaN is equal to nothing.
         row = [repr(record.value), record.step, record.epoch, record.attempt, record.time_us]
         metrics.setdefault(record.metric_key, []).append(row)

@@ -3,6 +3,7 @@
 import json
 import logging
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ def test_reading_finds_all_that_was_stored(copy_store, version):
     # And again, now that it is migrated.
     assert store.describe() == store.expected
     assert len(open_reader(store.root).list_runs()) == len(store.expected)
+    resumed = quark.MetricsLogger(quark.open_run("resumed", store.root))
+    losses = resumed.columns(metric_key="train/loss")
+    assert losses["step"].tolist() == list(range(50))
+    assert losses["attempt"].tolist() == [0] * 20 + [1] * 20 + [2] * 10
+    # A metric without steps is held against its epochs.
+    assert resumed.columns(namespace="val")["epoch"].tolist() == list(range(5))
 
 
 @pytest.mark.sampled
@@ -87,7 +94,13 @@ def test_summaries_are_those_of_what_was_stored(first_store):
             "SELECT text, count FROM run_metric JOIN name ON pk = name_pk WHERE run_pk = ?",
             (run_pk,),
         ).fetchall()
-        assert dict(counts) == {key: len(rows) for key, rows in run["metrics"].items()}
+        visible = Counter(
+            record.metric_key
+            for record in quark.MetricsLogger(quark.open_run(run_id, first_store.root)).read(
+                include_non_finite=True
+            )
+        )
+        assert dict(counts) == visible
         steps = [row[1] for rows in run["metrics"].values() for row in rows if row[1] is not None]
         assert newest_step == max(steps, default=None)
         attempts = database.execute(

@@ -297,7 +297,8 @@ def test_copies_go_with_the_process(first_store, tmp_path):
         text=True,
         check=True,
     )
-    assert done.stdout.split() == ["60"]
+    # Its second attempt logs steps 20 to 29 again, and readers leave out the earlier points.
+    assert done.stdout.split() == ["50"]
     assert list(temporary.iterdir()) == []
 
 

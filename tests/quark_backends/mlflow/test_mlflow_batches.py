@@ -454,9 +454,10 @@ def test_small_batches_of_a_group_go_in_one_request(definition, config, maker, f
         asked.append(len(points)),
         log_metrics(run_id, points),
     )
+    start = maker.start()
     batches = [maker.metrics(*[("m", step, 0.5)] * 3) for step in range(40)]
     large = maker.metrics(*[("n", step, 0.5) for step in range(1500)])
-    backend.write_group([maker.start(), *batches, large])
+    backend.write_group([start, *batches, large])
     assert asked == [120, 1000, 500]
     # The same once more, cut otherwise: a killed process's successor has no memory of it.
     again = reopen(definition, config, config.storage_dir / "elsewhere")

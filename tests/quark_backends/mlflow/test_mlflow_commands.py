@@ -107,7 +107,9 @@ def test_a_run_of_ours_is_compared_with_one_of_mlflow_s(call, uri, project, fore
     ):
         result = json.loads(call("compare", *sides, *options, "--json"))
         (diff,) = [each for each in result["metric_diffs"] if "loss" in each["metric_key"]]
-        assert diff["verdict"] == "worse"
+        # One run a side: it ends worse, and nobody knows how far seeds lie apart.
+        assert diff["verdict"] == "inconclusive"
+        assert diff["last"]["difference"] > 0
         assert "loss" in call("compare", *sides, *options)
     call("compare", *sides, "-b", uri, "--fail-on-worse", code=3)
 

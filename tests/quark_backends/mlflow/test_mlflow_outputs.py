@@ -10,10 +10,10 @@ import sys
 import pytest
 
 import quark
-from quark_core.analysis import mirrored_outputs
-from quark_core.analysis.engine import AnalyzerEngine
-from quark_core.analysis.outputs import open_analysis
-from quark_core.analysis.phases import PhaseAnalyzer
+from quark.analysis import mirrored_outputs
+from quark.analysis.engine import AnalyzerEngine
+from quark.analysis.outputs import open_analysis
+from quark.analysis.phases import PhaseAnalyzer
 from quark_core.records import AlertRecord, PhaseRecord
 from quark_core.records.query import Query
 from quark_core.runs import recovery

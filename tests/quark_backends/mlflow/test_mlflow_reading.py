@@ -140,7 +140,8 @@ def test_it_is_analyzed_compared_and_exported(tmp_path, server, project, foreign
             metrics.log("train loss", 2 * math.exp(-step / 30) + 0.1, step=step)
     comparison = quark.ComparisonEngine(ours).compare(opened)
     (diff,) = [one for one in comparison.metric_diffs if "loss" in one.metric_key]
-    assert diff.verdict in ("equivalent", None)
+    # One run a side says nothing of the deviation between seeds.
+    assert (diff.verdict, diff.last.difference) == ("inconclusive", pytest.approx(0, abs=1e-3))
     target = tmp_path / "out"
     told = CliRunner().invoke(
         cli,

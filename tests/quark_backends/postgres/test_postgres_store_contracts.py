@@ -14,7 +14,7 @@ from test_attempts import (  # noqa: F401
     test_points_from_the_step_on_are_hidden_and_can_be_asked_for,
     test_points_without_a_step_are_hidden_where_they_came_after_it,
     test_what_an_earlier_attempt_delivers_late_is_hidden_too,
-    test_without_a_step_nothing_is_hidden,
+    test_without_a_step_what_is_repeated_is_replaced,
 )
 from test_compaction import (  # noqa: F401
     test_a_batch_that_comes_again_after_compaction_changes_nothing,

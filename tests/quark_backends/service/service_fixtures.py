@@ -238,3 +238,13 @@ def ingest(client, *batches, run_id=None, **headers):
 def error_of(response):
     """The error that a response is."""
     return response.json()["error"]
+
+
+def make_databases(store_url):
+    """The databases of a service, as its first start makes them."""
+    from quark_backends.service.server.config import ServiceConfig
+    from quark_backends.service.server.workspaces.deployment import Deployment
+
+    deployment = Deployment(ServiceConfig(store_url=store_url))
+    deployment.upgrade()
+    deployment.close()

@@ -11,7 +11,7 @@ import sys
 import httpx
 import pytest
 from click.testing import CliRunner
-from service_fixtures import ingest, serving_process
+from service_fixtures import ingest, make_databases, serving_process
 
 from quark.cli.main import cli
 from quark_backends.service.server.config import Limits, load_config
@@ -33,6 +33,7 @@ def store(tmp_path):
 
 
 def test_keys_from_first_to_last(store):
+    make_databases(store)
     created = run("keys", "create", "--store", store, "--name", "ci", "--expires", "30d")
     assert created.exit_code == 0, created.output
     key = created.stdout.strip()
@@ -58,7 +59,10 @@ def test_keys_from_first_to_last(store):
 
 def test_a_look_makes_no_store(tmp_path, store, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for command in (["keys", "list"], ["keys", "revoke", "abc"], ["db", "version"]):
+    for command in (
+        *(["keys", "create"], ["keys", "list"], ["keys", "revoke", "abc"]),
+        *(["db", "version"], ["db", "upgrade"], ["db", "backup", "copy"]),
+    ):
         for option in (["--store", store], []):
             with pytest.raises(SessionStoreError, match=r"service\.db does not exist: --store"):
                 run(*command, *option)
@@ -68,8 +72,9 @@ def test_a_look_makes_no_store(tmp_path, store, monkeypatch):
 def test_a_server_that_was_told_nothing_keeps_all_in_one_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("QUARK_SERVE_STORE", raising=False)
-    assert run("keys", "create").exit_code == 0
     config = load_config({}, {}, None)
+    make_databases(config.store_url)
+    assert run("keys", "create").exit_code == 0
     assert config.store_url == load_config({}, {"QUARK_SERVE_STORE": ""}, None).store_url
     assert [path.name for path in tmp_path.iterdir()] == ["quark-service"]
     assert len(json.loads(run("keys", "list", "--json").stdout)) == 1
@@ -78,7 +83,7 @@ def test_a_server_that_was_told_nothing_keeps_all_in_one_folder(tmp_path, monkey
 
 
 def test_keys_that_cannot_be(store):
-    assert run("db", "upgrade", "--store", store).exit_code == 0
+    make_databases(store)
     for given in ("abc", "", "…", "qk_", "qk_abc_secret"):
         with pytest.raises(SessionStoreError, match=r"there is no key '(abc)?'"):
             run("keys", "revoke", "--store", store, given)
@@ -90,6 +95,7 @@ def test_keys_that_cannot_be(store):
 
 
 def test_databases(store):
+    make_databases(store)
     said = run("db", "upgrade", "--store", store).stdout
     assert f"control: version {CONTROL_VERSION}" in said
     run("keys", "create", "--store", store)
@@ -120,7 +126,7 @@ def make_key_with_id(store, key_id):
 
 
 def test_the_beginning_of_an_id_names_a_key(store):
-    assert run("db", "upgrade", "--store", store).exit_code == 0
+    make_databases(store)
     first, second, other = "52a869224f0c1d2e", "52a869229d3b5a7f", "77a869224f0c1d2e"
     for key_id in (first, second, other):
         make_key_with_id(store, key_id)
@@ -142,6 +148,7 @@ def test_the_beginning_of_an_id_names_a_key(store):
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
 def test_ids_are_whole_in_a_terminal_of_any_width(store, columns):
     name = "The nightly job of the vision team on the large machine"
+    make_databases(store)
     run("keys", "create", "--store", store, "--workspace", "w" * 48, "--name", name)
     run("keys", "create", "--store", store, "--expires", "30d", "--scope", "admin")
     table = run("keys", "list", "--store", store, env={"COLUMNS": columns}).stdout
@@ -283,7 +290,7 @@ def serve(*arguments):
 def test_older_and_newer_databases_are_refused(tmp_path, store):
     import sqlite3
 
-    run("db", "upgrade", "--store", store)
+    make_databases(store)
     with sqlite3.connect(tmp_path / "service.db") as connection:
         connection.execute("UPDATE control_version SET version = 7")
     connection.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from backups import TRAINING, call, wait_until
 from held_ports import hold_port
-from service_fixtures import serving_process
+from service_fixtures import make_databases, serving_process
 from sqlalchemy import create_engine
 
 import quark
@@ -363,6 +363,7 @@ def test_what_waits_for_a_service_is_backed_up_where_it_waits(request, tmp_path,
 def test_keys_and_versions_of_postgresql_need_no_folder_of_payloads(make_store, tmp_path):
     make_url, _ = make_store
     store = make_url(tmp_path)
+    make_databases(store)
     call("keys", "create", "--store", store)
     assert "control: version" in call("db", "version", "--store", store)
     if store.startswith("postgresql"):

@@ -125,7 +125,7 @@ def test_the_newest_of_many_are_read_twice_and_not_kept():
     class Store:
         def iterate(self, run_id, kind, query, *, rows):
             assert query.limit is None
-            return iter(parts)
+            yield from parts
 
     for limit in (131_072, 131_073, 139_999, 140_000, 10**9):
         found = [
@@ -184,7 +184,8 @@ def test_curves(client):
     assert told["columns"]["last"] == [None, None, -1.0]
     assert told["columns"]["step"] == [0, -1, 2]
     assert client.get("/v1/runs/run1/series?key=none").json()["columns"]["step"] == []
-    for query in ("", "key=", "key=a&key=b", "key=a&max_points=x", "key=a&all_attempts=2"):
+    wrong = ("max_points=x", "max_points=0", "max_points=9223372036854775808", "all_attempts=2")
+    for query in ("", "key=", "key=a&key=b", *(f"key=loss&{each}" for each in wrong)):
         assert client.get(f"/v1/runs/run1/series?{query}").status_code == 400, query
 
 

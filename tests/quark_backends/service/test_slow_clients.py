@@ -265,3 +265,61 @@ def test_whoever_waits_for_memory_goes_before_those_who_came_later(amount):
             assert budget._free == 0
 
     asyncio.run(run())
+
+
+def read_all(connection):
+    """What comes until the server hangs up."""
+    pieces = []
+    with contextlib.suppress(ConnectionError):
+        while piece := connection.recv(2**16):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def send_many(server, data):
+    """Send, while somebody reads, so that neither waits for the other."""
+    with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
+
+        def send():
+            with contextlib.suppress(OSError):
+                connection.sendall(data)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        found = read_all(connection)
+        sender.join()
+    return found
+
+
+def test_requests_that_come_at_once_are_all_answered(tmp_path):
+    with serving(tmp_path, limits={"requests_per_s": 1e6}) as server:
+        key = server.make_key()
+        head = f"Host: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {key}\r\n"
+        one = f"GET /v1/workspace HTTP/1.1\r\n{head}\r\n".encode()
+        last = f"GET /v1/workspace HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode()
+        # More than a head may have, in one piece, whose end is half a head.
+        found = send_many(server, one * 600 + last)
+        assert found.count(b"HTTP/1.1 200") == 601
+        assert b"HTTP/1.1 400" not in found
+
+
+def test_a_long_head_behind_a_request_ends_its_connection_and_no_more(tmp_path, caplog):
+    with serving(tmp_path, limits={"requests_per_s": 1e6}) as server:
+        key = server.make_key()
+        head = f"Host: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {key}\r\n"
+        one = f"GET /v1/runs HTTP/1.1\r\n{head}\r\n".encode()
+        for _ in range(5):
+            send_many(server, one * 20 + f"GET / HTTP/1.1\r\nX: {'y' * 2**20}".encode())
+        with server.client(key=key) as client:
+            assert client.get("/v1/runs").status_code == 200
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("name", ["Authorization", "Content-Type", "Idempotency-Key", "Range"])
+def test_a_header_that_is_there_twice_is_refused(tmp_path, name):
+    with serving(tmp_path) as server, server.client() as client:
+        given = client.headers.get(name, "application/json")
+        headers = [*client.headers.items(), (name, given), (name, "other")]
+        refused = client.request("GET", "/v1/runs", headers=headers)
+        assert refused.status_code == 400
+        assert error_of(refused)["message"] == f"the request has several {name} headers"

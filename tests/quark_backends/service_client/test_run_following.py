@@ -9,7 +9,6 @@ from quark_backends.service.server import application
 from quark_backends.service.server.routes import ROUTES
 from quark_core.backends.contract import BackendConfig
 from quark_core.backends.curves import CurveQuery
-from quark_core.errors import SchemaValidationError
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
 from quark_core.testing.batches import BatchMaker
 
@@ -66,14 +65,15 @@ def test_a_server_from_before_these_routes_is_read_by_its_rows(tmp_path, monkeyp
 def test_a_reply_has_bounds(tmp_path, monkeypatch, open_backend):
     from quark_backends.service.server.workspaces import following_routes
 
-    monkeypatch.setattr(following_routes, "_REPLY_ENTRIES", 50)
+    monkeypatch.setattr(following_routes, "MOST_ENTRIES", 50)
     with serving(tmp_path / "server") as server:
         backend = open_backend(server)
         maker = BatchMaker("run0")
         backend.write(maker.start())
         backend.write(maker.metrics(*[("m", step, float(step)) for step in range(60)]))
-        with pytest.raises(SchemaValidationError, match="fewer entries"):
-            read_series_many(backend, "run0", CurveQuery.build(["m"], entries=None))
+        # More points than one reply has are read as rows.
+        (curve,) = read_series_many(backend, "run0", CurveQuery.build(["m"], entries=None)).curves
+        assert (len(curve), curve.points, curve.exact) == (60, 60, True)
         (curve,) = read_series_many(backend, "run0", CurveQuery.build(["m"], entries=50)).curves
         assert (len(curve), curve.points) == (50, 60)
         np.testing.assert_array_equal(curve.count.sum(), 60)

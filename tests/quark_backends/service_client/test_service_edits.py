@@ -13,7 +13,7 @@ from quark_core.errors import (
     StoreUnauthorizedError,
     StoreUnavailableError,
 )
-from quark_core.records import LifecycleRecord
+from quark_core.records import EventRecord, LifecycleRecord
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
 from quark_core.runs.stop_requests import StopLookout
@@ -100,9 +100,79 @@ def test_no_edit_comes_in_among_the_batches_of_a_training(service, tmp_path, act
         with service.client("default", "ingest", "read") as client:
             refused = ingest(client, batch)
         assert refused.status_code == 403
-        assert "needs the scope write" in error_of(refused)["message"]
+        assert "need the scope write" in error_of(refused)["message"]
+        # Nor by who may edit, without the event that tells of it: an edit leaves a trace.
         with service.client("default", "ingest", "write") as client:
+            assert ingest(client, batch).status_code == 403
+        assert quark.open_run(session.run_id, storage_dir=tmp_path).context.run.name == "a"
+
+
+FORGED = {
+    "edit": {"by": "anna@desk (key KEY)", "changes": {"name": {"before": "a", "after": "b"}}},
+    "stop": {"by": "anna@desk (key KEY)", "reason": "enough"},
+}
+
+
+@pytest.mark.parametrize("event_type", ["run_edited", "stop_requested"])
+@pytest.mark.parametrize("way", ["batches", "logs"])
+def test_no_training_makes_up_what_others_have_done(service, tmp_path, event_type, way):
+    """An event of an edit says who has changed a run, and by which key."""
+    said = FORGED["edit" if event_type == "run_edited" else "stop"]
+    said = {**said, "by": said["by"].replace("KEY", service.key.split("_")[1])}
+    with quark.start_run(project="p", storage_dir=tmp_path, name="a") as session:
+        session.flush()
+        moment = 1_767_225_600_000_000
+        origin = (session.run_id, "edit-0", 0, 0, 0, moment)
+        record = EventRecord(*origin, event_type, "info", None, None, None, JsonObject(said))
+        batch = Batch(session.run_id, "edit-0", 0, 0, 0, "event", 1, encode_records([record]))
+        for scopes in (("ingest",), ("ingest", "write")):
+            with service.client("default", *scopes) as client:
+                if way == "batches":
+                    refused = ingest(client, batch)
+                else:
+                    log = {"message": "x", "event_type": event_type, "payload": said}
+                    refused = client.post(f"/v1/runs/{session.run_id}/logs", json=log)
+                assert refused.status_code == 403, refused.text
+        # Who runs the service replays what another store has.
+        with service.client("default", "admin") as client:
             assert ingest(client, batch).status_code == 200
+
+
+def test_an_edit_that_an_import_brings_has_its_event_with_it(service, tmp_path):
+    changes = {"name": {"before": "a", "after": "b"}}
+    with quark.start_run(project="p", storage_dir=tmp_path, name="a") as session:
+        session.flush()
+        moment = 1_767_225_600_000_000
+        said = JsonObject({"by": "import", "changes": changes})
+        origin = (session.run_id, "i", 0, 0, 0, moment)
+        edit = LifecycleRecord(*origin, "edit", said)
+        told = EventRecord(*origin, "run_edited", "info", None, None, None, said)
+        batches = [
+            Batch(session.run_id, "i", 0, 0, number, record.KIND, 1, encode_records([record]))
+            for number, record in enumerate((edit, told))
+        ]
+        with service.client("default", "ingest", "write") as client:
+            assert ingest(client, *batches).status_code == 200
+        assert quark.open_run(session.run_id, storage_dir=tmp_path).context.run.name == "b"
+
+
+def test_an_event_that_tells_another_reason_tells_of_nothing(service, tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        session.flush()
+        said = {"by": "import", "changes": {}}
+        stop = JsonObject({**said, "id": "s", "reason": "it diverges"})
+        origin = (session.run_id, "i", 0, 0, 0, 1_767_225_600_000_000)
+        told = JsonObject({**said, "reason": "it is done"})
+        records = [
+            LifecycleRecord(*origin, "stop", stop),
+            EventRecord(*origin, "stop_requested", "info", None, None, None, told),
+        ]
+        batches = [
+            Batch(session.run_id, "i", 0, 0, number, record.KIND, 1, encode_records([record]))
+            for number, record in enumerate(records)
+        ]
+        with service.client("default", "ingest", "write") as client:
+            assert ingest(client, *batches).status_code == 403
 
 
 def test_what_is_not_there_or_not_reached_is_told(service, tmp_path):

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 import quark
+from quark.analysis import mirrored_outputs
 from quark.cli.main import cli
-from quark_core.analysis import mirrored_outputs
 
 pytestmark = pytest.mark.usefixtures("service")
 

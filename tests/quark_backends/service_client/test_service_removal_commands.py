@@ -122,6 +122,7 @@ def test_a_command_leaves_nothing_where_it_is_called(invoke, make_run, tmp_path,
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     # A run of another project store is found by its whole id, as `quark show` finds it.
+    monkeypatch.setenv("QUARK_STORE_NAME", "another")
     assert "no run begins with" in str(refused(invoke, "rm", run_id[:8], "-y"))
     invoke("rm", run_id, "-y")
     invoke("gc", "-y")

@@ -35,7 +35,7 @@ def test_a_run_goes_to_the_service_and_leaves_no_store_here(service, tmp_path):
     session = train(tmp_path / "vision", config={"lr": 0.1}, tags=["a"])
     assert session.status == "completed"
     assert session.run_path == f"{service.url}/v1/runs/{session.run_id}"
-    assert session.context.store_root == f"{service.url}?store=vision"
+    assert session.context.store_root == f"{service.url}?store=*"
     assert session.context.db_path is None
     assert not list((tmp_path / "vision").rglob("*.db"))
     assert not list((tmp_path / "vision").rglob("journal/*"))
@@ -55,28 +55,42 @@ def test_tags_and_reloading(service, tmp_path):
         assert session.to_dict()["run"]["tags"] == ["x", "y"]
 
 
+def list_ids(root, **options):
+    return {run.run_id for run in quark.search_runs(storage_dir=root, **options)}
+
+
 @pytest.mark.long
-def test_stores_are_told_apart_and_runs_are_found_everywhere(service, tmp_path, monkeypatch):
+def test_a_workspace_is_one_store_whatever_the_folder_is_called(service, tmp_path, monkeypatch):
     first = train(tmp_path / "one")
     second = train(tmp_path / "two")
-    assert [run.run_id for run in quark.search_runs(storage_dir=tmp_path / "one")] == [first.run_id]
-    assert [run.run_id for run in quark.search_runs(storage_dir=tmp_path / "two")] == [
-        second.run_id
-    ]
+    both = {first.run_id, second.run_id}
+    for folder in ("one", "two", "of-a-colleague"):
+        assert list_ids(tmp_path / folder) == both
+    assert second.context.store_root == f"{service.url}?store=*"
     elsewhere = quark.open_run(first.run_id, tmp_path / "two")
     assert elsewhere.run_id == first.run_id
     compared = quark.ComparisonEngine(second).compare(elsewhere)
     assert {diff.verdict for diff in compared.metric_diffs} <= {"equivalent", None}
     monkeypatch.setenv("QUARK_STORE_NAME", "one")
-    assert [run.run_id for run in quark.search_runs(storage_dir=tmp_path)] == [first.run_id]
+    assert list_ids(tmp_path) == {first.run_id}
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=two")
-    assert [run.run_id for run in quark.search_runs(storage_dir=tmp_path)] == [second.run_id]
+    assert list_ids(tmp_path) == {second.run_id}
     third = train(tmp_path / "three")
     assert third.context.store_root == f"{service.url}?store=two"
-    assert len(quark.search_runs(storage_dir=tmp_path)) == 2
+    assert list_ids(tmp_path) == {second.run_id, third.run_id}
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=*")
-    assert len(quark.search_runs(storage_dir=tmp_path, project="p")) == 3
-    assert len(quark.search_runs(storage_dir=tmp_path, where="train/loss < 0")) == 0
+    assert list_ids(tmp_path, project="p") == {*both, third.run_id}
+    assert list_ids(tmp_path, where="train/loss < 0") == set()
+
+
+@pytest.mark.long
+def test_an_artifact_of_a_colleague_is_found_by_its_alias(service, tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path / "hers") as session:
+        quark.ArtifactStore(session).store("model", "model", b"weights", aliases=["best"])
+    with quark.start_run(project="p", storage_dir=tmp_path / "his") as session:
+        assert session.use_artifact("model:best").path.read_bytes() == b"weights"
+        with pytest.raises(quark.ArtifactNotFoundError, match=r"in the store http.*\?store=\*"):
+            session.use_artifact("absent:best")
 
 
 @pytest.mark.long
@@ -278,7 +292,7 @@ def test_a_key_that_may_only_ingest_is_enough_for_a_training(tmp_path, monkeypat
 
 
 @pytest.mark.long
-def test_a_list_without_runs_says_which_store_was_asked(service, tmp_path, monkeypatch):
+def test_what_is_not_found_says_which_store_was_asked(service, tmp_path, monkeypatch):
     from click.testing import CliRunner
 
     from quark.cli.main import cli
@@ -287,11 +301,18 @@ def test_a_list_without_runs_says_which_store_was_asked(service, tmp_path, monke
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    output = CliRunner().invoke(cli, ["runs"]).output
-    assert "No runs here fit." in output
-    assert "'elsewhere'" in output
-    monkeypatch.setenv("QUARK_PERSISTENCE_URL", f"{service.url}?store=*")
     assert "completed" in CliRunner().invoke(cli, ["runs"]).output
+    everything, named = f"the store {service.url}?store=*", f"the store {service.url}?store=empty"
+    with pytest.raises(RunNotFoundError, match="no run begins with 'absent'") as caught:
+        CliRunner().invoke(cli, ["show", "absent"], catch_exceptions=False)
+    assert everything in str(caught.value)
+    with pytest.raises(RunNotFoundError) as caught:
+        quark.open_run("absent")
+    assert str(caught.value).startswith(f"run_id absent: {everything} has no such run")
+    monkeypatch.setenv("QUARK_STORE_NAME", "empty")
+    output = CliRunner().invoke(cli, ["runs"]).output
+    assert f"No run fits in {named}." in " ".join(output.split())
+    assert "Only the project store 'empty' of the service was asked" in output
 
 
 @pytest.mark.long

@@ -379,9 +379,9 @@ def test_of_two_machines_that_resume_in_an_outage_both_are_kept(train, proxied, 
     (event,) = events_of(run_id, one, "attempt_settled")
     assert (event.severity, event.attempt) == ("warning", 3)
     assert (event.payload["asked_attempt"], event.payload["status_before"]) == (1, "failed")
-    # Neither did again what the other one did.
+    # Both did the same steps: the later attempt's are the curve, and all are kept, as above.
     seen = quark.MetricsLogger(opened).columns(metric_key="m")
-    assert sorted(seen["step"].tolist()) == sorted([*range(5), *range(5, 15), *range(5, 20)])
+    assert sorted(seen["step"].tolist()) == list(range(20))
     for folder in (one, two):
         assert not recovery.count_quarantined(folder)
         assert not recovery.has_journals(folder)
@@ -436,7 +436,6 @@ def test_first_starts_are_allowed_offline(train, proxied, tmp_path):
     for path in later:
         folder = recovery.JournalFolder(path)
         recovery.sync_folder(folder, folder.read_manifest(), recovery.open_lane)
-    assert [step for _, step in steps_of(run_id, tmp_path)] == list(range(30, 40))
     assert deliver(tmp_path) == {"delivered"}
     assert steps_of(run_id, tmp_path) == [(step // 30, step) for step in range(40)]
     opened = quark.open_run(run_id, tmp_path)

@@ -14,9 +14,9 @@ from quark_backends.service.client.bounded_transport import BoundedTransport, De
 from quark_backends.service.plugin import SERVICE
 from quark_backends.service.protocol import PROTOCOL_VERSION
 from quark_core.backends.contract import BackendConfig, Capability, Payload
-from quark_core.backends.hookspecs import hookimpl
 from quark_core.backends.registry import default_registry
 from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
+from quark_core.hookspecs import hookimpl
 from quark_core.testing.batches import BatchMaker
 
 NOT_FOUND = {"error": {"code": "run_not_found", "message": "no run"}}

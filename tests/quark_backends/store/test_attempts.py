@@ -92,11 +92,13 @@ def test_what_an_earlier_attempt_delivers_late_is_hidden_too(store, compacted):
     assert figures(store)[:3] == (3, 1.0, 6.0)
 
 
-def test_without_a_step_nothing_is_hidden(store):
+def test_without_a_step_what_is_repeated_is_replaced(store):
     first = store.start()
-    first.log(("loss", 1.0, 5))
+    first.log(("loss", 1.0, 4), ("loss", 1.0, 5), ("loss", 1.0, 6))
     store.start().log(("loss", 2.0, 5))
-    assert steps(store) == [(1, 5), (2, 5)]
+    assert steps(store) == [(1, 4), (1, 6), (2, 5)]
+    assert steps(store, EVERY) == [(1, 4), (1, 5), (1, 6), (2, 5)]
+    assert figures(store) == (3, 1.0, 2.0, 1.0, 2.0, 5)
 
 
 @pytest.mark.sampled

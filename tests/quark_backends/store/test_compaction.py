@@ -291,3 +291,21 @@ def test_a_kind_that_only_a_newer_quark_knows_is_left_alone(store):
     store.connection.execute("UPDATE batch SET kind = 'hologram' WHERE kind = 'metric'")
     store.compact()
     assert store.connection.execute("SELECT kind FROM batch").fetchall() == [("hologram",)]
+
+
+def test_records_with_large_values_make_small_chunks(store):
+    """A turn, and a chunk that is merged with it, are in memory at once, as values."""
+    payload = JsonObject({"values": [{}] * 1_000})
+    for number in range(15):
+        heads = [store.writer.head("event") for _ in range(100)]
+        store.writer.write([EventRecord(*head, "t", "info", payload=payload) for head in heads])
+        if number > 10:
+            store.compact()
+    counts = [
+        n for (n,) in store.connection.execute("SELECT count FROM chunk WHERE kind = 'event'")
+    ]
+    # Each record takes 75 kB.
+    assert sum(counts) == 1_500
+    assert max(counts) <= 600
+    read = store.reader.read(store.run_id, "event", Query())
+    assert read["sequence"].tolist() == list(range(1_500))

@@ -42,14 +42,16 @@ def test_of_two_that_began_one_attempt_the_second_gets_the_next(store):
     second = begin(store, 1)
     log(second, 1, 2)
     second.lifecycle("config", {"values": {"lr": 2}, "notes": []})
-    assert steps(store) == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    # Attempt 2 repeats the steps of attempt 1, which are kept.
+    assert steps(store) == [(2, 1), (2, 2)]
+    assert steps(store, EVERY) == [(1, 1), (1, 2), (2, 1), (2, 2)]
     second.lifecycle("status", {"status": "failed"})
     assert run_of(store) == (2, "failed")
     (event,) = settled(store)
     assert (event.attempt, event.severity) == (2, "warning")
     assert event.payload["writer_id"] == second.id
     assert (event.payload["asked_attempt"], event.payload["attempt"]) == (1, 2)
-    assert figures(store)[0] == 4
+    assert figures(store)[0] == 2
 
 
 def test_what_the_first_says_of_itself_changes_the_run_no_more(store):

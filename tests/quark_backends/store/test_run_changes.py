@@ -46,6 +46,33 @@ def store(tmp_path):
     store.close()
 
 
+@pytest.mark.parametrize("most", [1, 3, 7, 100])
+@pytest.mark.parametrize("compacts", [False, True])
+def test_no_answer_has_more_than_was_asked_for(store, most, compacts):
+    """A batch holds as many records as it likes, and each of them may be long."""
+    log(store.writer, "loss", *range(20))
+    store.writer.write(
+        [store.writer.metric("a", 1.0, step=20), store.writer.metric("b", 1.0, step=20)]
+    )
+    other = Writer(store, 0)
+    log(other, "loss", *range(5))
+    cursor, seen = {}, []
+    for turn in range(100):
+        if compacts and turn == 4:
+            # In the middle of a batch: its rows are found again among those of chunks.
+            store.compact()
+        changes = read(store.reader, store.run_id, cursor, max_rows=most)
+        found = show(changes)
+        assert len(found) <= most
+        assert found or not changes.more
+        seen += found
+        cursor = changes.cursor
+        if not changes.more:
+            break
+    assert len(seen) == len(set(seen)) == 27
+    assert not read(store.reader, store.run_id, cursor)
+
+
 def test_base_and_tail_meet_exactly(store):
     log(store.writer, "loss", *range(10))
     found = store.reader.read_series_many(store.run_id, EVERY_POINT)

@@ -5,9 +5,9 @@ import shutil
 import pytest
 
 import quark
-from quark_core.analysis import mirrored_outputs
-from quark_core.analysis.engine import AnalyzerEngine
-from quark_core.analysis.phases import PhaseAnalyzer
+from quark.analysis import mirrored_outputs
+from quark.analysis.engine import AnalyzerEngine
+from quark.analysis.phases import PhaseAnalyzer
 from quark_core.runs import recovery
 from quark_core.testing.batches import BatchMaker
 

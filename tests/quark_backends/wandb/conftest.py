@@ -1,5 +1,6 @@
 """Real W&B, offline: its own files are read back, record by record."""
 
+import contextlib
 import json
 import struct
 import time
@@ -57,14 +58,24 @@ def make_dict(items):
     return found
 
 
+def list_files(run_path):
+    found = run_path.glob("mirrors/wandb/*/wandb/*run-*/*.wandb")
+    return sorted(path for path in found if "latest" not in str(path))
+
+
 class Mirrored:
     """What W&B's files of a run say, those of several processes one after the other."""
 
     def __init__(self, run_path, paths=None):
-        pattern = "mirrors/wandb/*/wandb/*run-*/*.wandb"
-        found = (path for path in run_path.glob(pattern) if "latest" not in str(path))
-        self.paths = sorted(found) if paths is None else paths
-        self.records = [record for path in self.paths for record in read_wandb_file(path)]
+        self.paths, self.records = [], []
+        # A process that ends joins folders meanwhile.
+        while paths is None and (found := list_files(run_path)) != self.paths:
+            with contextlib.suppress(FileNotFoundError):
+                self.records = [record for path in found for record in read_wandb_file(path)]
+                self.paths = found
+        if paths is not None:
+            self.paths = paths
+            self.records = [record for path in paths for record in read_wandb_file(path)]
 
     def of(self, kind):
         return [

@@ -205,7 +205,6 @@ def test_alerts_are_told_when_they_come_and_when_they_get_worse(written):
     mirrored = written.read()
     assert [value for _, value in mirrored.points("quark/alerts/spike")] == [1, 2, 1, 2, 4]
     assert [(alert.title, alert.level) for alert in mirrored.of("alert")] == [
-        ("T" * 60, "INFO"),
         ("T" * 60, "WARN"),
         ("T" * 60, "ERROR"),
     ]
@@ -233,6 +232,34 @@ def test_events_are_counted_and_kept_as_a_file(written):
         "oom",
         "oom",
     ]
+
+
+@pytest.mark.long
+def test_what_somebody_raises_is_told_each_time_and_a_finding_once(written):
+    own = JsonObject({"title": "Slow", "message": "it waits", "rule_id": "user_alert_slow"})
+    found = JsonObject({"title": "Spike", "message": "it rises", "rule_id": "spike"})
+    for step in range(2):
+        written.events("alert_raised", severity="info", step=step, payload=own)
+        written.events("alert_raised", severity="info", step=step, payload=found)
+        written.events("alert_raised", severity="warning", step=step, payload=found)
+    mirrored = written.read()
+    assert [(alert.title, alert.text, alert.level) for alert in mirrored.of("alert")] == [
+        ("Slow", "it waits", "INFO"),
+        ("Spike", "it rises", "WARN"),
+        ("Slow", "it waits", "INFO"),
+    ]
+
+
+@pytest.mark.long
+def test_times_are_those_of_the_run(written):
+    written.events("user_log", step=1)
+    mirrored = written.read()
+    run = mirrored.of("run")[0]
+    assert run.start_time.ToMicroseconds() == FIRST_TIME_US
+    assert {row["_timestamp"] for row in mirrored.rows} == {
+        row["quark/time"] for row in mirrored.rows
+    }
+    assert all(abs(row["_timestamp"] - FIRST_TIME_US / 1e6) < 60 for row in mirrored.rows)
 
 
 @pytest.mark.long
@@ -275,13 +302,17 @@ def test_lifecycle_of_every_action(written, backend, read_mirror, config):
             ("environment", {"python": "3.11"}),
             ("heartbeat", {}),
             ("gap", {"metric": 2}),
-            ("status", {"status": "failed"}),
+            (
+                "status",
+                {"status": "failed", "ending": {"cause": "exception", "message": "OSError: full"}},
+            ),
         )
     )
     mirrored = written.read()
     files = mirrored.paths[0].parent / "files"
     assert json.loads((files / "environment.json").read_text()) == {"python": "3.11"}
     assert mirrored.summary["quark/status"] == "failed"
+    assert mirrored.summary["quark/ending"] == "OSError: full"
     assert mirrored.exit_codes == [1]
 
 

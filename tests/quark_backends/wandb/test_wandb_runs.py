@@ -200,9 +200,38 @@ def test_a_resumed_run_goes_on_under_its_id(start, read_mirror, tmp_path):
     mirrored = read_mirror(session.run_path)
     assert mirrored.points("m") == [(1, 1), (2, 2)]
     assert [row["quark/attempt"] for row in mirrored.rows if "m" in row] == [0, 1]
-    assert mirrored.exit_codes == [1, 0]
+    # One folder has all of it, whatever number of processes there was.
+    assert len(mirrored.paths) == 1
+    (folder,) = mirrored.paths[0].parent.parent.glob("offline-run-*")
+    assert (folder.parent / "latest-run").resolve() == folder
+    assert mirrored.exit_codes == [0]
     assert {run.run_id for run in mirrored.of("run")} == {session.run_id}
     assert mirrored.config["quark_run"]["attempt"] == 1
+
+
+@pytest.mark.long
+def test_the_summary_has_what_was_annotated_and_the_best_of_the_objective(
+    start, read_mirror, tmp_path
+):
+    session = start(objective="val/acc", mode="max")
+    metrics = quark.MetricsLogger(session)
+    for step, value in enumerate((0.5, 0.9, math.nan, 0.7)):
+        metrics.log("val/acc", value, step=step)
+    session.annotate({"gpu": "V100", "val/acc": 1, "final": {"f1": 0.8}})
+    session.end_run("failed")
+    summary = read_mirror(session.run_path).summary
+    assert summary["gpu"] == "V100"
+    assert summary["final"] == {"f1": 0.8}
+    assert (summary["val/acc"], summary["field/val/acc"]) == (0.7, 1)
+    assert (summary["quark/best/val/acc"], summary["quark/best_step/val/acc"]) == (0.9, 1)
+    # What the run goes back behind no longer counts.
+    again = quark.resume_run(
+        run_id=session.run_id, storage_dir=tmp_path, backends="wandb", from_step=1
+    )
+    quark.MetricsLogger(again).log("val/acc", 0.6, step=1)
+    again.end_run()
+    summary = read_mirror(session.run_path).summary
+    assert (summary["quark/best/val/acc"], summary["quark/best_step/val/acc"]) == (0.6, 1)
 
 
 @pytest.mark.long

@@ -107,7 +107,7 @@ def test_an_unknown_format_is_refused(artifacts, refused, payload_format):
     [
         ({"step": -1}, "step"),
         ({"step": True}, "step"),
-        ({"step": 1.0}, "step"),
+        ({"step": 1.5}, "step"),
         ({"step": 2**63}, "step"),
         ({"epoch": -1}, "epoch"),
         ({"epoch": "1"}, "epoch"),

@@ -98,6 +98,9 @@ def test_frames_that_are_none_are_refused(artifacts, monkeypatch):
         ([], "empty"),
         (sizes, r"frames\[1\]"),
         ({"a": 1}, "frames"),
+        (np.zeros((4, 8)), r"^frames\[0\] must have the shape"),
+        (np.full((2, 8, 8, 3), 300), r"^frames\[0\] has integers from 300 to 300; .* 0 to 255$"),
+        ([sizes[0], "no frame"], r"^frames\[1\] must be a PIL image"),
         (3, "frames"),
     ):
         with pytest.raises(SchemaValidationError, match=word):

@@ -9,8 +9,8 @@ import pytest
 from set_for_tests import SET_FOR_TESTS
 
 from quark_core.backends.contract import BackendDefinition, Capability
-from quark_core.backends.hookspecs import ENTRY_POINT_GROUP, hookimpl
 from quark_core.backends.registry import BackendRegistry
+from quark_core.hookspecs import ENTRY_POINT_GROUP, hookimpl
 
 _counter = itertools.count()
 

@@ -9,13 +9,13 @@ import pytest
 import quark
 from quark_core.backends import registry as registry_module
 from quark_core.backends.contract import Capability, RankPolicy
-from quark_core.backends.hookspecs import hookimpl
 from quark_core.errors import (
     BackendContractError,
     SchemaValidationError,
     SessionStoreError,
     UnknownBackendError,
 )
+from quark_core.hookspecs import hookimpl
 from quark_core.ranks.launches import RankInfo
 from quark_core.runs.composition import open_primary, open_reader, plan_backends
 from quark_core.runs.open_run import open_runs
@@ -236,7 +236,7 @@ def test_a_mirror_that_lies_does_not_hurt_the_run(default, plugin, define, tmp_p
         session.flush()
     primary, lane = session.report_delivery().lanes
     assert (primary.complete, lane.delivered) == (True, 0)
-    assert any("BackendContractError" in reason for reason in lane.errors)
+    assert any("has no write() and close()" in reason for reason in lane.errors)
     assert [r.value for r in quark.MetricsLogger(session).read()] == [1.0]
 
 
@@ -301,9 +301,6 @@ def test_a_mirror_without_its_library_is_not_opened_and_the_package_is_named(
     session = quark.start_run(project="p", storage_dir=tmp_path, backends="lacking")
     session.end_run()
     (lane,) = [one for one in session.report_delivery().lanes if not one.primary]
-    assert list(lane.errors) == [
-        'BackendUnusable: no_such_library is not installed: pip install "lacking[client]"; '
-        "the records wait"
-    ]
+    assert list(lane.errors) == ['no_such_library is not installed: pip install "lacking[client]"']
     assert lane.errors == dict.fromkeys(lane.errors, 1)
     assert opened == []

@@ -4,13 +4,13 @@ import pytest
 
 from quark_core.backends.checks import check_capabilities
 from quark_core.backends.contract import BackendDefinition, Capability
-from quark_core.backends.hookspecs import hookimpl
 from quark_core.backends.registry import BackendRegistry
 from quark_core.errors import BackendContractError, UnknownBackendError
+from quark_core.hookspecs import hookimpl
 
 HEAD = """
 from quark_core.backends.contract import BackendDefinition
-from quark_core.backends.hookspecs import hookimpl
+from quark_core.hookspecs import hookimpl
 
 def define(name, **fields):
     return BackendDefinition(**{"name": name, "summary": "s", "open": print, **fields})

@@ -9,10 +9,10 @@ import pytest
 from wide_bounds import keep_sources_in_children
 
 import quark
+from quark.analysis import similar_runs
 from quark.cli.trash import open_for_removal
-from quark_core.analysis import similar_runs
+from quark.provenance.traced_functions import LEVEL_BYTECODE, TRACE_MARK
 from quark_core.errors import RunNotFoundError, SchemaValidationError
-from quark_core.provenance.traced_functions import LEVEL_BYTECODE, TRACE_MARK
 from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import FingerprintRecord
@@ -247,3 +247,12 @@ def test_runs_with_more_equal_source_files_are_nearer(tmp_path):
         made.append(quark.search_runs(storage_dir=tmp_path / "runs", limit=1)[0].run_id)
     found = quark.find_similar_runs(made[3], by="code", storage_dir=tmp_path / "runs")
     assert ids(found) == [(made[1], 0.0), (made[0], 0.67)]
+
+
+def test_a_metric_that_no_run_has_is_named_before_its_direction_is_asked_for(root):
+    make(root, {"lr": 1}, [0.5])
+    with pytest.raises(quark.SchemaValidationError, match="zzz") as caught:
+        quark.best_run("zzz", storage_dir=root)
+    assert "mode" not in str(caught.value)
+    with pytest.raises(quark.SchemaValidationError, match="mode must be"):
+        quark.best_run("strange", storage_dir=root)

@@ -56,3 +56,20 @@ def test_structure_is_keys_and_types_and_no_values():
 def test_where_an_object_lay_in_memory_is_no_value():
     values = [{"loss": f"<Loss object at 0x7f{i:04x}>"} for i in range(2)]
     assert digest_config(values[0]) == digest_config(values[1])
+
+
+def test_lists_in_lists_are_told_apart_as_ever():
+    """Golden, as of a configuration without any: lists of five lists are what they were."""
+    nested = {"x": [[1, [2.5, "a"]], [{"b": [None]}, [True]], []]}
+    assert digest_structure(nested) == "991bd891aaae741c98565ac68e16899c"
+
+
+@pytest.mark.parametrize("inner", [[1], [1, "a"], {"a": 1}])
+def test_lists_nested_ever_deeper_cost_no_more(inner):
+    """Each list named each type within it twice: of 60 of them the digest was never finished."""
+    found = []
+    for _ in range(60):
+        inner = [inner, "text"]
+        found.append(digest_structure({"x": inner}))
+    assert len(set(found[:3])) == 3
+    assert len(set(found[10:])) == 1

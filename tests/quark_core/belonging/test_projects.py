@@ -3,9 +3,9 @@
 import pytest
 
 import quark
+from quark.projects import find_inherited
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.runs.composition import open_reader
-from quark_core.runs.projects import find_inherited
 
 
 def make(root, group=None, **arguments):

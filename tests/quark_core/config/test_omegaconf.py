@@ -17,6 +17,7 @@ from quark_core.config.redaction import REDACTED
 from quark_core.config.snapshot import snapshot_config
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import JsonObject, decode_json
+from quark_core.runs.config_reading import read_config
 
 
 @pytest.fixture
@@ -241,7 +242,7 @@ def test_a_stored_run_has_both_forms(tmp_path, backends):
         stored = RunFile(found).load()
     else:
         stored = open_reader(tmp_path).load_run(run_id)
-    assert stored.config == snapshot_config(config)
+    assert stored.config == read_config(config)
     assert stored.config.values == {"lr": 0.1, "same": 0.1, "missing": "???"}
     assert stored.config.raw == {"lr": 0.1, "same": "${lr}", "missing": "???"}
     assert stored.to_dict()["config"]["raw"]["same"] == "${lr}"

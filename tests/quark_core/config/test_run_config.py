@@ -5,7 +5,7 @@ from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,6 +18,10 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import decode_json
 
 torch = pytest.importorskip("torch")
+
+
+class Level(IntEnum):
+    HIGH = 3
 
 
 class Mode(Enum):
@@ -150,7 +154,8 @@ def test_anything_else_is_no_config(config):
     ("value", "plain"),
     [
         (Mode.FAST, "fast"),
-        (Mode.PAIR, [1, 2]),
+        (Mode.PAIR, "PAIR"),
+        (Level.HIGH, "HIGH"),
         (Path("a/b"), "a/b"),
         (np.float64(0.1), 0.1),
         (np.float32(0.5), 0.5),
@@ -266,6 +271,24 @@ def test_a_config_that_holds_itself_twice_does_not_take_for_ever():
     snapshot = snapshot_config(CountingLoop())
 
     assert len(snapshot.notes) >= 1
+
+
+@pytest.mark.parametrize(
+    ("config", "values"),
+    [
+        ({1: 10, "1": 20}, {"1": 10, "1 (str)": 20}),
+        ({"1": 20, 1: 10}, {"1": 20, "1 (int)": 10}),
+        ({True: 1, "True": 2, None: 3, "None": 4}, None),
+        ({Level.HIGH: 1, "HIGH": 2}, {"HIGH": 1, "HIGH (str)": 2}),
+        ({1: 10, "1": 20, "1 (str)": 30}, None),
+    ],
+    ids=repr,
+)
+def test_keys_that_become_one_are_both_kept_and_told_of(config, values):
+    found, notes = take(config)
+    assert list(found.values()) == list(config.values())
+    assert found == (values or found)
+    assert any("has two keys" in note for note in notes)
 
 
 def test_keys_become_text():

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import quark
-from quark_core.analysis.run_data import RunData
+from quark.analysis.run_data import RunData
 from quark_core.errors import SchemaValidationError
 from quark_core.records.query import Query
 from quark_core.system.hardware.sampler import shared_sampler

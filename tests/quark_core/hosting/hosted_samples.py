@@ -28,6 +28,10 @@ class Recorder:
             raise BackendRejected("will never do", backend="recorder")
         if fault == "unavailable":
             raise BackendUnavailable("come again", backend="recorder", retry_after_s=3.5)
+        if fault == "token" and os.environ["RECORDER_TOKEN"] != self.path.with_suffix(
+            ".valid"
+        ).read_text("utf-8"):
+            raise BackendUnauthorized("RECORDER_TOKEN has run out")
         if fault == "unauthorized":
             raise BackendUnauthorized("no key")
         if fault == "unusable":

@@ -24,6 +24,7 @@ from quark_core.errors import (
     BackendUnavailable,
     BackendUnusable,
 )
+from quark_core.hosting import child_process
 from quark_core.hosting.child_process import prefer_helpers
 from quark_core.hosting.hosted_backend import can_be_hosted, open_hosted
 from quark_core.testing.batches import BatchMaker
@@ -116,6 +117,14 @@ def test_training_goes_before_it(config, maker, lines):
     backend.close()
 
 
+def test_one_of_a_process_that_trains_nothing_has_its_share(config, maker, lines, monkeypatch):
+    monkeypatch.setattr(child_process, "_starts_equals", True)
+    backend = open_hosted(RECORDER, config)
+    backend.write(maker.start())
+    assert psutil.Process(int(lines()[0][0])).nice() == psutil.Process().nice()
+    backend.close()
+
+
 def test_groups_and_payloads_go_the_same_way(config, maker, lines, tmp_path):
     backend = open_hosted(KEEPER, config)
     (tmp_path / "payload").write_text("content")
@@ -155,6 +164,30 @@ def test_what_is_raised_there_is_raised_here(config, maker, fault, kind, text):
     if fault == "unavailable":
         assert caught.value.retry_after_s == 3.5
     backend.close()
+
+
+def test_a_token_that_was_refreshed_reaches_the_process_at_the_first_refusal(
+    config, maker, monkeypatch, lines, tmp_path
+):
+    def renew(token):
+        (tmp_path / "lines.valid").write_text(token)
+        monkeypatch.setenv("RECORDER_TOKEN", token)
+
+    renew("first")
+    backend = open_hosted(RECORDER, replace(config, options={"fault": "token"}))
+    backend.write(maker.start())
+    renew("second")
+    backend.write(maker.metrics(("m", 0, 0.0)))
+    # Nobody has refreshed it: it is told by its name, and not asked for again and again.
+    (tmp_path / "lines.valid").write_text("third")
+    with pytest.raises(BackendUnauthorized, match="RECORDER_TOKEN"):
+        backend.write(maker.metrics(("m", 1, 0.0)))
+    renew("third")
+    backend.write(maker.metrics(("m", 1, 0.0)))
+    backend.close()
+    found = lines()
+    assert [line[1] for line in found] == ["write", "write", "write", "close"]
+    assert len({line[0] for line in found}) == 3
 
 
 def find_workers():
@@ -266,6 +299,8 @@ def test_a_forked_child_neither_ends_it_nor_keeps_it(config, maker, lines):
 @pytest.mark.parametrize("helpers", ["", "0"])
 def test_a_session_opens_it_so_unless_told_otherwise(config, lines, tmp_path, monkeypatch, helpers):
     monkeypatch.setenv("QUARK_HELPER_PROCESSES", helpers)
+    # Else the end waits 2 s for a mirror, in which a busy machine starts no process.
+    monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "60")
     monkeypatch.setitem(default_registry()._definitions, "recorder", RECORDER)
     session = quark.start_run(
         project="hosted", storage_dir=tmp_path, backends=f"recorder:{config.location}"

@@ -11,6 +11,7 @@ import quark
 from quark_core.records import LifecycleRecord
 from quark_core.records.query import Query
 from quark_core.records.runs import RunProgress
+from quark_core.runs.extensions import ask_extensions
 from quark_core.writers import progress as progress_module
 
 
@@ -56,7 +57,8 @@ def shown(monkeypatch):
 
 
 def told(session):
-    return session.open_run.tell_progress()
+    (said,) = ask_extensions(session.extensions, lambda each: each.describe_heartbeat())
+    return said.get("progress")
 
 
 def test_eta_of_nested_loops_counts_epochs_and_batches(metrics, session, clock):

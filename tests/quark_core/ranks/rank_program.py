@@ -10,6 +10,8 @@ gloo=1             the ranks are a process group, and all_reduce at every step
 sleep_ms           time of a step
 late=RANK          this rank comes to start_run when the leading rank has ended the run
 together=COUNT     no process ends its run before so many have begun theirs
+checkpoint=HOW     rank 0 writes one at step 7, from which a restart goes on, by start_run alone
+                   (plain), by start_run(state=...) (start) or by resume_run (resume)
 """
 
 import json
@@ -47,6 +49,31 @@ def wait_for_others(count):
         time.sleep(0.02)
 
 
+def load_checkpoint():
+    path = Path(storage_dir, "checkpoint.json")
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def save_checkpoint(session, step):
+    scratch = Path(storage_dir, "checkpoint.new")
+    scratch.write_text(json.dumps(session.state_dict(step=step)))
+    scratch.replace(scratch.with_name("checkpoint.json"))
+
+
+def begin_run(quark):
+    arguments = {name: given.get(name) for name in ("ranks", "backends")}
+    arguments["storage_dir"] = storage_dir
+    if checkpoint is not None and given["checkpoint"] == "resume":
+        return quark.resume_run(run_id=checkpoint["run_id"], state=checkpoint, **arguments)
+    if given.get("checkpoint") == "start":
+        arguments["state"] = checkpoint
+    return quark.start_run(project="ranks", **arguments)
+
+
+checkpoint = load_checkpoint() if "checkpoint" in given else None
+first_step = 0 if checkpoint is None else checkpoint["step"] + 1
+
+
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import quark
@@ -63,17 +90,14 @@ with warnings.catch_warnings(record=True) as caught:
         wait_for_end()
     for _ in range(int(given.get("runs", 1))):
         begin = time.monotonic()
-        session = quark.start_run(
-            project="ranks",
-            storage_dir=storage_dir,
-            ranks=given.get("ranks"),
-            backends=given.get("backends"),
-        )
+        session = begin_run(quark)
         took_s = time.monotonic() - begin
         with session, quark.MetricsLogger(session) as metrics:
             attempt = session.context.run.attempt
-            for step in range(steps):
-                metrics.log("loss", rank + step / 100, step=step)
+            for step in range(first_step, steps):
+                metrics.log("loss", rank + step / 100 + restart, step=step)
+                if step == 7 and rank == 0 and "checkpoint" in given:
+                    save_checkpoint(session, step)
                 if step == steps // 2 and restart == 0:
                     if given.get("dies") == str(rank):
                         if given.get("when") == "ended":

@@ -172,7 +172,9 @@ session.end_run()
     (left,) = quark.EventLogger(quark.open_run(stored.run.id, tmp_path)).read(
         event_type="rank_left"
     )
-    assert (left.rank, left.status, left.payload) == (1, "interrupted", {"exit_code": 3})
+    ending = {"cause": "exit_status", "message": "exit status 3"}
+    told = {"exit_code": 3, "ending": ending}
+    assert (left.rank, left.status, left.payload) == (1, "interrupted", told)
 
 
 ALONE = """

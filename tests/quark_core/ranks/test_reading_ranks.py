@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quark
+from quark.analysis import rank_paces
+from quark.analysis.rank_paces import RankPace, RankPaces, measure_paces
 from quark.cli.main import cli
 from quark.cli.run_view import describe_late
 from quark_core.ranks.statistics import compare_ranks
 from quark_core.records.query import Query
 from quark_core.records.times import now_us
-from quark_core.runs import composition, rank_paces
-from quark_core.runs.rank_paces import RankPace, RankPaces, measure_paces
+from quark_core.runs import composition
 from quark_core.runs.searching import summarize_run
 from quark_core.sessions import session as session_module
 
@@ -406,3 +407,19 @@ def test_the_machine_is_read_once_a_node_unless_every_rank_is_asked(session_of):
     for session in reversed(sessions):
         session.end_run()
     assert found == [(0, True, False), (1, False, False), (2, True, True)]
+
+
+@pytest.mark.parametrize(
+    ("shares", "late"),
+    [((0.5, 0.5), None), ((0.7, 0.3), None), ((0.8, 0.2), 0), ((0.6, 0.2, 0.2), 0)],
+)
+def test_one_of_two_ranks_is_late_only_if_it_is_the_slowest_more_often_than_by_chance(shares, late):
+    ranks = [
+        RankPace(
+            rank=rank, host=None, records=20, last_step=60, last_seen="2026-01-01T00:00:00Z",
+            step_ms=18.0 + 4.0 * (rank == 0), slowest=share, behind_ms=4.0 if rank == 0 else -4.0,
+        )
+        for rank, share in enumerate(shares)
+    ]  # fmt: skip
+    found = RankPaces(ranks=tuple(ranks), first_step=0, is_timed=True).find_late()
+    assert (found and found.rank) == late

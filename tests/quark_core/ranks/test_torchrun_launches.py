@@ -74,6 +74,40 @@ def test_a_restart_is_the_next_attempt_of_the_same_run(tmp_path, torchrun, runs_
     assert [(rank["run_id"], rank["attempt"]) for rank in again] == [(run_id, 1)] * 4
 
 
+@pytest.mark.parametrize(
+    ("how", "ranks"),
+    [
+        ("start", "all"),
+        pytest.param("plain", "all", marks=pytest.mark.long),
+        pytest.param("resume", "all", marks=pytest.mark.long),
+        pytest.param("start", "zero", marks=pytest.mark.long),
+    ],
+)
+def test_a_restart_from_an_older_checkpoint_leaves_one_curve_on_each_rank(
+    tmp_path, torchrun, runs_of, how, ranks
+):
+    said, status = torchrun(
+        tmp_path, f"ranks={ranks}", "sleep_ms=40", "dies=1", f"checkpoint={how}",
+        processes=2, max_restarts=1,
+    )  # fmt: skip
+    assert status == 0
+    run_id, (state, attempt, points) = only(runs_of(tmp_path))
+    assert (state, attempt) == ("completed", 1)
+    assert {(rank["run_id"], rank["attempt"]) for rank in said if rank["restart"]} == {(run_id, 1)}
+    kept = [0, 1] if ranks == "all" else [0]
+    assert {place: n for place, n in points.items() if place[0] == 1} == {
+        (1, rank): 12 for rank in kept
+    }
+    assert points[0, kept[-1]] > 8
+    metrics = quark.MetricsLogger(quark.open_run(run_id, tmp_path))
+    for rank in kept:
+        rows = metrics.columns(metric_key="loss", rank=rank)
+        assert rows["step"].tolist() == list(range(20))
+        assert rows["attempt"].tolist() == [0] * 8 + [1] * 12
+        curve = metrics.series("loss", rank=rank)
+        assert curve.step.tolist() == list(range(20))
+
+
 @pytest.mark.long
 def test_a_restart_under_zero(tmp_path, torchrun, runs_of):
     ranks, status = torchrun(tmp_path, "sleep_ms=20", "dies=3", max_restarts=2)

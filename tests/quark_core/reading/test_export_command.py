@@ -199,7 +199,7 @@ def test_a_directory_may_look_like_a_file(invoke, root, elsewhere):
         (["abc", "-f", "csv", "-k", "lifecycle"], 2, "metric, event, telemetry, layer"),
         (["abc", "-f", "csv", "-o", "x.csv"], 2, "exactly one --kind"),
         (["abc", "-f", "csv", "-k", "metric", "-o", "x.jsonl"], 2, "no file of --format csv"),
-        (["zzz", "-f", "csv"], 1, "no run begins with 'zzz'"),
+        (["zzz", "-f", "csv"], 2, "no run begins with 'zzz'"),
         (["abc", "-f", "csv", "-o", "a-file/out"], 1, "a-file/out cannot be written"),
     ],
 )

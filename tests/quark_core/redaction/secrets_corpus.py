@@ -43,7 +43,23 @@ def _private_key(kind: str) -> str:
 
 
 # Name -> a secret that is known by its shape.
+_GUID = "f1d2d2f9-24e9-86ac-1ebf-bdf608c541fd"
 SHAPES: dict[str, str] = {
+    "together": "tgp_v1_" + letters("together", 43),
+    "fireworks": "fw_" + letters("fireworks", 24),
+    "anyscale": "esecret_" + letters("anyscale", 24),
+    "cerebras": "csk-" + letters("cerebras", 48).lower(),
+    "jina": "jina_" + letters("jina", 60),
+    "e2b": "e2b_" + hexadecimal("e2b", 40),
+    "notion of letters": "ntn_" + letters("notion of letters", 46),
+    "mailgun": "key-" + hexadecimal("mailgun", 32),
+    "circleci": "CCIPAT_" + letters("circleci", 22) + "_" + hexadecimal("circleci", 40),
+    "teams": "webhook.office.com/webhookb2/"
+    + f"{_GUID}@{_GUID}/IncomingWebhook/{hexadecimal('teams', 32)}/{_GUID}",
+    "teams before": f"outlook.office.com/webhook/{_GUID}@{_GUID}/IncomingWebhook/x/{_GUID}",
+    "zapier": "hooks.zapier.com/hooks/catch/1234567/" + letters("zapier", 7).lower() + "/",
+    "make": "hook.eu1.make.com/" + letters("make", 32).lower(),
+    "ifttt": "maker.ifttt.com/trigger/done/with/key/" + letters("ifttt", 22),
     "openai": "sk-" + letters("openai", 20) + "T3Blbk" + "FJ" + letters("openai2", 20),
     "openai project": "sk-" + "proj-" + letters("project", 90),
     "openai service": "sk-" + "svcacct-" + letters("service", 60),
@@ -165,7 +181,7 @@ NAMES: tuple[str, ...] = tuple(
     X-Amz-Security-Token authorization Authorization Proxy-Authorization bearer jwt Cookie
     cookie session_cookie Set-Cookie connection_string conn_str REDISCLI_AUTH basic_auth
     github_pat azure_sas seed_phrase recovery_code wandb.api_key model.tracker.hf_token
-    secret_value token_github
+    secret_value token_github client-key-data sessionid csrf PHPSESSID
     """.split()
 )
 
@@ -255,6 +271,16 @@ TEXTS: tuple[str, ...] = (
     "db_pass: {}",
     "[default]\naws_secret_access_key={}\nregion=eu",
     "kwargs={{'auth_token': 'Bearer {}'}}",
+    "user: ada\npassword: >-\n  {}\nlr: 0.1",
+    "password: |\n    {}\n",
+    "Password:\n{}\nwelcome",
+    "db:\n  password:\n    {}\n  port: 5432",
+    "| hf_token | {} |",
+    "name       value\nhf_token   {}\nlr         0.1",
+    "│ api_key │ {} │",
+    "    client-key-data: {}",
+    "Cookie was sessionid={}; path=/",
+    "csrf={}",
 )
 
 # URLs; {} is the secret.

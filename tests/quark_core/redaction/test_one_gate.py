@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # What hands over rows of numbers, and what stands between a channel and its queue.
 MAY_APPEND = {
     "quark_core/delivery/stream.py",
-    "quark_core/sweeps/metric_watch.py",
+    "quark/sweeps/metric_watch.py",
     "quark_core/writers/base.py",
     "quark_core/writers/metrics.py",
 }
@@ -30,6 +30,7 @@ NAMES = {
     *("artifact_run_id", "artifact_id", "alias"),
     *("score_key", "status", "phase_name", "display_name", "unit", "clock", "digest", "level"),
 }
+FEATURES = ("quark/analysis", "quark/notifications", "quark/provenance", "quark/sweeps")
 NUMBERS = {"tensor_shape", "shape", "bin_edges", "counts", "sequence_lengths", "gpus"}
 
 
@@ -37,7 +38,7 @@ def test_nothing_but_plain_metrics_is_appended_without_a_look():
     appends = re.compile(r"\b_append\(|\bchannel(?:\([^)]*\))?\.append\b")
     found = {
         path.relative_to(ROOT).as_posix()
-        for folder in ("quark_core", "quark_torch")
+        for folder in ("quark_core", "quark_torch", *FEATURES)
         for path in (ROOT / folder).rglob("*.py")
         if appends.search(path.read_text())
     }

@@ -9,7 +9,7 @@ from service_fixtures import serving
 from test_kept_nowhere import find_kept
 
 import quark
-from quark_core.analysis.outputs import open_analysis
+from quark.analysis.outputs import open_analysis
 from quark_core.records import AlertRecord, EvidenceRecord
 from quark_core.records.json_object import JsonObject
 

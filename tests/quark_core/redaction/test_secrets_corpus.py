@@ -97,6 +97,23 @@ def test_a_shape_is_seen_in_a_key_and_no_key_is_lost():
     assert redact_shapes(first) == REDACTED
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| password | str | the user's password |",
+        "| token | what a text is cut into |",
+        "secrets:\n  wandb:\n    entity: team",
+        "the password:\nis too short for us",
+        "token:\nfoo",
+        "tokens    loss",
+        "a key-value store, and key-frames of 32 characters",
+        "key_data | 12 rows",
+    ],
+)
+def test_tables_and_lines_that_name_no_value_stay(text):
+    assert redact_text(text) == text
+
+
 if __name__ == "__main__":
     every, ordinary = list_secrets(), read_ordinary_config()
     kept = [planted.name for planted in every if find_kept(planted)]

@@ -164,7 +164,7 @@ def test_the_exception_comes_once_and_the_run_goes_on(tmp_path):
 
 
 def test_only_known_ways_to_stop_are_taken(tmp_path):
-    with pytest.raises(SchemaValidationError, match="on_stop must be one of flag, raise"):
+    with pytest.raises(SchemaValidationError, match="on_stop must be 'flag' or 'raise'"):
         quark.start_run(project="p", storage_dir=tmp_path, on_stop="exit")
     assert list(tmp_path.iterdir()) == []
 

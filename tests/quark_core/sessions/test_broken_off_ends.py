@@ -96,3 +96,28 @@ def test_a_program_that_is_ended_while_its_run_ends_leaves_an_interrupted_run(tm
     assert child.returncode == -number
     recovery.sync(tmp_path)
     assert find_state(tmp_path, run_id) == "interrupted"
+
+
+def fail(session, status):
+    try:
+        raise ValueError("(3, 4) does not fit (4, 3)")
+    except ValueError:
+        session.end_run(status)
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted", "completed"])
+def test_who_ends_a_run_as_an_exception_is_handled_ends_it_because_of_that(tmp_path, status):
+    session = quark.start_run(project="p", storage_dir=tmp_path)
+    fail(session, status)
+    with quark.EventLogger(quark.open_run(session.run_id, storage_dir=tmp_path)) as logged:
+        events = logged.read()
+    traces = [
+        event.payload["traceback"] for event in events if "traceback" in (event.payload or {})
+    ]
+    (found,) = quark.search_runs(storage_dir=tmp_path)
+    if status == "completed":
+        assert (found.stored.ending, traces) == (None, [])
+        return
+    assert found.stored.ending.describe() == "ValueError: (3, 4) does not fit (4, 3)"
+    assert len(traces) == 1
+    assert "in fail" in traces[0]

@@ -299,7 +299,7 @@ def test_nothing_that_is_looked_for_at_a_start_opens_a_database(spoken, monkeypa
         assert find_storage_root(root / "src") == root
         line = introduction.Introduction(run)
         line.greet()
-        line.part("completed")
+        line.part("completed", 1.0)
     finally:
         monkeypatch.undo()
         quark.end_run()

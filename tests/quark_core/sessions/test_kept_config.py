@@ -1,5 +1,8 @@
 """What a session says of its run: id, name and configuration."""
 
+import copy
+import json
+import pickle
 import threading
 from types import SimpleNamespace
 
@@ -32,8 +35,22 @@ def test_the_configuration_of_a_session_cannot_be_changed_through_what_it_gives(
     with quark.start_run(
         project="p", config={"model": {"widths": [1, 2]}}, storage_dir=tmp_path
     ) as session:
-        session.config["model"]["widths"].append(3)
+        for change in (
+            lambda: session.config["model"].update(depth=3),
+            lambda: session.config["model"].__setitem__("depth", 3),
+            lambda: session.config["model"].pop("widths"),
+            lambda: session.config["model"]["widths"].append(3),
+            lambda: session.config["model"]["widths"].sort(),
+        ):
+            with pytest.raises(TypeError, match=r"write session\.config\['model'\] = copy"):
+                change()
         assert session.config["model"] == {"widths": [1, 2]}
+        own = copy.deepcopy(session.config["model"])
+        own["widths"].append(3)
+        assert pickle.loads(pickle.dumps(session.config["model"])) == {"widths": [1, 2]}
+        assert json.loads(json.dumps(session.config["model"])) == {"widths": [1, 2]}
+        session.config["model"] = own
+        assert session.config["model"] == {"widths": [1, 2, 3]}
 
 
 def test_a_run_without_a_configuration_has_an_empty_one(tmp_path):

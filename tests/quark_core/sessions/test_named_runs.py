@@ -41,7 +41,7 @@ def test_an_absent_parent_is_named_as_the_parent(tmp_path):
 def find_mistake(run_id, root):
     with pytest.raises(quark.RunNotFoundError) as caught:
         quark.open_run(run_id, storage_dir=root)
-    assert str(caught.value).startswith(f"run_id {run_id}: this store has no such run")
+    assert str(caught.value).startswith(f"run_id {run_id}: the store {root} has no such run")
     return str(caught.value)
 
 
@@ -54,8 +54,9 @@ def test_the_beginning_of_an_id_is_enough_where_one_run_begins_so(log_runs):
     assert str(caught.value) == (
         "run_id 'dfbe8d2' fits 2 runs: dfbe8d2b00, dfbe8d2a00 \"one\"; give more of it"
     )
-    assert find_mistake("absent", root).endswith("this store has no such run")
+    assert find_mistake("absent", root).endswith("has no such run")
     assert find_mistake("dfb", root).endswith("; of the beginning of an id 4 characters are needed")
+    assert find_mistake("zz", root).endswith("; of the beginning of an id 4 characters are needed")
     assert find_mistake("dfbe8d2x", root).endswith('; near it: dfbe8d2b00, dfbe8d2a00 "one"')
 
 

@@ -99,7 +99,7 @@ def test_flags_come_from_any_library(quiet, flag):
     [
         ({"step": None}, "step"),
         ({"step": -1}, "step"),
-        ({"step": 1.0}, "step"),
+        ({"step": 1.5}, "step"),
         ({"step": "1"}, "step"),
         ({"step": True}, "step"),
         ({"step": 2**63}, "step"),

@@ -9,8 +9,8 @@ import time
 import pytest
 
 import quark
+from quark.analysis.rank_rates import measure_rates
 from quark.cli.run_view import describe_rates
-from quark_core.runs.rank_rates import measure_rates
 from quark_core.runs.searching import summarize_run
 from quark_core.system.hardware.peak_flops import PRECISIONS, find_peak_flops, read_precision
 

@@ -132,9 +132,21 @@ def test_rows_are_found_by_text_condition_and_step(session):
     assert sorted(near) == [8, 9, 10]
     backwards = columns.take(order_samples(columns, "prompt", descending=True))
     assert backwards["prompt"][0] == "Frage 9"
-    for bad in ("reward", "> 3", 5):
+    for bad in (
+        "reward",
+        "> 3",
+        5,
+        "reward >>",
+        "reward >",
+        "reward >> 5",
+        "prompt ==",
+        "prompt ===",
+    ):
         with pytest.raises(quark.SchemaValidationError, match="where"):
             samples.read(where=[bad])
+    with pytest.raises(quark.SchemaValidationError, match=r"no sample has a column 'taks'.*reward"):
+        samples.read(where="taks == math")
+    assert len(samples.read(where="prompt ~ <")) == 0
 
 
 def test_ten_thousand_rows_a_step_are_all_kept(session):

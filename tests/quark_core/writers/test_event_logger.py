@@ -84,9 +84,8 @@ def test_filters(events):
         ({"event_type": "9nine"}, "event_type"),
         ({"event_type": "with space"}, "event_type"),
         ({"event_type": None}, "event_type"),
-        ({"event_type": "e", "severity": "fatal"}, "severity"),
         ({"event_type": "e", "step": -1}, "step"),
-        ({"event_type": "e", "epoch": 1.0}, "epoch"),
+        ({"event_type": "e", "epoch": 1.5}, "epoch"),
         ({"event_type": "e", "status": 3}, "status"),
         ({"event_type": "e", "payload": "text"}, "payload"),
         ({"event_type": "e", "payload": {"x": {1}}}, r"payload\.x"),
@@ -103,8 +102,6 @@ def test_bad_events_are_named(events, arguments, named):
     ("arguments", "named"),
     [
         ({"message": 3}, "message"),
-        ({"message": "m", "identifier": "Fatal"}, "identifier"),
-        ({"message": "m", "identifier": 1}, "identifier"),
         ({"message": "m", "payload": {"message": "x"}}, "message"),
         ({"message": "m", "payload": {"identifier": "x"}}, "identifier"),
         ({"message": "m", "event_type": "Bad"}, "event_type"),
@@ -129,3 +126,28 @@ def test_a_closed_logger_reads_but_does_not_log(events):
         with pytest.raises(InvalidRunStateError, match="closed"):
             call()
     assert [e.event_type for e in events.read(event_type="saved")] == ["saved"]
+
+
+@pytest.mark.parametrize(
+    ("severity", "kept"),
+    [("fatal", "critical"), ("WARN", "warning"), ("Error", "error"), ("odd", "info"), (30, "info")],
+    ids=repr,
+)
+def test_an_unknown_severity_costs_no_event_and_is_said_once(events, caplog, severity, kept):
+    assert events.log("saved", severity=severity).severity == kept
+    assert events.add_log("a line", identifier=severity).severity == kept
+    assert len([each for each in caplog.messages if "must be one of" in each]) == 1
+    assert len(events.read(event_types=["saved", "user_log"])) == 2
+
+
+def test_an_unknown_severity_is_that_of_the_type(events):
+    assert events.log("loader_error", severity="grave").severity == "error"
+
+
+def test_a_strict_run_refuses_an_unknown_severity(tmp_path):
+    with quark.start_run(project="p", storage_dir=tmp_path, strict_mode=True) as session:
+        events = quark.EventLogger(session)
+        with pytest.raises(SchemaValidationError, match="severity must be one of"):
+            events.log("saved", severity="fatal")
+        with pytest.raises(SchemaValidationError, match="identifier must be one of"):
+            session.add_log("a line", identifier="Fatal")

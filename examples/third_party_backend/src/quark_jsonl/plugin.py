@@ -6,8 +6,8 @@ that uses it. So nothing heavy is imported here, and nothing is opened.
 
 from __future__ import annotations
 
-from quark_core.backends.contract import Backend, BackendConfig, BackendDefinition, Capability
-from quark_core.backends.hookspecs import hookimpl
+from quark_core.api import Backend, BackendConfig, BackendDefinition, Capability
+from quark_core.hookspecs import hookimpl
 
 __all__ = ["quark_register_backends"]
 

@@ -1,7 +1,7 @@
 // @ts-check
 /** The figures of a chart as a table, for those who do not see it and those who copy it. */
 
-import { writeNumber, writeStep } from "../pages/texts.js";
+import { spell, writeNumber, writeStep } from "../pages/texts.js";
 
 /** @typedef {import("./lines.js").Line} Line */
 
@@ -11,7 +11,7 @@ const MOST_ROWS = 200;
 /** @param {string} tag @param {string} [text] @param {string} [name] */
 export function makeElement(tag, text = "", name = "") {
   const element = document.createElement(tag);
-  if (text) element.textContent = text;
+  if (text) element.textContent = spell(text);
   if (name) element.className = name;
   return element;
 }
@@ -61,7 +61,7 @@ export function fillTable(title, names, rows) {
   const body = table.createTBody();
   for (const row of rows) {
     const line = body.insertRow();
-    for (const text of row) line.insertCell().textContent = text;
+    for (const text of row) line.insertCell().textContent = spell(text);
   }
   return table;
 }

@@ -3,7 +3,7 @@
 
 import { BAD, listDiverging, listSequential, packColour } from "../data/colours.js";
 import { labelDecade, labelTicks, placeTicks } from "../data/ticks.js";
-import { writeNumber, writeStep } from "../pages/texts.js";
+import { spell, writeNumber, writeStep } from "../pages/texts.js";
 import { fillTable, makeElement } from "./data_table.js";
 import { chooseScale, findEmpty, findFurthest, listShown, measureCells, shadePixels } from "./heat_cells.js";
 import { findAt } from "./lines.js";
@@ -166,7 +166,7 @@ export class HeatMap {
     this.drawLegend();
     this.showCell(this.cell);
     this.refreshTable();
-    this.parts.area.setAttribute("aria-label", `${title}: ${this.told}. Arrows walk, Enter opens a layer, Space folds its block.`);
+    this.parts.area.setAttribute("aria-label", `${title}: ${spell(this.told)}. Arrows walk, Enter opens a layer, Space folds its block.`);
   }
 
   get palette() {
@@ -357,11 +357,11 @@ export class HeatMap {
    */
   makeRow(text, top, height, left, width, isGroup, label, act) {
     const row = makeElement("div", "", "map-row");
-    row.title = label;
+    row.title = spell(label);
     // Where a name is cut, its end is what tells it from its neighbours.
     const inner = makeElement("span");
     const isolate = document.createElement("bdi");
-    isolate.textContent = text;
+    isolate.textContent = spell(text);
     inner.append(isolate);
     row.append(inner);
     row.dataset.group = String(isGroup);
@@ -474,7 +474,7 @@ export class HeatMap {
   showCell(cell) {
     const { cross, readout } = this.parts;
     this.cell = cell && this.shown[cell.row] && cell.bin < this.props.grid.step.length ? cell : null;
-    readout.textContent = this.cell ? this.sayCell(this.cell.row, this.cell.bin) : this.told;
+    readout.textContent = spell(this.cell ? this.sayCell(this.cell.row, this.cell.bin) : this.told);
     cross.hidden = !this.cell;
     if (this.cell) {
       Object.assign(cross.style, { top: `${this.cell.row * this.area.row}px`, height: `${Math.max(2, this.area.row)}px` });

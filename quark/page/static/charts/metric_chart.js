@@ -2,7 +2,7 @@
 /** One metric over steps, epochs, time or another metric: band, lines, what lies beyond and what is marked. */
 
 import { styleLine } from "../data/colours.js";
-import { writeCount, writeNumber, writeStep } from "../pages/texts.js";
+import { spell, writeCount, writeNumber, writeStep } from "../pages/texts.js";
 import { makeElement, makeTable } from "./data_table.js";
 import { findCarets, findShown, fitRange } from "./fitting.js";
 import { findExtent, findNearest, makeLine, nameLines, placeStep } from "./lines.js";
@@ -166,14 +166,13 @@ export class MetricChart {
 
   refreshTexts() {
     const { title, full, plot } = this.parts;
-    title.textContent = this.props.title;
-    title.title = this.props.title;
+    title.title = title.textContent = spell(this.props.title);
     full.hidden = !this.isFull && this.listCarets().length === 0;
     full.setAttribute("aria-pressed", String(this.isFull));
     const badge = this.writeBadge();
     this.parts.badge.textContent = badge;
     this.say(null);
-    plot.setAttribute("aria-label", `${this.props.title}: ${this.parts.readout.textContent}; ${badge}`);
+    plot.setAttribute("aria-label", `${title.textContent}: ${this.parts.readout.textContent}; ${badge}`);
     this.refreshLegend();
   }
 
@@ -229,7 +228,7 @@ export class MetricChart {
       const runs = x !== null && line.count ? ` of ${line.count[at]} runs` : "";
       return `${name}${writeNumber(line.mean[at])}${smoothed}${runs} at ${this.writePlace(line.xs[at])}${x === null && !name ? "" : band}`;
     });
-    readout.textContent = said.join("   ");
+    readout.textContent = spell(said.join("   "));
   }
 
   /** @param {number} x */

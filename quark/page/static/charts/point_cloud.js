@@ -3,6 +3,7 @@
 
 import { INKS } from "./inks.js";
 import { readTheme, watchTheme } from "./theme.js";
+import { spell } from "../pages/texts.js";
 
 /** @typedef {{ count: number, x: Float32Array, y: Float32Array, z: Float32Array, value: Float32Array | null, colour: Uint8Array | null }} Points */
 
@@ -71,7 +72,7 @@ export class PointCloud {
     this.canvas.className = "points";
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "img");
-    this.canvas.setAttribute("aria-label", `${name}: ${points.count} points; arrow keys turn them, plus and minus zoom`);
+    this.canvas.setAttribute("aria-label", `${spell(name)}: ${points.count} points; arrow keys turn them, plus and minus zoom`);
     const ranges = [points.x, points.y, points.z].map(findRange);
     this.middle = ranges.map(([low, high]) => (low + high) / 2);
     this.extent = Math.max(...ranges.map(([low, high]) => high - low)) || 1;

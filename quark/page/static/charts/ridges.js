@@ -2,7 +2,7 @@
 /** Histograms of one parameter over steps, the oldest at the back: how its values, gradients or updates spread. */
 
 import { labelTicks, placeTicks } from "../data/ticks.js";
-import { writeNumber, writeStep } from "../pages/texts.js";
+import { spell, writeNumber, writeStep } from "../pages/texts.js";
 import { fillTable, makeElement } from "./data_table.js";
 import { registerChart } from "./registry.js";
 import { FONT, INKS } from "./inks.js";
@@ -102,12 +102,12 @@ export class Ridges {
   refresh() {
     const { title, ridges } = this.props;
     const { parts } = this;
-    parts.title.textContent = title;
+    parts.title.textContent = spell(title);
     parts.badge.textContent = `${ridges.length} ${ridges.length === 1 ? "histogram" : "histograms"}, each by its own densest bin; the oldest at the back`;
     const last = ridges.at(-1);
     const spread = last && findSpread([last]);
     parts.readout.textContent = last && spread ? `step ${writeStep(last.step)}: ${writeNumber(spread[0])} .. ${writeNumber(spread[1])}` : "";
-    parts.body.setAttribute("aria-label", `${title}: ${parts.readout.textContent}`);
+    parts.body.setAttribute("aria-label", `${parts.title.textContent}: ${parts.readout.textContent}`);
     parts.table.setAttribute("aria-pressed", String(this.isTable));
     parts.below.replaceChildren(...(this.isTable ? [this.makeTable()] : []));
     this.paint();

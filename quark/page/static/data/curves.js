@@ -35,6 +35,8 @@
  * @property {number} side which side of a comparison it is of
  * @property {number} runs how many runs it is the mean of; then low and high are those of runs
  * @property {Floats | null} count of the runs that have a value at each entry
+ * @property {number} [coarse] so many entries stand for several points each, behind which came others
+ * @property {number} [size] for how many points each of these stands, about
  */
 
 const COLUMNS = /** @type {const} */ ([
@@ -143,10 +145,25 @@ function countBad(curve, i) {
  * @returns {Curve}
  */
 export function reduceCurve(curve, entries) {
-  const length = curve.step.length;
-  const group = Math.ceil(length / Math.max(1, entries));
-  if (group <= 1) return curve;
-  const count = Math.ceil(length / group);
+  const size = Math.ceil(curve.step.length / Math.max(1, entries));
+  return size > 1 ? gather(curve, 0, size, Math.ceil(curve.step.length / size)) : curve;
+}
+
+/**
+ * A curve in which neighbours are one entry, from one on; those before and behind are as they were.
+ * @param {Curve} curve @param {number} from @param {number} size of them are one @param {number} made so many are made
+ * @returns {Curve}
+ */
+function gather(curve, from, size, made) {
+  const end = Math.min(curve.step.length, from + made * size);
+  const starts = Array.from({ length: from + made + curve.step.length - end }, (_, at) => (
+    at <= from ? at : at < from + made ? from + (at - from) * size : end + at - from - made));
+  return sumAll(curve, [...starts, curve.step.length]);
+}
+
+/** @param {Curve} curve @param {number[]} edges of the entries to be, in those that there are @returns {Curve} */
+function sumAll(curve, edges) {
+  const count = edges.length - 1;
   /** @type {Curve} */
   const made = {
     ...curve, exact: false, bad: new Float32Array(count), badStep: new Float64Array(count).fill(NaN),
@@ -155,8 +172,8 @@ export function reduceCurve(curve, entries) {
     lowStep: new Float64Array(count), highStep: new Float64Array(count),
   };
   for (let entry = 0; entry < count; entry++) {
-    const start = entry * group;
-    const found = sumEntries(curve, start, Math.min(length, start + group));
+    const start = edges[entry];
+    const found = sumEntries(curve, start, edges[entry + 1]);
     for (const [name, value] of Object.entries(found)) /** @type {any} */ (made)[name][entry] = value;
     if (made.time && curve.time) made.time[entry] = curve.time[start];
     if (made.epoch && curve.epoch) made.epoch[entry] = curve.epoch[start];
@@ -191,6 +208,20 @@ function sumEntries(curve, start, end) {
 }
 
 /**
+ * What came behind entries of several points, in such entries too as soon as there are enough: else a
+ * chart shows what was as a band, and what came as single points.
+ * @param {Curve} joined @param {Curve} base @returns {Curve}
+ */
+function coarsen(joined, base) {
+  if (base.exact || !base.step.length) return joined;
+  const isKnown = base.coarse !== undefined && base.coarse <= base.step.length;
+  const [coarse, size] = isKnown ? [Number(base.coarse), Number(base.size)]
+    : [base.step.length, Math.round(base.points / base.step.length)];
+  const made = Math.floor((joined.step.length - coarse) / Math.max(1, size));
+  return { ...size > 1 && made ? gather(joined, coarse, size, made) : joined, coarse: coarse + (size > 1 ? made : 0), size };
+}
+
+/**
  * What came, put behind the curves that it is of; a curve that is new is added.
  * @param {Curve[]} curves
  * @param {Curve[]} since
@@ -201,7 +232,7 @@ export function joinCurves(curves, since, { high = Infinity, entries = 2000 } = 
   for (const addition of since) {
     const id = identifyCurve(addition);
     const base = grown.get(id);
-    const joined = base ? appendCurve(base, addition, high) : addition;
+    const joined = base ? coarsen(appendCurve(base, addition, high), base) : addition;
     grown.set(id, joined.step.length > 2 * entries ? reduceCurve(joined, entries) : joined);
   }
   return [...grown.values()];

@@ -2,7 +2,7 @@
 /** Small pieces of every page: states and scores as glyph, word and colour; free texts. */
 
 import { html } from "../data/html.js";
-import { GLYPHS, findLinks, writeNumber } from "./texts.js";
+import { GLYPHS, findLinks, spell, writeNumber } from "./texts.js";
 
 /** @param {{ state: string, reason?: string | null }} props */
 export function StateBadge({ state, reason = null }) {
@@ -19,7 +19,7 @@ export function SeverityBadge({ severity, isNote = false }) {
 
 /**
  * A score; one that rests on nothing is "not known", whatever number stands beside it.
- * @param {{ health: { known: boolean, score: number, status: string, reason?: string | null } |
+ * @param {{ health: { known: boolean, score: number, status: string, word?: string, reason?: string | null } |
  *   null | undefined, name?: string }} props
  */
 export function HealthBadge({ health, name = "" }) {
@@ -30,14 +30,14 @@ export function HealthBadge({ health, name = "" }) {
   }
   return html`<span class=${`health health-${health.status}`} title=${health.reason ?? undefined}>
     <span aria-hidden="true">${GLYPHS.get(health.status) ?? "·"}</span> ${label}
-    <b>${writeNumber(Math.round(health.score))}</b> ${health.status}</span>`;
+    <b>${writeNumber(Math.round(health.score))}</b> ${health.word ?? health.status}</span>`;
 }
 
 /** Somebody's free text: its line breaks are kept, https addresses are links, all else is text. @param {{ text: unknown }} props */
 export function FreeText({ text }) {
   return findLinks(String(text)).map((part) => part.isLink
     ? html`<a href=${part.text} rel="noreferrer noopener" target="_blank">${part.text}</a>`
-    : part.text);
+    : spell(part.text));
 }
 
 /** Copies a text and says so. @param {{ text: string, children?: unknown }} props */

@@ -246,7 +246,8 @@ function Settings({ data }) {
   const differs = data.differs.filter((/** @type {any} */ row) => !row.is_seed);
   const seeds = data.differs.length - differs.length;
   return html`<section aria-labelledby="settings-title"><h2 id="settings-title">Settings that differ</h2>
-    ${!differs.length && html`<p class="quiet">Nothing that was recorded${seeds ? " but seeds" : ""}: configuration, code and environment agree.</p>`}
+    ${!differs.length && html`<p class="quiet">${data.agreement}${seeds ? " Seeds are left out." : ""}</p>`}
+    ${data.code_notes.map((/** @type {string} */ note) => html`<p key=${note} class="quiet">${note}</p>`)}
     ${differs.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="What differs"><table class="plain-table"><thead><tr><td></td><td></td>
       ${data.sides.map((/** @type {any} */ side, /** @type {number} */ number) => html`<th key=${number} scope="col"><${Swatch} number=${number} /> ${side.name}</th>`)}</tr></thead>
       <tbody>${differs.map((/** @type {any} */ row) => html`<tr key=${`${row.section} ${row.path}`}><td class="quiet">${row.section}</td><th scope="row">${row.path}</th>

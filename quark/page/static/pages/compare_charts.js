@@ -4,7 +4,7 @@
 import { MetricChart } from "../charts/metric_chart.js";
 import { subtractCurve } from "../data/differences.js";
 import { html } from "../data/html.js";
-import { useEffect, useRef, useState } from "../vendor/hooks.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 import { watchSight } from "./sight.js";
 
 /** @typedef {import("../data/curves.js").Curve} Curve */
@@ -40,11 +40,11 @@ export function CompareTile({ metric, chart }) {
     width.current = wide;
     setNear(isSeen);
   }) : undefined, []);
-  useEffect(() => isNear ? store.want(metric.key) : undefined, [isNear, metric.key, store]);
+  useLayoutEffect(() => isNear ? store.want(metric.key) : undefined, [isNear, metric.key, store]);
   const kept = store.read(metric.key);
   const { curves, faces } = chooseCurves(kept?.curves ?? [], look);
   const hasCurves = curves.length > 0;
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!host.current || (!isNear && !drawn.current)) return;
     if (!hasCurves) {
       drawn.current?.destroy();

@@ -9,8 +9,8 @@ const MOST_METRICS = 12;
 const MOST_LAYERS = 20;
 const RANKS = new Map([["worse", 0], ["better", 1], ["equivalent", 2], ["inconclusive", 3]]);
 const WORDS = new Map([
-  ["better", "▲ better"], ["worse", "▼ worse"], ["equivalent", "= the same"],
-  ["inconclusive", "○ no difference that the runs allow to tell"],
+  ["better", "▲ better"], ["worse", "▼ worse"], ["equivalent", "= equivalent"],
+  ["inconclusive", "○ inconclusive"],
 ]);
 
 /** The headline first, then what differs. @param {any[]} diffs */
@@ -26,7 +26,7 @@ function isTold(diff) {
 
 /** @param {any} diff @returns {string} the difference of the ends with its interval */
 export function writeEffect(diff) {
-  const { difference } = diff.tail_median;
+  const { difference } = diff.last;
   if (difference === null || difference === undefined) return "";
   const sign = difference > 0 ? "+" : difference < 0 ? "−" : "";
   const said = `${sign}${writeNumber(Math.abs(difference))}`;
@@ -69,7 +69,14 @@ function MetricTable({ diffs, names }) {
       <td class=${`verdict-${diff.verdict ?? "none"}`}>${WORDS.get(diff.verdict) ?? writePresence(diff, names)}</td>
       <td class="number">${writeEffect(diff)}</td>
       <td class="number">${writeEnd(diff, "primary")}</td><td class="number">${writeEnd(diff, "reference")}</td>
-      <td class="quiet">${diff.reason}${diff.time_to_target ? html`<br />${diff.time_to_target.summary}` : ""}</td></tr>`)}</tbody></table></div>`;
+      <td class="quiet">${diff.reason}${writeCommonStep(diff)}${diff.time_to_target ? html`<br />${diff.time_to_target.summary}` : ""}</td></tr>`)}</tbody></table></div>`;
+}
+
+/** What the sides had where the shorter runs end. @param {any} diff */
+function writeCommonStep(diff) {
+  const early = diff.at_last_common_step;
+  if (!early || early.primary === null || early.reference === null) return "";
+  return html`<br />at the last common ${diff.unit}, ${writeStep(diff.common_end)}: ${writeNumber(early.primary)} against ${writeNumber(early.reference)}`;
 }
 
 /** @param {any} diff @param {[string, string]} names */
@@ -81,10 +88,11 @@ function writePresence(diff, names) {
 
 /** @param {any} diff @param {"primary" | "reference"} side */
 function writeEnd(diff, side) {
-  const value = writeNumber(diff.tail_median[side]);
-  const deviation = diff.tail_median[`${side}_deviation`];
+  const value = writeNumber(diff.last[side]);
+  const deviation = diff.last[`${side}_deviation`];
   const bad = diff[`${side}_non_finite_count`];
-  return `${value}${deviation ? ` ± ${writeNumber(deviation)}` : ""}${bad ? `, ${writeMany(bad, "value")} not finite` : ""}`;
+  return html`${value}${deviation ? ` ± ${writeNumber(deviation)}` : ""}${bad ? `, ${writeMany(bad, "value")} not finite` : ""}
+    ${diff.best && diff.best[side] !== null && html`<br /><small>best ${writeNumber(diff.best[side])}</small>`}`;
 }
 
 /** @param {{ result: any, names: [string, string] }} props */

@@ -78,13 +78,40 @@ export async function send(path, body, csrf) {
   return (await request(new URL(path, root), { method: "POST", headers, body: JSON.stringify(body) })).json();
 }
 
+let isPrinting = false;
+
+/** Whether answers are waited for, since what is drawn later is on no paper. @param {boolean} is */
+export function setPrinting(is) {
+  isPrinting = is;
+}
+
+export function isAtOnce() {
+  return isPrinting;
+}
+
+/** What `fetch` gives, at once. @param {URL} url @returns {Promise<any>} */
+async function fetchAtOnce(url) {
+  const asked = new XMLHttpRequest();
+  asked.open("GET", url, false);
+  // Text is all that may be asked for in this way: one character for each byte.
+  asked.overrideMimeType("text/plain; charset=x-user-defined");
+  asked.send();
+  const { buffer } = Uint8Array.from(asked.responseText, (byte) => byte.charCodeAt(0));
+  const text = async () => new TextDecoder().decode(buffer);
+  return {
+    status: asked.status, ok: asked.status < 300, text, arrayBuffer: async () => buffer,
+    json: async () => JSON.parse(await text()),
+  };
+}
+
 /** @param {URL} url @param {RequestInit} options @param {AbortSignal} [signal] */
 async function request(url, options, signal) {
   const limit = AbortSignal.timeout(TIMEOUT_MS);
   const signals = signal ? AbortSignal.any([signal, limit]) : limit;
   let response;
   try {
-    response = await fetch(url, { ...options, signal: signals, credentials: "same-origin" });
+    response = await (isPrinting && !options.method ? fetchAtOnce(url)
+      : fetch(url, { ...options, signal: signals, credentials: "same-origin" }));
   } catch (error) {
     if (signal?.aborted) throw error;
     setState("lost");

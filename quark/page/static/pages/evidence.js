@@ -4,7 +4,7 @@
 import { readCurves } from "../data/curves.js";
 import { decodePack } from "../data/pack.js";
 import { html } from "../data/html.js";
-import { useEffect, useRef, useState } from "../vendor/hooks.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 import { ask } from "./connection.js";
 import { watchSight } from "./sight.js";
 
@@ -70,7 +70,7 @@ export function Evidence({ run, finding, version }) {
   const pieces = listPieces(finding);
   const reads = pieces.map((piece) => piece.read).join("\n");
   useEffect(() => host.current ? watchSight(host.current, setNear) : undefined, []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!isNear || !pieces.length) return;
     const ended = new AbortController();
     Promise.all([readPiece(run, pieces, ended.signal), import("../charts/evidence_chart.js")])

@@ -79,7 +79,7 @@ function writeNothing(analysis, isRunning) {
   const rules = analysis.rules;
   if (!rules || rules.with_data === 0) return "Not known: no rule had the data that it needs";
   const upToNow = isRunning ? " up to now" : "";
-  return `Nothing found${upToNow}; ${rules.with_data} of ${rules.count} rules had data`;
+  return `No problem found${upToNow}; ${rules.with_data} of ${rules.count} checks ran`;
 }
 
 /** Why the other rules said nothing. @param {{ rules: any, isFolded?: boolean }} props */

@@ -14,7 +14,7 @@ import { STATISTICS, SHOWN_AT_ONCE, alignParameters, askGrid, findStatistic, has
 import { OpenLayer } from "./layer_details.js";
 import { change, go, makeLink } from "./links.js";
 import { decodePack } from "../data/pack.js";
-import { writeMany, writeStep } from "./texts.js";
+import { spell, writeMany, writeStep } from "./texts.js";
 
 /** @typedef {import("./layer_maps.js").Statistic} Statistic */
 /** @typedef {import("./layer_maps.js").LayerMap} LayerMap */
@@ -50,7 +50,7 @@ export function LayersPage({ place }) {
   const { maps, offered, state } = useMaps(id, view.maps, data, analyses, setMistake);
   const title = data ? data.run.name || data.run.id : id;
   useEffect(() => {
-    document.title = `Layers of ${title} · Quark`;
+    document.title = spell(`Layers of ${title} · Quark`);
   }, [title]);
   const whole = findWhole(maps, data);
   const groups = useMemo(() => [...new Set(maps.flatMap(({ grid }) => listGroups(grid.rows)))], [maps]);
@@ -62,7 +62,7 @@ export function LayersPage({ place }) {
     <${Top} id=${id} title=${title} data=${data} />
     <main id="main" aria-busy=${state === "reading"}>
       <div class="title"><h1>Layers of ${title}</h1>
-        ${data && html`<${StateBadge} state=${data.run.state} reason=${data.run.lost_reason} />
+        ${data && html`<${StateBadge} state=${data.run.state} />
           <span class="facts">${data.run.newest_step === null ? "" : `step ${writeStep(data.run.newest_step)}`}</span>`}</div>
       ${mistake && html`<pre class="mistake" role="alert">${mistake}</pre>`}
       ${isNothing && html`<${Nothing} absent=${data?.absent} />`}

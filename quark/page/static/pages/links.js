@@ -10,6 +10,8 @@
  *   hash: string }} Place run: the ID of a run, or of a sweep */
 
 const TOGETHER_MS = 1000;
+const RESTORE_MS = 5000;
+const SCROLLED = "quark.scrolled";
 
 /** The address that all pages lie below; it ends with `/`. */
 export const root = new URL(document.documentElement.dataset.root || "./", location.href);
@@ -54,10 +56,11 @@ export function makeLink(parts, query = {}, hash = "") {
 
 /** Go to a page of ours. @param {string} link @param {{ replace?: boolean }} [options] */
 export function go(link, { replace = false } = {}) {
-  if (replace) history.replaceState(null, "", link);
-  else history.pushState(null, "", link);
+  const { pathname } = location;
+  put(link, replace);
   lastKeys = "";
   tell();
+  if (location.pathname !== pathname) scrollTo(0, 0);
 }
 
 /**
@@ -76,8 +79,7 @@ export function change(changes, { hash = null, replace = false, together = false
   if (url.href === location.href) return;
   const keys = Object.keys(changes).sort().join(" ");
   const isOne = together && keys === lastKeys && performance.now() - lastChange_ms < TOGETHER_MS;
-  if (replace || isOne) history.replaceState(null, "", url);
-  else history.pushState(null, "", url);
+  put(url.href, replace || isOne);
   lastKeys = keys;
   lastChange_ms = performance.now();
   tell();
@@ -102,10 +104,60 @@ function decodeText(text) {
   }
 }
 
+/** @param {string} link @param {boolean} isSame whether it stands for the same step of "back" */
+function put(link, isSame) {
+  if (isSame) return history.replaceState(history.state, "", link);
+  scrolled.set(entry, readScroll());
+  entry += 1;
+  history.pushState({ entry }, "", link);
+}
+
+// The page of a step back is made anew, and is as long as it was only once it has been read: so how
+// far it was scrolled is kept here, and not by the browser.
+history.scrollRestoration = "manual";
+/** Which step of the history this is. @type {number} */
+let entry = history.state?.entry ?? 0;
+/** @type {Map<number, number[]>} */
+const scrolled = new Map(JSON.parse(sessionStorage.getItem(SCROLLED) ?? "[]"));
+let restoring = 0;
+
+const listBoxes = () => [document.documentElement, ...document.querySelectorAll(".table-box")];
+const readScroll = () => listBoxes().map((box) => box.scrollTop);
+
+/** Scroll as it was, as soon as there is so much, unless somebody does something meanwhile. */
+function restoreScroll() {
+  const wanted = scrolled.get(entry) ?? [];
+  const end_ms = performance.now() + RESTORE_MS;
+  const turn = restoring += 1;
+  const scroll = () => {
+    if (turn !== restoring || performance.now() > end_ms) return;
+    const boxes = listBoxes();
+    const isThere = wanted.map((top, at) => {
+      if (boxes[at]) boxes[at].scrollTop = top;
+      return Math.abs((boxes[at]?.scrollTop ?? 0) - top) < 2;
+    });
+    if (isThere.includes(false)) requestAnimationFrame(scroll);
+  };
+  scroll();
+}
+
+for (const event of ["wheel", "keydown", "pointerdown"]) {
+  addEventListener(event, () => void (restoring += 1), { capture: true, passive: true });
+}
 addEventListener("popstate", () => {
+  scrolled.set(entry, readScroll());
+  entry = history.state?.entry ?? 0;
   lastKeys = "";
   tell();
+  restoreScroll();
 });
+addEventListener("pagehide", () => {
+  scrolled.set(entry, readScroll());
+  sessionStorage.setItem(SCROLLED, JSON.stringify([...scrolled]));
+});
+// One that has no number yet was never left.
+if (history.state) restoreScroll();
+else history.replaceState({ entry }, "");
 
 // A link of ours changes the page without loading it anew; with a modifier it is the browser's.
 document.addEventListener("click", (event) => {
@@ -118,7 +170,5 @@ document.addEventListener("click", (event) => {
   if (!isOurs || !(["", "compare", "sweeps"].includes(below) || below.startsWith("run/") || below.startsWith("sweep/"))) return;
   event.preventDefault();
   if (link.href === location.href) return;
-  const isHere = link.pathname === location.pathname;
   go(link.href);
-  if (!isHere) scrollTo(0, 0);
 });

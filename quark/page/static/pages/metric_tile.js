@@ -23,7 +23,7 @@ export function MetricTile({ metric, chart }) {
     width.current = wide;
     setNear(isSeen);
   }) : undefined, []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!isNear) return;
     const ends = [metric.key, ...(xKey === null ? [] : [xKey])].map((key) => store.want(key));
     return () => ends.forEach((end) => end());

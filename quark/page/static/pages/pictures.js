@@ -4,7 +4,7 @@
 import { html } from "../data/html.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { root } from "./links.js";
-import { writeNumber, writeStep } from "./texts.js";
+import { spell, writeNumber, writeStep } from "./texts.js";
 
 const COLOURS = [[230, 85, 0], [0, 114, 178], [0, 158, 115], [204, 121, 167], [240, 180, 0], [86, 180, 233], [150, 60, 180], [120, 120, 0]];
 const MASK_ALPHA = 130;
@@ -35,7 +35,7 @@ function paintBoxes(context, boxes, labels, scale) {
   for (const { box, label, score } of boxes) {
     const [left, top, right, bottom] = box;
     const colour = `rgb(${chooseColour(placeClass(label)).join(" ")})`;
-    const text = [nameClass(label, labels), score === undefined ? "" : writeNumber(score)].filter(Boolean).join(" ");
+    const text = spell([nameClass(label, labels), score === undefined ? "" : writeNumber(score)].filter(Boolean).join(" "));
     context.strokeStyle = colour;
     context.strokeRect(left, top, right - left, bottom - top);
     if (!text) continue;

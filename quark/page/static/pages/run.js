@@ -17,11 +17,12 @@ import { useLate } from "./late.js";
 import { change, go, makeLink } from "./links.js";
 import { readMetrics } from "./metrics.js";
 import { Phases } from "./phases.js";
-import { Config } from "./run_facts.js";
-import { Artifacts, Delivery, Events, TABS, TabBar } from "./run_tabs.js";
+import { PluginView } from "./plugin_view.js";
+import { Config, Traceback } from "./run_facts.js";
+import { Artifacts, Delivery, Events, TABS, TabBar, VIEW } from "./run_tabs.js";
 import { SeriesStore } from "./series_store.js";
 import { Account, makeShareLink, useSession } from "./session.js";
-import { writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
+import { spell, writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
 
 const RUNNING_MS = 1000;
 const ENDED_MS = 5000;
@@ -48,7 +49,7 @@ export function readView(query) {
     isLog: query.get("log") === "1",
     attempts: query.get("attempts") ?? "current",
     ranks: query.get("ranks") ?? "mean",
-    tab: TABS.some(({ name }) => name === tab) ? tab : "charts",
+    tab: TABS.some(({ name }) => name === tab) || tab.startsWith(VIEW) ? tab : "charts",
   };
 }
 
@@ -112,7 +113,7 @@ function Run({ first, place }) {
   actions.current = { analysis, active, chart, view, data, id };
 
   useEffect(() => {
-    document.title = `${title} · ${run.project} · Quark`;
+    document.title = spell(`${title} · ${run.project} · Quark`);
   }, [title, run.project]);
   useEffect(() => takeKeys(makeKeys(actions)), []);
   const hasAnalysis = analysis.findings.length > 0;
@@ -128,7 +129,7 @@ function Run({ first, place }) {
   };
   /** @param {Record<string, string>} changes */
   const narrow = (changes) => change(changes, { replace: true });
-  const Panel = PANELS.get(view.tab);
+  const Panel = view.tab.startsWith(VIEW) ? PluginView : PANELS.get(view.tab);
   return html`
     <header class="top"><a class="brand" href=${makeLink([])}>quark</a>
       <a href=${makeLink([], { project: run.project })}>${run.project}</a>
@@ -139,9 +140,9 @@ function Run({ first, place }) {
         <${EditButtons} run=${run} edited=${edited} /><${Account} /></span>
     </header>
     <main id="main">
-      <div class="title"><h1>${title}</h1><${StateBadge} state=${run.state} reason=${run.lost_reason} />
+      <div class="title"><h1>${title}</h1><${StateBadge} state=${run.state} />
         <${Facts} run=${run} progress=${heard?.run?.progress ?? data.progress} /></div>
-      ${run.state === "lost" && run.lost_reason && html`<p class="notice-line">${run.lost_reason}</p>`}
+      ${run.ending && html`<p class="mistake-line" id="ending">${run.ending.message}</p><${Traceback} text=${run.traceback} />`}
       <${TrialNote} trial=${run.trial} />
       <${EditNotes} run=${run} edited=${edited} />
       <${Health} analysis=${analysis} />
@@ -150,7 +151,7 @@ function Run({ first, place }) {
       <p class="hidden" role="status" aria-live="polite" id="news">${news}</p>
       <${Phases} phases=${analysis.phases ?? []} notes=${analysis.phase_notes ?? []}
         window=${chart.stepWindow} zoom=${(/** @type {number} */ from, /** @type {number} */ to) => chart.zoomSteps(from, to)} />
-      <${TabBar} active=${view.tab} contents=${data.contents} absent=${data.absent} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, stream: null, table: null, sort: null, rows: null, where: null, set: null, near: null, first: null, source: null, attempt: null })} />
+      <${TabBar} active=${view.tab} contents=${data.contents} absent=${data.absent} views=${data.views} show=${(/** @type {string} */ tab) => change({ tab: tab === "charts" ? null : tab, text: null, level: null, stream: null, table: null, sort: null, rows: null, where: null, set: null, near: null, first: null, source: null, attempt: null })} />
       <div id="panel" role="tabpanel" aria-labelledby=${`tab-${view.tab}`}>
         ${view.tab === "charts" && html`<${Controls} view=${view} data=${data} metrics=${metrics} />
           <${LateNear} isShown=${hasSamples(data)} run=${id} query=${place.query} heard=${heard} />
@@ -274,7 +275,7 @@ function useRun(id, first, view, turned) {
     if (!head) return;
     last.turn += 1;
     setHeard({ ...head, turn: last.turn });
-    last.due.data ||= head.reset || head.metrics?.length > 0;
+    last.due.data ||= head.reset || head.metrics?.length > 0 || Boolean(head.run?.ending && !last.data.run.ending);
     last.due.analysis ||= head.analysis;
     if (head.run) keepData({ ...last.data, run: { ...last.data.run, ...head.run } });
     await readDue(signal);

@@ -5,13 +5,18 @@ import { html } from "../data/html.js";
 import { FreeText } from "./badges.js";
 import { writeStep, writeTime, writeValue } from "./texts.js";
 
+/** @param {{ text: string | null }} props */
+export function Traceback({ text }) {
+  return text && html`<details class="traceback"><summary>Traceback</summary><pre>${text}</pre></details>`;
+}
+
 /** @param {{ rows: any[] }} props */
 export function EventRows({ rows }) {
   return html`<ol class="events">${rows.map((row) => html`<li key=${row.id} class=${`level-${row.severity}`}>
       <time datetime=${row.at} title=${row.at}>${writeTime(row.at)}</time>
       <b>${row.severity}</b> <span class="quiet">${row.logger || row.type}${row.step === null ? "" : ` · step ${writeStep(row.step)}`}${row.rank ? ` · rank ${row.rank}` : ""}</span>
       <p><${FreeText} text=${row.message ?? ""} /></p>
-      ${row.traceback && html`<details><summary>Traceback</summary><pre>${row.traceback}</pre></details>`}
+      <${Traceback} text=${row.traceback} />
       ${row.payload && Object.keys(row.payload).length > 0 && html`<details><summary>Payload</summary><pre>${JSON.stringify(row.payload, null, 2)}</pre></details>`}
     </li>`)}</ol>`;
 }

@@ -28,6 +28,11 @@ function Worst({ run, finding }) {
     <small>${finding.culprit ? `in ${finding.culprit} ` : ""}${since}</small>`;
 }
 
+/** Why a run broke off. @param {{ ending: any }} props */
+function Ending({ ending }) {
+  return ending && html`<small title=${ending.message}>${ending.message}</small>`;
+}
+
 /** One row; drawn anew only where what it shows is another. */
 class Row extends Component {
   /** @param {any} next */
@@ -49,7 +54,7 @@ class Row extends Component {
       <th scope="row"><a href=${makeLink(["run", row.id])} title=${row.id}>${name}</a>
         ${!project && html` <small>${row.project}</small>`}</th>
       <td><${Worst} run=${row.id} finding=${standing?.worst} /></td>
-      <td><${StateBadge} state=${row.state} reason=${row.lost_reason} /></td>
+      <td><${StateBadge} state=${row.state} /> <${Ending} ending=${row.ending ?? standing?.ending} /></td>
       <td title=${writeTime(row.created_at)}>${writeAge(row.created_at)}</td>
       <td class="number">${writeCount(row.newest_step)}</td>
       ${values.map((/** @type {unknown} */ value, /** @type {number} */ place) => html`
@@ -93,7 +98,7 @@ export function RunTable(props) {
         <thead><tr aria-rowindex="1"><th scope="col"><span class="hidden">chosen</span></th>
           ${FIXED.map(({ text, order: key }) => head(text, key, text === "step"))}
           ${columns.map((column) => head(column.title, column.order, column.isNumber))}
-          <th scope="col" class="number">loss</th><th scope="col">curve</th></tr></thead>
+          <th scope="col" class="number">loss or objective</th><th scope="col">curve</th></tr></thead>
         <tbody>
           <${Gap} rows=${above} height_px=${ROW_PX} />
           ${shown.map((row, place) => html`<${Row} key=${row.id} row=${row}

@@ -28,9 +28,13 @@ export const TABS = [
   { name: "delivery", title: "Delivery" },
 ];
 
-/** @param {{ active: string, contents: Record<string, number | null>, absent: Record<string, string>, show: (name: string) => void }} props */
-export function TabBar({ active, contents, absent, show }) {
-  const tabs = TABS.filter(({ name, kind }) => name === active || !kind || contents?.[kind] !== 0 || absent?.[kind]);
+/** What the name of a tab begins with that a plugin adds. */
+export const VIEW = "view-";
+
+/** @param {{ active: string, contents: Record<string, number | null>, absent: Record<string, string>, views: Tab[], show: (name: string) => void }} props */
+export function TabBar({ active, contents, absent, views, show }) {
+  const tabs = TABS.filter(({ name, kind }) => name === active || !kind || contents?.[kind] !== 0 || absent?.[kind])
+    .concat(views.map(({ name, title }) => ({ name: VIEW + name, title })));
   const bar = useRef(/** @type {HTMLElement | null} */ (null));
   /** @param {KeyboardEvent} event */
   const press = (event) => {

@@ -14,7 +14,7 @@ import { ROW_PX, RunTable } from "./run_table.js";
 import { SearchBox } from "./search_box.js";
 import { Account } from "./session.js";
 import { Sparkline } from "./sparkline.js";
-import { writeCount, writeDuration, writeMany, writeNumber, writeStep } from "./texts.js";
+import { spell, writeCount, writeDuration, writeMany, writeNumber, writeStep } from "./texts.js";
 
 const PAGE_ROWS = 200;
 const MOST_SEEN = 50;
@@ -45,7 +45,7 @@ export function RunsPage({ place }) {
     [runs.live]);
 
   useEffect(() => {
-    document.title = project ? `${project} · Quark` : "Runs · Quark";
+    document.title = project ? spell(`${project} · Quark`) : "Runs · Quark";
   }, [project]);
   // All projects are counted for it: the rows come first.
   const isAnswered = runs.isReady || runs.mistake !== null;

@@ -6,7 +6,7 @@
 
 import { joinCurves, readCurves } from "../data/curves.js";
 import { decodePack } from "../data/pack.js";
-import { Refused, ask } from "./connection.js";
+import { Refused, ask, isAtOnce } from "./connection.js";
 
 /** @typedef {import("../data/curves.js").Curve} Curve */
 /** @typedef {{ x: string, low: number | null, high: number | null, ranks: string, attempts: string,
@@ -76,8 +76,9 @@ export class SeriesStore {
   }
 
   gather() {
-    if (this.timer) return;
-    this.timer = setTimeout(() => {
+    // Before the page is printed nothing comes that takes a while.
+    queueMicrotask(() => isAtOnce() && this.fetchMissing());
+    this.timer ||= setTimeout(() => {
       this.timer = 0;
       this.fetchMissing();
     }, GATHER_MS);

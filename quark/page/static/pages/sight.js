@@ -1,6 +1,8 @@
 // @ts-check
 /** Which parts of a page are in sight, or nearly so: only these are read and drawn. */
 
+import { setPrinting } from "./connection.js";
+
 const NEAR = "200px";
 /** @type {Map<Element, (isNear: boolean, width: number) => void>} */
 const watched = new Map();
@@ -9,6 +11,19 @@ const watcher = new IntersectionObserver((entries) => {
     watched.get(entry.target)?.(entry.isIntersecting, entry.boundingClientRect.width);
   }
 }, { rootMargin: NEAR });
+
+// Paper shows all of the page, and is taken of it as it is when this ends.
+addEventListener("beforeprint", () => {
+  setPrinting(true);
+  for (const [element, tell] of watched) tell(true, element.getBoundingClientRect().width);
+});
+addEventListener("afterprint", () => {
+  setPrinting(false);
+  for (const element of watched.keys()) {
+    watcher.unobserve(element);
+    watcher.observe(element);
+  }
+});
 
 /**
  * Be told whenever an element comes into sight or leaves it.

@@ -13,7 +13,7 @@ import { change, go, makeLink } from "./links.js";
 import { ParallelAxes } from "./parallel_axes.js";
 import { Account } from "./session.js";
 import { Counts, ImportanceBars, LiveTrials, Rungs, SweepButtons, Verdicts, Workers } from "./sweep_parts.js";
-import { writeDuration, writeMany, writeStep, writeTime } from "./texts.js";
+import { spell, writeDuration, writeMany, writeStep, writeTime } from "./texts.js";
 import { TrialTable } from "./trial_table.js";
 import { useAnswer } from "./answers.js";
 
@@ -113,7 +113,7 @@ function Sweep({ data, trials, place, edited }) {
   const byNumber = useMemo(() => new Map(trials.map((trial) => [trial.number, trial])), [trials]);
 
   useEffect(() => {
-    document.title = `${sweep.name} · ${sweep.project} · Quark`;
+    document.title = spell(`${sweep.name} · ${sweep.project} · Quark`);
   }, [sweep.name, sweep.project]);
   useEffect(() => setDrawn(null), [stored]);
   /** @param {import("../data/trial_axes.js").Brush[]} next @param {boolean} isDone */

@@ -88,7 +88,7 @@ export function LiveTrials({ live, count, now, metric, names, find }) {
       const parameters = find(trial.number)?.parameters ?? [];
       const { progress } = standing ?? {};
       return html`<tr key=${trial.number} data-live=${trial.number}><th scope="row">${trial.number} ${trial.state !== "running" && html`<${StateBadge} state=${trial.state} />`}</th>
-        <td>${trial.run_id ? html`<a href=${makeLink(["run", trial.run_id])}>${trial.run_id.slice(0, 12)}</a>` : html`<span class="quiet">not begun</span>`}${standing && standing.state !== "running" ? html` <${StateBadge} state=${standing.state} reason=${standing.lost_reason} />` : ""}</td>
+        <td>${trial.run_id ? html`<a href=${makeLink(["run", trial.run_id])}>${trial.run_id.slice(0, 12)}</a>` : html`<span class="quiet">not begun</span>`}${standing && standing.state !== "running" ? html` <${StateBadge} state=${standing.state} reason=${standing.ending?.message} />` : ""}</td>
         <td>${writeCount(progress?.step)}${progress?.of ? `/${writeCount(progress.of)}` : ""}${progress?.eta_s ? ` · ETA ${writeDuration(progress.eta_s)}` : ""}</td>
         <td class="number">${writeNumber(standing?.values?.[0])}</td>
         <td>${names.map((name, at) => parameters[at] === null || parameters[at] === undefined ? "" : `${name} ${typeof parameters[at] === "number" ? writeNumber(parameters[at]) : parameters[at]}`).filter(Boolean).slice(0, 6).join(", ")}</td>

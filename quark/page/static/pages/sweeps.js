@@ -8,7 +8,7 @@ import { Refused, askJson, poll } from "./connection.js";
 import { makeLink } from "./links.js";
 import { Account } from "./session.js";
 import { Counts } from "./sweep_parts.js";
-import { writeAge, writeNumber, writeStep, writeTime } from "./texts.js";
+import { spell, writeAge, writeNumber, writeStep, writeTime } from "./texts.js";
 
 const LOOK_EVERY_MS = 3000;
 
@@ -18,7 +18,7 @@ export function SweepsPage({ place }) {
   const [found, setFound] = useState(/** @type {any} */ (null));
   const [mistake, setMistake] = useState("");
   useEffect(() => {
-    document.title = `Sweeps${project ? ` of ${project}` : ""} · Quark`;
+    document.title = spell(`Sweeps${project ? ` of ${project}` : ""} · Quark`);
     const ended = new AbortController();
     /** @param {AbortSignal} signal */
     const load = async (signal) => {

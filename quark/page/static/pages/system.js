@@ -88,7 +88,7 @@ export function System({ run, query, version, absent }) {
   const rates = useRates(run, window, useRarely(version));
   if (mistake) return html`<p class="mistake" role="alert">${mistake}</p>`;
   if (!packs) return html`<p class="quiet">…</p>`;
-  if (!packs.length && !rates?.length) return html`<p class="notice-line">${absent?.telemetry ?? "No telemetry was logged. quark.TelemetryLogger keeps what steps take and what the machine does."}</p>`;
+  if (!packs.length && !rates?.length) return html`<p class="notice-line">${absent?.telemetry ?? "No telemetry was logged. quark.SystemTelemetry keeps what steps take and what the machine does."}</p>`;
   const pace = packs.find(({ head }) => head.field === "step_time_ms" && head.ranks.length > 1);
   return html`${pace && html`<${Ranks} pack=${pace} />`}
     ${rates && rates.length > 0 && html`<h2>What gets done, by rank</h2><div class="charts">${rates.map((curves) => html`<${Rate} key=${curves[0].key} curves=${curves} window=${window} />`)}</div>`}

@@ -15,6 +15,15 @@ export const GLYPHS = new Map([
   ["waiting", "○"], ["suspended", "‖"], ["pruned", "✂"], ["broken", "✗"], ["cancelled", "⊘"], ["paused", "‖"], ["done", "✓"],
 ]);
 
+// They turn what is read around, or hide: `spell` shows them. As quark_core/system/terminal_text.py.
+const UNSEEN = /[\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]/g;
+
+/** A text of somebody else with what steers the reading of it spelled out. @template T @param {T} text @returns {T} */
+export function spell(text) {
+  if (typeof text !== "string") return text;
+  return /** @type {any} */ (text.replace(UNSEEN, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`));
+}
+
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
 // Made by who needs it first: what knows the customs of countries costs as much as a screen of rows.

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from quark_backends.service.protocol import RUN_ID, SHA256, ErrorCode
 from quark_backends.service.server.config import Principal, Scope
 from quark_backends.service.server.http.replies import ServiceFailure, choose_media, make_reply
-from quark_backends.service.server.http.request_bodies import RequestBody, hold_body
+from quark_backends.service.server.http.request_bodies import SMALL_BYTES, RequestBody, hold_body
 from quark_core.config.arguments import check_label
 
 if TYPE_CHECKING:
@@ -207,7 +207,9 @@ class Call:
             ServiceFailure: It is none, or cannot be read.
         """
         async with self.body() as body:
-            return body.decode(kind)
+            if len(body.data) <= SMALL_BYTES:
+                return body.decode(kind)
+            return await self.service.threads.write(body.decode_values, kind)
 
     def store(self) -> AbstractAsyncContextManager[OpenStore]:
         """The store of the key's workspace; see `WorkspaceStores.lease`."""
@@ -227,8 +229,12 @@ class Call:
         return f"{check_label(by, 'by')} (key {self.principal.key_id})"
 
     def reply(self, value: Any) -> Response:
-        """A reply that holds one value, in the media type that was asked for."""
+        """A reply that holds one small value, in the media type that was asked for."""
         return make_reply(value, self.media, status=self.route.status)
+
+    async def answer(self, make: Callable[[], Any]) -> Response:
+        """A reply whose value is made and encoded on a thread: others must not wait for it."""
+        return await self.service.threads.read(lambda: self.reply(make()))
 
     def _check_text(self, text: str, name: str) -> str:
         if len(text) > self.service.config.limits.key_bytes:

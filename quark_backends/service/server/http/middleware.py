@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -105,10 +106,18 @@ UNROUTED = "none"
 _log = logging.getLogger("quark.service")
 
 _PATH_BYTES = 4096
+_SINGLE = frozenset(
+    {b"host", b"authorization", b"content-type", b"content-encoding", b"idempotency-key", b"range"}
+)
 _REPLY_HEAD = (b"quark-protocol", str(PROTOCOL_VERSION).encode())
 _DRAIN_S = 5.0
 _DRAIN_BYTES = 64 * 2**20
 _BUSY_RETRY_S = 1.0
+# Of bodies that come without a key: as many at once, of one address, and what is waited for.
+_ARRIVING = 128
+_ARRIVING_OF_ONE = 32
+_ARRIVAL_S = 10.0
+_ARRIVAL_BYTES = 16_385
 _ENDING_RETRY_S = 2.0
 # These answer however busy the server is.
 _ALWAYS = ("/healthz", "/readyz", "/metrics")
@@ -126,6 +135,7 @@ class RequestMiddleware:
         self._app = app
         self._service = service
         self._draining = 0
+        self._arriving: Counter[str] = Counter()
         self._hosts = HostCheck(service.config.host, service.config.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,12 +144,13 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, receive, send)
-        service = self._service
         started_s = time.perf_counter()
-        service.working += 1
-        service.metrics.add("quark_requests_in_flight")
         try:
             try:
+                if not exchange.is_received and not scope["path"].startswith("/v1/"):
+                    # The page reads a login before it knows whose it is; routes look at keys first.
+                    await self._gather(exchange)
+                self._enter(exchange)
                 self._check(scope)
                 await self._app(scope, exchange.receive, exchange.send)
             except ClientDisconnect:
@@ -155,6 +166,39 @@ class RequestMiddleware:
             self._leave(exchange)
             duration_s = time.perf_counter() - started_s
             self._note(exchange, duration_s)
+
+    async def _gather(self, exchange: _Exchange) -> None:
+        """Let a body come of whom nobody knows, without one of the places that others wait for.
+
+        Raises:
+            ServiceFailure: It comes too slowly, or too many do.
+        """
+        address = (exchange.scope.get("client") or ("", 0))[0]
+        mine = self._arriving[address]
+        if mine >= _ARRIVING_OF_ONE or self._arriving.total() >= _ARRIVING:
+            raise ServiceFailure(
+                ErrorCode.UNAVAILABLE,
+                "as many requests without a key are arriving as may",
+                retry_after_s=_BUSY_RETRY_S,
+            )
+        self._arriving[address] += 1
+        try:
+            async with asyncio.timeout(_ARRIVAL_S):
+                await exchange.gather(_ARRIVAL_BYTES)
+        except TimeoutError:
+            raise ServiceFailure(
+                ErrorCode.TIMEOUT, f"the body did not arrive within {_ARRIVAL_S:g} s"
+            ) from None
+        finally:
+            self._arriving[address] -= 1
+            if not self._arriving[address]:
+                del self._arriving[address]
+
+    def _enter(self, exchange: _Exchange) -> None:
+        """Take a place for a request."""
+        exchange.is_counted = True
+        self._service.working += 1
+        self._service.metrics.add("quark_requests_in_flight")
 
     def _leave(self, exchange: _Exchange) -> None:
         """Give up the place of a request, once."""
@@ -179,10 +223,15 @@ class RequestMiddleware:
             )
         if len(scope.get("raw_path") or b"") > _PATH_BYTES or "\x00" in scope["path"]:
             raise ServiceFailure(ErrorCode.MALFORMED, "the path is none of this service")
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) > 1:
-            raise ServiceFailure(ErrorCode.MALFORMED, "the request has several Host headers")
-        host = hosts[0].decode("latin-1") if hosts else ""
+        single = [pair for pair in scope["headers"] if pair[0] in _SINGLE]
+        known = dict(single)
+        if len(known) < len(single):
+            # Whatever stands before this server may have looked at the other one.
+            name = next(n for n, _ in single if [m for m, _ in single].count(n) > 1)
+            raise ServiceFailure(
+                ErrorCode.MALFORMED, f"the request has several {name.decode().title()} headers"
+            )
+        host = known.get(b"host", b"").decode("latin-1")
         reached_at = (scope.get("server") or (None,))[0]
         if not self._hosts.allows(host, reached_at):
             raise ServiceFailure(
@@ -264,7 +313,8 @@ class _Exchange:
         self._receive = receive
         self._send = send
         self.status = 0
-        self.is_counted = True
+        self.is_counted = False
+        self._gathered: deque[Message] = deque()
         self.received_bytes = 0
         self.sent_bytes = 0
         headers = scope["headers"]
@@ -275,7 +325,18 @@ class _Exchange:
         accepts = [value.decode("latin-1") for name, value in headers if name == b"accept"]
         self.accept = ",".join(accepts)
 
+    async def gather(self, size_bytes: int) -> None:
+        """Receive the body, or so much of it, for whoever asks for it."""
+        while not self.is_received and self.received_bytes < size_bytes:
+            message = await self._take()
+            self._gathered.append(message)
+            if message["type"] == "http.disconnect":
+                return
+
     async def receive(self) -> Message:
+        return self._gathered.popleft() if self._gathered else await self._take()
+
+    async def _take(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
             self.received_bytes += len(message.get("body", b""))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -30,9 +31,13 @@ from quark_core.errors import (
 )
 
 __all__ = [
+    "MOST_REPLY_BYTES",
+    "REPLY_BYTES",
     "ServiceFailure",
     "choose_media",
     "encode_body",
+    "encode_within",
+    "keep_newest",
     "make_failure_reply",
     "make_reply",
     "to_failure",
@@ -90,13 +95,53 @@ def encode_body(value: Any, media: str) -> bytes:
     return msgspec.msgpack.encode(value) if media == MSGPACK else msgspec.json.encode(value)
 
 
+REPLY_BYTES = 16 * 2**20
+"""What the records or runs of one reply have together, unless a single one is larger."""
+
+MOST_REPLY_BYTES = 128 * 2**20
+"""No reply of one piece has more, whichever route it is of: a run may have so much by itself."""
+
+
+def encode_within(items: Iterable[Any], media: str) -> Iterator[Any]:
+    """Each of some values as a reply holds it, as many of the first as make one reply."""
+    size_bytes = 0
+    for place, item in enumerate(items):
+        encoded = encode_body(item, media)
+        size_bytes += len(encoded)
+        if place and size_bytes > REPLY_BYTES:
+            return
+        yield msgspec.Raw(encoded)
+
+
+def keep_newest(items: Iterable[Any], media: str) -> list[Any]:
+    """Each of some values as a reply holds it, as many of the last as make one reply."""
+    kept: deque[msgspec.Raw] = deque()
+    size_bytes = 0
+    for item in items:
+        encoded = encode_body(item, media)
+        kept.append(msgspec.Raw(encoded))
+        size_bytes += len(encoded)
+        while len(kept) > 1 and size_bytes > REPLY_BYTES:
+            size_bytes -= len(memoryview(kept.popleft()))
+    return list(kept)
+
+
 def make_reply(
     value: Any, media: str, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """A reply that holds one value."""
-    return Response(
-        encode_body(value, media), status_code=status, headers=headers, media_type=media
-    )
+    """A reply that holds one value.
+
+    Raises:
+        ServiceFailure: It would be larger than any reply may be.
+    """
+    body = encode_body(value, media)
+    if len(body) > MOST_REPLY_BYTES:
+        raise ServiceFailure(
+            ErrorCode.TOO_LARGE,
+            f"the reply would have {len(body)} bytes, and no reply has more than "
+            f"{MOST_REPLY_BYTES}: ask for less at once",
+        )
+    return Response(body, status_code=status, headers=headers, media_type=media)
 
 
 def make_failure_reply(failure: ServiceFailure, media: str, request_id: str) -> Response:

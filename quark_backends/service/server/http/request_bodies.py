@@ -27,6 +27,7 @@ else:
 __all__ = [
     "BodyRoom",
     "RequestBody",
+    "SMALL_BYTES",
     "check_nesting",
     "count_declared",
     "decode_content",
@@ -46,8 +47,13 @@ _FREE_BYTES = 64 * 1024
 _ARRIVAL_RETRY_S = 1.0
 _COUNTED_BYTES = 4 * 2**20
 _PIECE_BYTES = 2**20
-# Up to here a body is decompressed where it came in: a thread would take longer.
-_SMALL_BYTES = 64 * 1024
+SMALL_BYTES = 64 * 1024
+"""Up to here a body is decompressed and decoded where it came in: a thread would take longer."""
+
+# Of values that are kept as they are each may become 72 bytes of memory: of 3 bytes of JSON, or
+# of a single one of msgpack.
+_MOST_JSON_VALUES = 2_000_000
+_MOST_PACKED_BYTES = 2 * 2**20
 
 
 class RequestBody:
@@ -63,6 +69,26 @@ class RequestBody:
     def __init__(self, data: bytes, media: str) -> None:
         self.data = data
         self.media = media
+
+    def decode_values(self, kind: type[T]) -> T:
+        """As `decode`, of a struct that keeps values as they are, whatever they become.
+
+        Raises:
+            ServiceFailure: As `decode`, or it holds more values than fit into memory.
+        """
+        data = self.data
+        if self.media == MSGPACK:
+            if len(data) > _MOST_PACKED_BYTES:
+                raise ServiceFailure(
+                    ErrorCode.TOO_LARGE,
+                    f"as msgpack this route takes {_MOST_PACKED_BYTES} bytes; send it as JSON",
+                )
+        elif sum(map(data.count, (b",", b"[", b"{"))) > _MOST_JSON_VALUES:
+            raise ServiceFailure(
+                ErrorCode.TOO_LARGE,
+                f"the body holds more than {_MOST_JSON_VALUES} values; send it in parts",
+            )
+        return self.decode(kind)
 
     def decode(self, kind: type[T]) -> T:
         """The struct that the body is.
@@ -94,6 +120,7 @@ class BodyRoom:
 
     Bodies that arrive and bodies that are worked on have half of the memory each: what
     is here waits for the store, and never for a client. Of either a workspace gets half.
+    What batches become once they are opened has as much again.
 
     Args:
         limits: Of the server.
@@ -106,6 +133,9 @@ class BodyRoom:
         )
         self.working = FairBudget(
             half, half // 2, "the server works on as many large requests as it has memory for"
+        )
+        self.opened = FairBudget(
+            half, half // 2, "the server has as many batches open as it has memory for"
         )
         self._limit = limits.bodies_per_key
         self._by_key: Counter[str] = Counter()
@@ -173,7 +203,7 @@ async def hold_body(
             await room.working.take(owner, held_bytes)
     try:
         if encoding != "identity":
-            if decoded_bytes <= _SMALL_BYTES:
+            if decoded_bytes <= SMALL_BYTES:
                 data = decode_content(data, encoding, limits.decoded_bytes)
             else:
                 data = await threads.write(decode_content, data, encoding, limits.decoded_bytes)

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from quark_backends.service.protocol import ROWS
 from quark_backends.service.rows import End, Failure, encode_columns, encode_frame
 from quark_backends.service.server.http.replies import to_failure
+from quark_backends.store.encoding.bodies import weigh_rows
 
 if TYPE_CHECKING:
     from quark_backends.service.server.http.call import Call
@@ -33,8 +34,10 @@ _Part = tuple[int, list[bytes]]
 # Rows of metrics are narrow; those of other kinds may hold texts and JSON values.
 _PART_ROWS = {"metric": 262_144}
 _OTHER_PART_ROWS = 16_384
-# The newest rows are kept in memory up to here; for more of them the rows are read twice.
+# The newest rows are kept in memory up to here, and their JSON values; for more of them the rows
+# are read twice.
 _KEPT_ROWS = 131_072
+_KEPT_BYTES = 32 * 2**20
 
 
 def iterate_newest(
@@ -52,9 +55,10 @@ def iterate_newest(
     limit = query.limit
     if limit is None:
         yield from parts
-    elif limit <= _KEPT_ROWS:
-        yield from _keep_newest(parts, limit)
+    elif limit <= _KEPT_ROWS and (newest := _keep_newest(parts, limit)) is not None:
+        yield from newest
     else:
+        parts = store.iterate(run_id, kind, every, rows=rows)
         before = sum(part.count for part in parts) - limit
         left = limit
         for part in store.iterate(run_id, kind, every, rows=rows):
@@ -76,14 +80,12 @@ class RowStream:
 
     Args:
         call: The request.
-        run_id, kind, query: What is read.
+        read: Gives what is read of a store, in parts.
     """
 
-    def __init__(self, call: Call, run_id: str, kind: str, query: Query) -> None:
+    def __init__(self, call: Call, read: Callable[[WorkspaceStore], Iterator[Columns]]) -> None:
         self._call = call
-        self._run_id = run_id
-        self._kind = kind
-        self._query = query
+        self._read = read
         self._stack = AsyncExitStack()
         self._parts: Iterator[Columns] = iter(())
         self._first: _Part | None = None
@@ -100,7 +102,7 @@ class RowStream:
         owner = self._call.principal.workspace
         await self._stack.enter_async_context(self._call.service.streams.hold(owner, 1))
         opened = await self._stack.enter_async_context(self._call.store())
-        self._parts = iterate_newest(opened.store, self._run_id, self._kind, self._query)
+        self._parts = self._read(opened.store)
         try:
             self._first = await self._call.service.threads.read(self._make_part)
         except BaseException:
@@ -181,15 +183,22 @@ def _to_body(data: bytes, *, more: bool) -> dict[str, object]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-def _keep_newest(parts: Iterator[Columns], limit: int) -> Iterator[Columns]:
-    kept: deque[Columns] = deque()
-    rows = 0
-    for part in parts:
-        kept.append(part.keep_newest(limit))
-        rows += kept[-1].count
-        while kept and rows - kept[0].count >= limit:
-            rows -= kept.popleft().count
-    for index, part in enumerate(kept):
-        newest = part.keep_newest(part.count - (rows - limit)) if not index else part
-        if newest.count:
-            yield newest
+def _keep_newest(parts: Iterator[Columns], limit: int) -> list[Columns] | None:
+    """The last rows of parts; None where they take too much memory to be kept."""
+    kept: deque[tuple[Columns, int]] = deque()
+    rows = weight = 0
+    with closing(parts):  # type: ignore[type-var]
+        for part in parts:
+            kept.append((part.keep_newest(limit), weigh_rows(part)))
+            rows += kept[-1][0].count
+            weight += kept[-1][1]
+            while rows - kept[0][0].count >= limit > 0:
+                dropped, its_weight = kept.popleft()
+                rows -= dropped.count
+                weight -= its_weight
+            if weight > _KEPT_BYTES:
+                return None
+    newest = [part for part, _ in kept]
+    if newest and rows > limit:
+        newest[0] = newest[0].keep_newest(newest[0].count - (rows - limit))
+    return [part for part in newest if part.count]

@@ -65,7 +65,7 @@ class JsonIngest(msgspec.Struct, frozen=True):
     batches: Annotated[list[JsonBatch], Meta(min_length=1, max_length=ACKNOWLEDGED_LIMIT_BATCHES)]
 
 
-def encode_json_batches(run_id: str, request: JsonIngest, limits: Limits) -> list[Batch]:
+def encode_json_batches(run_id: str, batches: Sequence[JsonBatch], limits: Limits) -> list[Batch]:
     """The batches, checked by the record types and encoded.
 
     Raises:
@@ -75,7 +75,7 @@ def encode_json_batches(run_id: str, request: JsonIngest, limits: Limits) -> lis
         run_id,
         [
             _encode(run_id, batch, f"batches[{index}]", limits)
-            for index, batch in enumerate(request.batches)
+            for index, batch in enumerate(batches)
         ],
         limits,
     )

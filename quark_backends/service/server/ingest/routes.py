@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 from starlette.types import ASGIApp
@@ -18,8 +19,17 @@ from quark_backends.service.protocol import (
 )
 from quark_backends.service.server.http.call import Call
 from quark_backends.service.server.http.replies import ServiceFailure
-from quark_backends.service.server.ingest.batch_checks import check_batches, find_metric_keys
-from quark_backends.service.server.ingest.json_batches import JsonIngest, encode_json_batches
+from quark_backends.service.server.ingest.batch_checks import (
+    check_batches,
+    check_declared,
+    find_metric_keys,
+)
+from quark_backends.service.server.ingest.json_batches import (
+    JsonBatch,
+    JsonIngest,
+    encode_json_batches,
+)
+from quark_backends.service.server.ingest.reserved_records import check_reserved
 from quark_backends.service.server.workspaces.stores import OpenStore, WorkspaceStore
 from quark_core.backends.contract import Batch, Generation
 from quark_core.errors import BackendRejected, RunNotFoundError
@@ -27,93 +37,101 @@ from quark_core.records import RECORD_TYPES, LifecycleRecord, StreamRecord
 
 __all__ = ["ingest", "store_batches", "write_generation"]
 
-# What is smaller is decoded where it came in: handing it to a thread would take longer.
+# What is smaller is looked at where it came in: handing it to a thread would take longer. What a
+# batch declares counts, not what it weighs.
 _SMALL_BYTES = 128 * 1024
-_EDITS = frozenset({"edit", "stop"})
-_OUTPUT_KINDS = RECORD_TYPES.keys() - {LifecycleRecord.KIND}
+_SMALL_ROWS = 1024
+# What a record may take of memory beside its bytes, while its batch is open.
+_ROW_BYTES = 16
+
+
+class CheckedBatches(msgspec.Struct, frozen=True):
+    """Batches that a store can take.
+
+    Attributes:
+        batches: They.
+        keys: Keys of the metrics in them.
+        timed: Whether their sender said when their records were made. Where it did
+            not, records that come again with another time are the same records.
+    """
+
+    batches: list[Batch]
+    keys: set[str]
+    timed: bool = True
 
 
 async def ingest(call: Call) -> ASGIApp:
     """Store batches, all of them or none."""
     run_id = call.run_id
-    limits = call.service.config.limits
+    service, limits = call.service, call.service.config.limits
     async with call.body() as body:
         if body.media == MSGPACK:
-            request = body.decode(IngestRequest)
-            if len(body.data) <= _SMALL_BYTES:
-                batches = check_batches(run_id, request.batches, limits)
-            else:
-                batches = await call.service.threads.write(
-                    check_batches, run_id, request.batches, limits
-                )
-            timed = True
+            wire = body.decode(IngestRequest).batches
+            rows, size = check_declared(wire, limits)
+            # Before anybody works for it, so that what is refused costs its sender as well.
+            service.guard.spend_rows(call.principal, rows)
+            is_small = size <= _SMALL_BYTES and rows <= _SMALL_ROWS
+            check = partial(_check, call, run_id, wire)
         else:
-            asked = body.decode(JsonIngest)
-            batches = await call.service.threads.write(encode_json_batches, run_id, asked, limits)
-            timed = all(batch.is_timed for batch in asked.batches)
-        _refuse_edits(call, batches)
-        removed = await store_batches(call, run_id, batches, timed=timed)
-    return call.reply(Acknowledged(len(batches), removed))
+            asked = (await service.threads.write(body.decode_values, JsonIngest)).batches
+            rows, size = sum(len(batch.records) for batch in asked), len(body.data)
+            service.guard.spend_rows(call.principal, rows)
+            is_small = False
+            check = partial(_encode, call, run_id, asked)
+        if is_small:
+            count, removed = await _store(call, run_id, check())
+        else:
+            owner = call.principal.workspace
+            async with service.bodies.opened.hold(owner, size + rows * _ROW_BYTES):
+                checked = await service.threads.write(check)
+                count, removed = await _store(call, run_id, checked)
+    return call.reply(Acknowledged(count, removed))
 
 
-def _refuse_edits(call: Call, batches: Sequence[Batch]) -> None:
-    """See that what only the scope write allows does not come in among the batches of a training.
-
-    Raises:
-        ServiceFailure: It does.
-    """
-    if call.principal.scopes & {"write", "admin"}:
-        return
-    for index, batch in enumerate(batches):
-        if batch.kind != LifecycleRecord.KIND:
-            continue
-        edits = sorted(_EDITS.intersection(batch.decoded.to_list("action")))
-        if edits:
-            raise ServiceFailure(
-                ErrorCode.FORBIDDEN,
-                f"a lifecycle record {edits[0]!r} needs the scope write: a training has no such "
-                "records, and who edits or stops a run does so by routes of their own",
-                field=f"batches[{index}]",
-            )
+def _check(call: Call, run_id: str, wire: Sequence[WireBatch]) -> CheckedBatches:
+    batches = check_batches(run_id, wire, call.service.config.limits)
+    check_reserved(batches, call.principal)
+    return CheckedBatches(batches, find_metric_keys(batches))
 
 
-async def store_batches(call: Call, run_id: str, batches: list[Batch], *, timed: bool) -> bool:
-    """Store checked batches of one run; returns once they are committed.
+def _encode(call: Call, run_id: str, asked: Sequence[JsonBatch]) -> CheckedBatches:
+    batches = encode_json_batches(run_id, asked, call.service.config.limits)
+    check_reserved(batches, call.principal)
+    timed = all(batch.is_timed for batch in asked)
+    return CheckedBatches(batches, find_metric_keys(batches), timed)
 
-    Args:
-        call: The request that they come with.
-        run_id: The run.
-        batches: The batches.
-        timed: Whether their sender said when their records were made. Where it did
-            not, records that come again with another time are the same records.
 
-    Returns:
-        Whether they were let go: the run was removed for good.
+async def store_batches(call: Call, run_id: str, batches: list[Batch]) -> None:
+    """Store checked batches of one run that a route has made; returns once they are committed.
 
     Raises:
         ServiceFailure: The key or the run would go beyond a limit.
         BackendRejected: One of them can never be stored.
         BackendUnavailable: The store is busy or out of reach.
     """
-    service = call.service
-    rows = sum(batch.count for batch in batches)
-    service.guard.spend_rows(call.principal, rows)
+    call.service.guard.spend_rows(call.principal, sum(batch.count for batch in batches))
+    await _store(call, run_id, CheckedBatches(batches, set(), timed=False))
+
+
+async def _store(call: Call, run_id: str, checked: CheckedBatches) -> tuple[int, bool]:
+    """Store batches; returns their number, and whether they were let go with their run."""
+    service, batches = call.service, checked.batches
     async with call.store() as opened:
-        if keys := find_metric_keys(batches):
+        if checked.keys:
 
             async def load() -> Iterable[str]:
                 return await _load_keys(call, opened, run_id)
 
-            await service.run_keys.check(call.principal.workspace, run_id, keys, load)
+            await service.run_keys.check(call.principal.workspace, run_id, checked.keys, load)
         try:
             await opened.write(batches)
         except BackendRejected:
-            if timed or not await service.threads.read(_is_repeat, opened.store, batches):
+            if checked.timed or not await service.threads.read(_is_repeat, opened.store, batches):
                 raise
         removed = run_id in opened.store.let_go
     service.metrics.add("quark_ingested_batches_total", len(batches))
-    service.metrics.add("quark_ingested_rows_total", rows)
-    return removed
+    service.metrics.add("quark_ingested_rows_total", sum(batch.count for batch in batches))
+    return len(batches), removed
 
 
 async def write_generation(call: Call) -> ASGIApp:
@@ -130,11 +148,11 @@ async def write_generation(call: Call) -> ASGIApp:
 def _decode_generation(call: Call, run_id: str, request: GenerationRequest) -> Generation:
     wire = []
     for index, output in enumerate(request.outputs):
-        if output.kind not in _OUTPUT_KINDS:
+        if output.kind not in RECORD_TYPES or output.kind == LifecycleRecord.KIND:
+            kinds = sorted(set(RECORD_TYPES) - {LifecycleRecord.KIND})
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                f"outputs[{index}].kind must be one of {', '.join(sorted(_OUTPUT_KINDS))}, "
-                f"got {output.kind!r:.60}",
+                f"outputs[{index}].kind must be one of {', '.join(kinds)}, got {output.kind!r:.60}",
                 field=f"outputs[{index}].kind",
             )
         if output.count:

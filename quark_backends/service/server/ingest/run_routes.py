@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,6 +21,7 @@ from quark_backends.service.server.http.call import Call
 from quark_backends.service.server.http.replies import ServiceFailure
 from quark_backends.service.server.http.request_bodies import check_nesting
 from quark_backends.service.server.ingest.batch_checks import check_batches
+from quark_backends.service.server.ingest.reserved_records import check_reserved
 from quark_backends.service.server.ingest.routes import store_batches
 from quark_core.backends.contract import Batch, StoredRun
 from quark_core.config.arguments import check_notes, check_tags
@@ -131,7 +132,6 @@ _KEY_BYTES = 200
 async def start_run(call: Call) -> ASGIApp:
     """Start a run."""
     request = await call.decode(StartRequest)
-    check_nesting(request.config, call.service.config.limits.nesting, "config")
     writer_id, is_repeatable = _name_writer(call)
     run_id = request.run_id
     if run_id is None:
@@ -179,9 +179,13 @@ async def start_run(call: Call) -> ASGIApp:
         **fork,
         **({} if request.trial is None else {"trial": request.trial.to_dict()}),
     }
-    config_data = snapshot_config(request.config).to_data()
-    batch = _make_batch(run_id, writer_id, 0, [("start", start), ("config", config_data)])
-    await _store(call, run_id, batch)
+
+    def make() -> WireBatch:
+        check_nesting(request.config, call.service.config.limits.nesting, "config")
+        config = snapshot_config(request.config).to_data()
+        return _make_batch(run_id, writer_id, 0, [("start", start), ("config", config)])
+
+    await _store(call, run_id, make)
     stored: StoredRun = await call.ask("load_run", run_id)
     return call.reply(stored.to_dict())
 
@@ -211,7 +215,6 @@ async def add_log(call: Call) -> ASGIApp:
     run_id = call.run_id
     request = await call.decode(LogRequest)
     payload = request.payload or {}
-    check_nesting(payload, call.service.config.limits.nesting, "payload")
     for reserved in RESERVED_LOG_KEYS:
         if reserved in payload:
             raise ServiceFailure(
@@ -221,23 +224,28 @@ async def add_log(call: Call) -> ASGIApp:
             )
     stored: StoredRun = await call.ask("load_run", run_id)
     writer_id, _ = _name_writer(call)
-    record = EventRecord(
-        run_id,
-        writer_id,
-        stored.run.attempt,
-        0,
-        0,
-        now_us(),
-        check_event_type(request.event_type),
-        LOG_IDENTIFIERS[request.identifier],
-        request.step,
-        request.epoch,
-        None,
-        normalize_object(
-            {"message": request.message, "identifier": request.identifier, **payload}, "payload"
-        ),
-    )
-    await _store(call, run_id, _encode(writer_id, stored.run.attempt, [record]))
+    attempt = stored.run.attempt
+
+    def make() -> WireBatch:
+        check_nesting(payload, call.service.config.limits.nesting, "payload")
+        said = {"message": request.message, "identifier": request.identifier, **payload}
+        record = EventRecord(
+            run_id,
+            writer_id,
+            attempt,
+            0,
+            0,
+            now_us(),
+            check_event_type(request.event_type),
+            LOG_IDENTIFIERS[request.identifier],
+            request.step,
+            request.epoch,
+            None,
+            normalize_object(said, "payload"),
+        )
+        return _encode(writer_id, attempt, [record])
+
+    await _store(call, run_id, make)
     return call.reply(Acknowledged(1))
 
 
@@ -246,8 +254,8 @@ async def _apply(call: Call, actions: list[tuple[str, Mapping[str, Any] | None]]
     run_id = call.run_id
     stored: StoredRun = await call.ask("load_run", run_id)
     writer_id, _ = _name_writer(call)
-    batch = _make_batch(run_id, writer_id, stored.run.attempt, actions)
-    await _store(call, run_id, batch)
+    attempt = stored.run.attempt
+    await _store(call, run_id, lambda: _make_batch(run_id, writer_id, attempt, actions))
     return call.reply(Acknowledged(1))
 
 
@@ -302,9 +310,15 @@ def _encode(writer_id: str, attempt: int, records: list[StreamRecord]) -> WireBa
     )
 
 
-async def _store(call: Call, run_id: str, wire: WireBatch) -> None:
-    batches: list[Batch] = check_batches(run_id, [wire], call.service.config.limits)
-    await store_batches(call, run_id, batches, timed=False)
+async def _store(call: Call, run_id: str, make: Callable[[], WireBatch]) -> None:
+    """Store a batch, made on a thread: what is in it is redacted, however much that is."""
+
+    def prepare() -> list[Batch]:
+        batches = check_batches(run_id, [make()], call.service.config.limits)
+        check_reserved(batches, call.principal)
+        return batches
+
+    await store_batches(call, run_id, await call.service.threads.write(prepare))
 
 
 def _derive_project_id(project: str) -> str:

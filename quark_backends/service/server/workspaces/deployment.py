@@ -14,7 +14,7 @@ from quark_backends.service.server.workspaces.control_database import (
     ControlDatabase,
     check_workspace,
 )
-from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.errors import SchemaValidationError, SessionStoreError, StoreNotFoundError
 from quark_core.records import format_time
 from quark_core.records.times import now_us
 
@@ -79,10 +79,10 @@ class Deployment:
         """Refuse a SQLite store that nobody has made yet, rather than make it by a look.
 
         Raises:
-            SessionStoreError: There is none.
+            StoreNotFoundError: There is none.
         """
         if self.control.is_sqlite and not self.control_path.exists():
-            raise SessionStoreError(
+            raise StoreNotFoundError(
                 f"{self.control_path} does not exist: --store or QUARK_SERVE_STORE says where the "
                 "service's store is; `quark serve` makes a new one"
             )

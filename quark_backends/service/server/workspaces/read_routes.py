@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate, count
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from quark_backends.service.protocol import (
@@ -30,13 +32,18 @@ from quark_backends.service.protocol import (
     WireBatch,
     WireBatches,
 )
-from quark_backends.service.rows import End, encode_columns, encode_frame
 from quark_backends.service.server.http.call import Call
-from quark_backends.service.server.http.replies import ServiceFailure, choose_media
+from quark_backends.service.server.http.replies import (
+    ServiceFailure,
+    choose_media,
+    encode_within,
+    keep_newest,
+)
 from quark_backends.service.server.http.row_stream import RowStream, iterate_newest
 from quark_core.backends.contract import StoredRun
 from quark_core.backends.grids import GridQuery
 from quark_core.backends.run_pages import MOST_NAMES, MOST_PAGE_RUNS, PageSearch
+from quark_core.backends.series import check_max_points
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, parse_time
 from quark_core.records.expression import RunSearch
@@ -45,6 +52,7 @@ from quark_core.records.query import Query
 from quark_core.runs.searching import build_page_search, build_search
 
 __all__ = [
+    "MOST_ENTRIES",
     "encode_array",
     "list_names",
     "list_runs",
@@ -59,9 +67,14 @@ __all__ = [
     "summarize_run",
 ]
 
+MOST_ENTRIES = 100_000
+"""Entries that the curves of one reply have together."""
+
 _NAMES = 100
+_MOST_CELLS = 800_000
+_LISTED_BYTES = 4 * 2**20
 _REPLAYED_BATCHES = 1000
-_REPLAYED_BYTES = 32 * 2**20
+_REPLAYED_BYTES = 16 * 2**20
 
 
 async def list_runs(call: Call) -> ASGIApp:
@@ -75,36 +88,65 @@ async def list_runs(call: Call) -> ASGIApp:
     if not page:
         return call.reply(RunList([]))
     start = _Cursor.decode(after) if after else None
-    runs: list[StoredRun] = await call.ask(
-        "list_runs",
-        project=project,
-        limit=page + 1,
-        store_name=store_name,
-        after=None if start is None else (start.created_us, start.run_id),
-    )
-    shown = runs[:page]
-    following = _Cursor.of(shown[-1]).encode() if len(runs) > page else None
-    return call.reply(RunList([run.to_dict() for run in shown], following))
+    which: dict[str, Any] = {
+        "project": project,
+        "store_name": store_name,
+        "after": None if start is None else (start.created_us, start.run_id),
+    }
+
+    async with call.store() as opened:
+        store = opened.store
+
+        def make() -> RunList:
+            sizes = store.measure_runs(limit=page + 1, **which)
+            # Of runs with large configurations a page has as many as may be open at once.
+            fit = sum(total <= _LISTED_BYTES for total in accumulate(sizes[:page]))
+            runs = store.list_runs(limit=max(1, fit), **which)
+            shown = list(encode_within((run.to_dict() for run in runs), call.media))
+            is_last = not runs or len(sizes) <= len(shown)
+            return RunList(shown, None if is_last else _Cursor.of(runs[len(shown) - 1]).encode())
+
+        return await call.answer(make)
 
 
 async def load_run(call: Call) -> ASGIApp:
     """One run."""
     stored = await call.ask("load_run", call.run_id)
-    return call.reply(stored.to_dict())
+    return await call.answer(stored.to_dict)
 
 
 async def summarize_run(call: Call) -> ASGIApp:
     """One run with its metrics summed up."""
     summary = await call.ask("summarize", call.run_id)
-    return call.reply(summary.to_dict())
+    return await call.answer(summary.to_dict)
 
 
 async def search_runs(call: Call) -> ASGIApp:
     """The runs that an expression is true of."""
     request = await call.decode(SearchRequest)
     search = await call.service.threads.read(_build_search, request)
-    found = await call.ask("search", search, request.store)
-    return call.reply(SummaryList([summary.to_dict() for summary in found]))
+    start = request.start or 0
+
+    async with call.store() as opened:
+        store = opened.store
+
+        def make() -> SummaryList:
+            taken = count()
+            with closing(store.iterate_search(search, request.store, start=start)) as found:
+                each = (summary.to_dict() for summary, _ in zip(found, taken, strict=False))
+                shown = list(encode_within(each, call.media))
+            if next(taken) == len(shown):
+                return SummaryList(shown)
+            if request.start is None:
+                raise ServiceFailure(
+                    ErrorCode.INVALID_ARGUMENT,
+                    "the runs that fit are more than one reply takes: give a limit, or start: 0, "
+                    "and `next` of each reply as the start of the one that follows",
+                    field="limit",
+                )
+            return SummaryList(shown, start + len(shown))
+
+        return await call.answer(make)
 
 
 async def search_page(call: Call) -> ASGIApp:
@@ -113,8 +155,13 @@ async def search_page(call: Call) -> ASGIApp:
     limit = call.service.config.limits.page_runs
     search = await call.service.threads.read(_build_page_search, request, limit)
     found = await call.ask("search_page", search, request.store)
-    rows = [(row.run_id, list(row.values)) for row in found.rows]
-    return call.reply(PageReply(rows=rows, next=found.next, count=found.count))
+    return await call.answer(
+        lambda: PageReply(
+            rows=[(row.run_id, list(row.values)) for row in found.rows],
+            next=found.next,
+            count=found.count,
+        )
+    )
 
 
 async def list_names(call: Call) -> ASGIApp:
@@ -152,6 +199,8 @@ async def read_grid(call: Call) -> ASGIApp:
         rows=call.query_number("rows", 1_000) or 0,
         all_attempts=call.query_flag("all_attempts"),
     )
+    # Each is the most that is wanted: of many rows there are fewer places.
+    query = replace(query, bins=max(1, min(query.bins, _MOST_CELLS // query.rows)))
     grid = await call.ask("read_grid", run_id, query)
     packed = call.media == MSGPACK
     reply = GridReply(
@@ -173,22 +222,27 @@ async def read_records(call: Call) -> ASGIApp:
     run_id, kind = call.run_id, _check_kind(call)
     query = _to_query(kind, await call.decode(ReadRequest))
     if choose_media(call.request.headers.get("accept"), rows=True) == ROWS:
-        stream = RowStream(call, run_id, kind, query)
+        stream = RowStream(call, lambda store: iterate_newest(store, run_id, kind, query))
         await stream.begin()
         return stream
     limit = call.service.config.limits.json_rows
     query = _limit(query, limit)
 
-    def read(store: Any) -> list[dict[str, Any]]:
-        return [
-            record.to_dict()
-            for part in iterate_newest(store, run_id, kind, query)
-            for record in part.to_records()
-        ]
-
     async with call.store() as opened:
-        records = await call.service.threads.read(read, opened.store)
-    return call.reply(RecordList(kind=kind, count=len(records), records=records))
+        store, media = opened.store, call.media
+
+        def make() -> RecordList:
+            records = keep_newest(
+                (
+                    record.to_dict()
+                    for part in iterate_newest(store, run_id, kind, query)
+                    for record in part.to_records()
+                ),
+                media,
+            )
+            return RecordList(kind=kind, count=len(records), records=records)
+
+        return await call.answer(make)
 
 
 async def read_series(call: Call) -> ASGIApp:
@@ -196,14 +250,26 @@ async def read_series(call: Call) -> ASGIApp:
     run_id, key = call.run_id, call.query_text("key")
     if not key:
         raise ServiceFailure(ErrorCode.INVALID_ARGUMENT, "key is missing", field="key")
-    series = await call.ask(
+    asked = check_max_points(call.query_number("max_points"))
+    read = partial(
+        call.ask,
         "read_series",
         run_id,
         key,
-        max_points=call.query_number("max_points"),
         all_attempts=call.query_flag("all_attempts"),
         rank=call.query_number("rank"),
     )
+    series = await read(max_points=MOST_ENTRIES if asked is None else min(asked, MOST_ENTRIES))
+    if asked is None and not series.exact and series.points <= MOST_ENTRIES:
+        # Of several ranks a bounded reading gives means, however few points there are.
+        series = await read(max_points=None)
+    if asked is None and series.points > MOST_ENTRIES:
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT,
+            f"the curve has more than {MOST_ENTRIES} points: give max_points, or read its records "
+            "as rows",
+            field="max_points",
+        )
     packed = call.media == MSGPACK
     columns = {name: encode_array(getattr(series, name), packed=packed) for name in SERIES_COLUMNS}
     reply = SeriesReply(
@@ -216,27 +282,30 @@ async def read_batches(call: Call) -> ASGIApp:
     """A writer's batches as they came."""
     run_id, writer_id = call.run_id, call.path_text("writer_id")
     limit = min(call.query_number("limit", 100) or 0, _REPLAYED_BATCHES)
-    found = await call.ask("read_batches", run_id, writer_id, call.query_number("start", 0), limit)
-    batches: list[WireBatch] = []
-    size_bytes = 0
-    for batch in found:
-        size_bytes += len(batch.body)
-        if batches and size_bytes > _REPLAYED_BYTES:
-            break
-        batches.append(WireBatch.of(batch))
-    return call.reply(WireBatches(batches))
+    bounds = (call.query_number("start", 0), limit, _REPLAYED_BYTES)
+    found = await call.ask("read_batches", run_id, writer_id, *bounds)
+    return await call.answer(lambda: WireBatches(list(map(WireBatch.of, found))))
 
 
 async def read_outputs(call: Call) -> ASGIApp:
     """Outputs of analyzers, as rows or as JSON."""
     run_id, kind = call.run_id, _check_kind(call)
-    found = await call.ask("read_outputs", run_id, kind, call.query_text("analyzer"))
+    analyzer = call.query_text("analyzer")
     if choose_media(call.request.headers.get("accept"), rows=True) == ROWS:
-        frames = b"".join([*encode_columns(found), encode_frame(End(found.count))])
-        return Response(frames, media_type=ROWS)
-    newest = found.keep_newest(call.service.config.limits.json_rows)
-    records = [record.to_dict() for record in newest.to_records()]
-    return call.reply(RecordList(kind=kind, count=len(records), records=records))
+        stream = RowStream(call, lambda store: store.iterate_outputs(run_id, kind, analyzer))
+        await stream.begin()
+        return stream
+    limit = call.service.config.limits.json_rows
+
+    async with call.store() as opened:
+        parts = opened.store.iterate_outputs(run_id, kind, analyzer, limit=limit)
+
+        def make() -> RecordList:
+            each = (record.to_dict() for part in parts for record in part.to_records())
+            records = keep_newest(each, call.media)[-limit:]
+            return RecordList(kind=kind, count=len(records), records=records)
+
+        return await call.answer(make)
 
 
 class _Cursor(msgspec.Struct, array_like=True, frozen=True):
@@ -305,7 +374,8 @@ def _check_kind(call: Call) -> str:
     if kind not in RECORD_TYPES:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"kind must be one of {', '.join(sorted(RECORD_TYPES))}, got {kind!r:.60}",
+            f"kind must be one of {', '.join(sorted(RECORD_TYPES))}, got {kind!r:.60}; the "
+            "records of a plugin are read where the server has the plugin",
             field="kind",
         )
     return kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -131,11 +131,16 @@ class WorkspaceStore(SupportsCoordination, Protocol):
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """What `read` returns, in parts."""
 
-    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
-        """A writer's batches from a number on, in order."""
+    def read_batches(self, run_id: str, writer_id: str, *bounds: int) -> list[Batch]:
+        """A writer's batches in order: from a number on, so many, of so many bytes."""
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
         """Outputs of one kind."""
+
+    def iterate_outputs(
+        self, run_id: str, kind: str, analyzer: str | None = None, *, limit: int | None = None
+    ) -> Iterator[Columns]:
+        """What `read_outputs` returns, in parts; those that hold the last so many records."""
 
     def load_run(self, run_id: str) -> StoredRun:
         """One run."""
@@ -150,8 +155,16 @@ class WorkspaceStore(SupportsCoordination, Protocol):
     ) -> list[StoredRun]:
         """Runs, newest first, after the one of this moment (in microseconds) and id."""
 
+    def measure_runs(self, **which: Any) -> list[int]:
+        """About how many bytes each of the runs has that `list_runs` returns."""
+
     def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
         """The runs that fit."""
+
+    def iterate_search(
+        self, search: RunSearch, store_name: str | None = None, *, start: int = 0
+    ) -> Generator[RunSummary, None, None]:
+        """What `search` returns from one on, a few runs at a time in memory."""
 
     def search_page(self, search: PageSearch, store_name: str | None = None) -> RunPage:
         """One page of the runs that fit, of each the chosen columns."""

@@ -36,7 +36,7 @@ from quark_backends.service.coordination import (
 )
 from quark_backends.service.protocol import ErrorCode
 from quark_backends.service.server.http.call import Call, check_text
-from quark_backends.service.server.http.replies import ServiceFailure
+from quark_backends.service.server.http.replies import ServiceFailure, encode_within
 from quark_backends.service.server.http.request_bodies import check_nesting
 from quark_backends.service.server.workspaces.stores import WorkspaceStore
 from quark_core.backends.coordination import (
@@ -69,12 +69,19 @@ T = TypeVar("T")
 
 _PART_TRIALS = 100
 _WORKER_CHARACTERS = 1000
+_DEFINITION_BYTES = 2**20
 
 
 async def open_sweep(call: Call) -> ASGIApp:
     """The sweep of a name, which is made where there is none."""
     request = await call.decode(OpenSweepRequest)
     check_nesting(request.definition, call.service.config.limits.nesting, "definition")
+    if (size := len(msgspec.json.encode(request.definition))) > _DEFINITION_BYTES:
+        raise ServiceFailure(
+            ErrorCode.TOO_LARGE,
+            f"the definition has {size} bytes as JSON; this server takes {_DEFINITION_BYTES}",
+            field="definition",
+        )
     found = await _change(
         call,
         "open_sweep",
@@ -88,8 +95,17 @@ async def open_sweep(call: Call) -> ASGIApp:
 
 async def list_sweeps(call: Call) -> ASGIApp:
     """The sweeps that there are."""
-    found = await call.ask("list_sweeps", call.query_text("project"))
-    return call.reply(SweepList([sweep.to_dict() for sweep in found]))
+    project = call.query_text("project")
+
+    async with call.store() as opened:
+        store, media = opened.store, call.media
+
+        def make() -> SweepList:
+            # The newest of them: those that a reply has no room for are found by their name.
+            found = (sweep.to_dict() for sweep in store.list_sweeps(project))
+            return SweepList(list(encode_within(found, media)))
+
+        return await call.answer(make)
 
 
 async def load_sweep(call: Call) -> ASGIApp:

@@ -13,7 +13,10 @@ from quark_core.records.base import start_fields
 def log_run(
     storage_dir, run_id, values=(), *, status="completed", analyzes=True, more=None, **start
 ):
-    """One run under this id: values by metric key, in steps from 0; then `more(session)`."""
+    """One run under this id: values by metric key, in steps from 0; then `more(session)`.
+
+    Without a status, that ends it.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUARK_RUN_ID", run_id)
         session = quark.start_run(storage_dir=storage_dir, **{"project": "digits", **start})
@@ -23,7 +26,8 @@ def log_run(
                 metrics.log(key, value, step=step)
     if more is not None:
         more(session)
-    session.end_run(status)
+    if status is not None:
+        session.end_run(status)
     if analyzes:
         quark.AnalyzerEngine(session).analyze()
         quark.PhaseAnalyzer(session).analyze()

@@ -389,7 +389,8 @@ def runs(tmp_path_factory):
     log_run(root, "quiet", {"train/loss": make_falling(200), "val/loss": make_falling(200)[::4]},
             name="quiet", tags=["baseline"], config={"lr": 0.05, "optimizer": {"name": "sgd"}},
             notes="see https://quark.example/notes and nothing else", analyzes=False)  # fmt: skip
-    log_run(root, "exploding", {"train/loss": make_exploding(300), "system/cpu": [1.0] * 30},
+    exploding = {"train/loss": make_exploding(300), "grad_norm": make_exploding(300)}
+    log_run(root, "exploding", {**exploding, "system/cpu": [1.0] * 30},
             name="exploding", config={"lr": 50.0})  # fmt: skip
     with warnings.catch_warnings():
         # Quark says that it stores odd names encoded.

@@ -1,6 +1,7 @@
 """Whoever looks: without sight, without a mouse, in the dark, on paper, on a narrow screen."""
 
 import pytest
+from browser_runs import log_run, make_exploding
 
 PAGES = {
     "": "document.querySelector('.runs tbody a') && document.querySelector('.runs .health')"
@@ -82,6 +83,36 @@ def test_paper_is_white_and_has_the_findings_and_no_controls(visit, serve_shared
         visitor.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     )
     assert len(visitor.page.pdf(format="A4")) > 10_000
+
+
+def test_paper_has_every_chart_as_wide_as_it_is(visit, serve_shared, tmp_path):
+    """Also those that nobody has scrolled to, and those of a screen that is wider than paper."""
+    keys = [f"train/loss{at}" for at in range(20)]
+    log_run(
+        tmp_path, "many", {"train/loss": make_exploding(300), **{key: [1.0, 2.0] for key in keys}}
+    )
+    visitor = visit(serve_shared(tmp_path), "run/many")
+    visitor.wait_for_chart("train/loss")
+    visitor.wait_until_quiet()
+    undrawn = (
+        "[...document.querySelectorAll('.tile')].filter(tile => !tile.querySelector('canvas'))"
+    )
+    assert visitor.evaluate(f"{undrawn}.length") > 0
+    visitor.evaluate(f"addEventListener('afterprint', () => window.missed = {undrawn}.length)")
+    visitor.page.pdf(format="A4")
+    assert visitor.evaluate("window.missed") == 0
+    names = visitor.evaluate("window.quark.charts.describe().map(chart => chart.name)")
+    assert set(keys) <= set(names)
+    visitor.page.emulate_media(media="print")
+    # No chart is told of the width of paper before it is printed.
+    assert visitor.evaluate(
+        """[...document.querySelectorAll('.chart-plot')].every(host => {
+            host.style.width = '150px';
+            const { left, right, height } = host.querySelector('canvas').getBoundingClientRect();
+            const { height: whole } = host.getBoundingClientRect();
+            return right - left <= 150 && height > 20 && whole >= height;
+        })"""
+    )
 
 
 def test_without_javascript_a_sentence_says_what_to_do(visit, serve_shared, runs):

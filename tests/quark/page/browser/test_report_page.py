@@ -58,7 +58,7 @@ def test_a_report_draws_what_shows_its_findings(read, saved):
     assert visitor.evaluate("document.querySelectorAll('.comparison table').length") == 1
     # All is drawn, not only what is in sight, so that it prints whole.
     drawn = visitor.evaluate("document.querySelectorAll('.tile canvas').length")
-    assert drawn == visitor.evaluate("document.querySelectorAll('.tile').length") == 4
+    assert drawn == visitor.evaluate("document.querySelectorAll('.tile').length") == 5
     visitor.page.click(".finding-foot button >> nth=0")
     zoomed = visitor.wait(
         "() => [window.quark.charts.find('train/loss')].find(chart => chart.x.min > 0)"

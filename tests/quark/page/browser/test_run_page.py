@@ -105,8 +105,8 @@ def test_a_cause_stands_above_what_follows_from_it_and_says_what_to_do(visit, se
 
 def test_a_quiet_run_says_how_many_rules_looked_and_why_not_the_others(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "run/quiet")
-    visitor.wait_for_text("Nothing found;")
-    visitor.wait("/Nothing found; \\d+ of \\d+ rules had data/.test(document.body.innerText)")
+    visitor.wait_for_text("No problem found;")
+    visitor.wait("/No problem found; \\d+ of \\d+ checks ran/.test(document.body.innerText)")
     visitor.page.click(".unseen summary")
     assert visitor.evaluate("document.querySelectorAll('.unseen dt').length") > 3
 
@@ -348,3 +348,35 @@ def test_attempts_are_lines_of_their_own_where_they_are_asked_for(visit, serve, 
         return lines.length === 2 && lines[0].points + lines[1].points === 120;
     }"""
     )
+
+
+@pytest.mark.long
+def test_a_run_that_failed_says_why_on_its_page_and_in_the_list(visit, serve, tmp_path):
+    def fail(session):
+        try:
+            raise OSError("no space left on <b>device</b>")
+        except OSError:
+            session.end_run("failed")
+
+    log_run(tmp_path, "full", {"train/loss": make_falling(60)}, status=None, more=fail)
+    said = "OSError: no space left on <b>device</b>"
+    served = serve(tmp_path)
+    visitor = visit(served, "run/full")
+    assert visitor.wait("document.querySelector('#ending')?.textContent") == said
+    first = visitor.wait("document.querySelector('.findings > .finding')?.innerText")
+    assert " ".join(first.split()).startswith("■ critical The run failed since step 59")
+    assert f"The run failed after step 59: {said}." in first
+    trace = visitor.evaluate("document.querySelector('.traceback pre').textContent")
+    assert 'raise OSError("no space left on <b>device</b>")' in trace
+    assert trace.strip().endswith(said)
+    listed = visit(served, "")
+    row = listed.wait(
+        """() => {
+        const row = document.querySelector("tr[data-run=full]");
+        return row?.querySelector(".health-critical") && row.querySelector("td small[title]")
+            && row.innerText;
+    }"""
+    )
+    assert "failed" in row
+    assert said in row
+    assert "The run failed" in row

@@ -94,6 +94,34 @@ def test_rows_have_a_curve_and_runs_are_opened_by_keys(visit, serve_shared, swee
     visitor.wait(f"{READ_NAMES}.length === 12")
 
 
+def test_back_finds_the_list_and_forward_the_run_as_they_were_left(visit, serve_shared, sweep):
+    visitor = visit(serve_shared(sweep), "?order=name", viewport={"width": 1280, "height": 330})
+    visitor.wait(f"{READ_NAMES}.length === 12")
+    tops = (
+        "[document.querySelector('.table-box')?.scrollTop ?? 0, document.documentElement.scrollTop]"
+    )
+    lowest = visitor.evaluate(
+        """() => {
+        const box = document.querySelector(".table-box");
+        box.scrollTop = 1e6;
+        return box.scrollTop;
+    }"""
+    )
+    assert lowest > 50
+    visitor.evaluate("[...document.querySelectorAll('.runs tbody th a')].at(-1).click()")
+    visitor.wait_for_chart("val/loss")
+    assert visitor.evaluate(tops) == [0, 0]
+    visitor.wait_until_quiet()
+    visitor.evaluate("scrollTo(0, 200)")
+    assert visitor.evaluate(tops) == [0, 200]
+    visitor.page.go_back()
+    visitor.wait(f"{tops}.join() === '{lowest},0'")
+    visitor.page.go_forward()
+    visitor.wait(f"{tops}.join() === '0,200'")
+    visitor.page.reload()
+    visitor.wait(f"{tops}.join() === '0,200'")
+
+
 @pytest.mark.long
 def test_chosen_runs_are_in_the_address_and_can_be_shown_alone(visit, serve_shared, sweep):
     visitor = visit(serve_shared(sweep), "")

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[4] / "benchmarks"))
 pytestmark = pytest.mark.long
 
 GROUP = 5
-NOT_TOLD, EQUIVALENT = "no difference that the runs allow to tell", "the same"
+NOT_TOLD, EQUIVALENT = "inconclusive", "equivalent"
 METRICS = ("train/loss", "val/loss", "val/accuracy")
 
 

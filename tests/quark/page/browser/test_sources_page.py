@@ -4,7 +4,7 @@ import pytest
 from browser_runs import HOSTILE, log_run
 from source_runs import keep_sources
 
-from quark_core.provenance.kept_sources import ManifestEntry
+from quark_core.artifacts.source_packs import ManifestEntry
 
 OLD = "import model\n\nrate = 0.1\n"
 NEW = f"import model\n\nrate = 0.2\n# {HOSTILE}\n"

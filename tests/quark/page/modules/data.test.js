@@ -111,6 +111,23 @@ Deno.test("a reduced curve keeps low, high, their steps and what is not finite",
   equal(Math.max(.../** @type {any} */ (live[0].high)), 400);
 });
 
+Deno.test("what comes behind entries of several points becomes such entries too", () => {
+  const noise = (/** @type {number} */ i) => Math.sin(7 * i) + (i === 1013 ? 50 : 0);
+  const points = Array.from({ length: 1035 }, (_, i) => noise(i));
+  const whole = reduceCurve(makeCurve(points.slice(0, 1000)), 100);
+  let curves = [{ ...whole, points: 1000 }];
+  for (let i = 1000; i < 1035; i++) {
+    curves = joinCurves(curves, [makeCurve([points[i]], { step: Float64Array.from([i]) })], { entries: 100 });
+  }
+  const [{ step, low, high, mean, points: count, highest }] = /** @type {any} */ (curves);
+  equal([step.length, count, step[100], step[102], step[103]], [108, 1035, 1000, 1020, 1030]);
+  // A band as before, and single points only until there are enough of them.
+  for (let entry = 0; entry < 103; entry++) holds(high[entry] - low[entry] > 1, `entry ${entry} has a band`);
+  for (let entry = 103; entry < 108; entry++) equal([low[entry], high[entry]], [mean[entry], mean[entry]]);
+  holds(highest[0] > 49 && high[101] === highest[0], "a spike is kept");
+  equal(reduceCurve(curves[0], 50).step.length, 36);
+});
+
 Deno.test("how often a curve was sampled does not change how smooth it is", () => {
   const wave = (/** @type {number} */ x) => 1 + x / 1000 + Math.sin(x / 40);
   const every = (/** @type {number} */ gap) => Float64Array.from({ length: 1000 / gap + 1 }, (_, i) => i * gap);

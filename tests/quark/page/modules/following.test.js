@@ -4,6 +4,7 @@ import { equal, holds, makePack } from "./curve_maker.js";
 // What pages have and deno has not.
 const page = { documentElement: { dataset: { root: "./" } }, querySelector: () => null, addEventListener() {} };
 Object.defineProperty(globalThis, "document", { value: page, configurable: true });
+Object.defineProperty(globalThis, "history", { value: { state: null, replaceState() {} } });
 Object.defineProperty(globalThis, "location", { value: new URL("http://page/"), configurable: true });
 const { SeriesStore } = await import("../../../../quark/page/static/pages/series_store.js");
 

@@ -1,0 +1,447 @@
+"""Metric by metric: a summary of each run, a test over the runs, a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from quark.analysis.comparison.alignment import (
+    CommonRange,
+    CurveSummary,
+    find_range,
+    summarize_curve,
+)
+from quark.analysis.comparison.config import (
+    ComparisonEngineConfig,
+    MetricDirection,
+    MetricTargetSpec,
+)
+from quark.analysis.comparison.results import FigureDiff, MetricDiff
+from quark.analysis.comparison.statistics import (
+    adjust_by_holm,
+    bootstrap_iqm,
+    compare_means,
+    estimate_effect,
+    probability_of_improvement,
+    take_iqm,
+)
+from quark.analysis.comparison.targets import compare_targets
+from quark.analysis.comparison.verdicts import Evidence, Sample, Verdict, conclude, weigh
+from quark.analysis.curves import Curve, find_resolution
+from quark.analysis.metric_roles import (
+    find_train_accuracy,
+    find_train_loss,
+    find_validation_accuracy,
+    find_validation_loss,
+)
+from quark.analysis.run_data import RunData
+from quark_core.config.metric_directions import find_mode, is_rate_name, name_direction
+from quark_core.config.objective import Objective, read_objective
+from quark_core.records.names import encode_name
+from quark_core.runs.reading import encode_key
+
+__all__ = [
+    "Pairing",
+    "compare_metrics",
+]
+
+Floats = NDArray[np.float64]
+
+_STATISTICS = ("last", "best", "tail_median", "area", "at_common_end")
+
+_RESOLVED_POINTS = 4096
+_IQM_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Which run of the reference belongs to which of the primary.
+
+    Attributes:
+        order: Reference runs in the order of the primary's; None where they do not match.
+        same_runs: Whether both sides are the same runs.
+    """
+
+    order: tuple[int, ...] | None = None
+    same_runs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """One metric on its way to a verdict."""
+
+    key: str
+    direction: MetricDirection
+    target: MetricTargetSpec | None
+    curves: tuple[list[Curve], list[Curve]]
+    common: CommonRange | None
+    summaries: tuple[list[CurveSummary], list[CurveSummary]]
+    sample: Sample | None
+    evidence: Evidence
+    tolerance: float
+
+
+def compare_metrics(
+    primary: Sequence[RunData],
+    reference: Sequence[RunData],
+    pairing: Pairing,
+    config: ComparisonEngineConfig,
+) -> tuple[MetricDiff, ...]:
+    """Every metric that a run of either side has, the headline first, then by name."""
+    # What no float can hold ends as None in the result, not as a warning.
+    with np.errstate(all="ignore"):
+        return _compare(primary, reference, pairing, _encode_keys(config))
+
+
+def _encode_keys(config: ComparisonEngineConfig) -> ComparisonEngineConfig:
+    """The options with metrics under their stored keys."""
+    stored = {
+        name: {encode_key(key, name): value for key, value in getattr(config, name).items()}
+        for name in ("directions", "tolerances", "seed_deviations")
+    }
+    return replace(config, **stored)  # type: ignore[arg-type]
+
+
+def _compare(
+    primary: Sequence[RunData],
+    reference: Sequence[RunData],
+    pairing: Pairing,
+    config: ComparisonEngineConfig,
+) -> tuple[MetricDiff, ...]:
+    targets = {encode_key(spec.metric_key, "metric_key"): spec for spec in config.metric_targets}
+    sides = (primary, reference)
+    keys = sorted({key for run in (*primary, *reference) for key in run.metrics})
+    shared = [key for key in keys if all(any(key in run.metrics for run in s) for s in sides)]
+    objective = _find_objective((*primary, *reference), shared)
+    headline = _find_headline(primary, shared, targets, objective, config)
+    metrics = []
+    for key in keys:
+        target = targets.get(key)
+        direction = config.directions.get(key) or _direct(key, target, objective)
+        metrics.append(_weigh_metric(key, sides, direction, target, pairing, config))
+    adjusted = _adjust(metrics, headline, config)
+    diffs = [
+        _make_diff(metric, adjusted.get(metric.key), metric.key == headline, config)
+        for metric in metrics
+    ]
+    return tuple(sorted(diffs, key=lambda diff: (not diff.headline, diff.metric_key)))
+
+
+def _find_objective(runs: Sequence[RunData], shared: Sequence[str]) -> Objective | None:
+    """What the first run that names one, of those that both sides have, is to be judged by."""
+    for run in runs:
+        named = read_objective(run.config)
+        for key in () if named is None else (named.metric, encode_name(named.metric)):
+            if named is not None and key in shared:
+                return Objective(key, named.mode)
+    return None
+
+
+def _direct(
+    key: str, target: MetricTargetSpec | None, objective: Objective | None
+) -> MetricDirection:
+    if target is not None:
+        return "higher" if target.direction == "at_least" else "lower"
+    return name_direction(find_mode(key, objective))
+
+
+def _find_headline(
+    primary: Sequence[RunData],
+    shared: Sequence[str],
+    targets: Mapping[str, MetricTargetSpec],
+    objective: Objective | None,
+    config: ComparisonEngineConfig,
+) -> str | None:
+    if config.headline_metric is not None:
+        return encode_key(config.headline_metric, "headline_metric")
+    for key in targets:
+        if key in shared:
+            return key
+    if objective is not None:
+        return objective.metric
+    common = {
+        key: next(run.metrics[key] for run in primary if key in run.metrics) for key in shared
+    }
+    for find in (
+        find_validation_loss,
+        find_validation_accuracy,
+        find_train_loss,
+        find_train_accuracy,
+    ):
+        found = find(common)
+        if found is not None:
+            return found.key
+    return None
+
+
+def _adjust(
+    metrics: Sequence[_Metric], headline: str | None, config: ComparisonEngineConfig
+) -> dict[str, float]:
+    """P-values of what was tested, corrected for the number of metrics.
+
+    The headline, which was chosen before anybody looked, has the whole error rate, so that its
+    verdict is the one that its interval gives. All others have a share of it together, or all
+    of it once the headline differs.
+    """
+    raw = {
+        metric.key: metric.evidence.p_value
+        for metric in metrics
+        if metric.evidence.early is None and metric.evidence.p_value is not None
+    }
+    own = raw.pop(headline, None) if headline is not None else None
+    share = 1.0
+    if own is not None and own > config.error_rate:
+        share = 1.0 - config.headline_share
+    corrected = adjust_by_holm(list(raw.values()), [1.0] * len(raw))
+    out = {key: min(1.0, p / share) for key, p in zip(raw, corrected, strict=True)}
+    if headline is not None and own is not None:
+        out[headline] = own
+    return out
+
+
+def _weigh_metric(
+    key: str,
+    sides: tuple[Sequence[RunData], Sequence[RunData]],
+    direction: MetricDirection,
+    target: MetricTargetSpec | None,
+    pairing: Pairing,
+    config: ComparisonEngineConfig,
+) -> _Metric:
+    curves = _lay_over(key, sides)
+    common = find_range([*curves[0], *curves[1]])
+    summaries = tuple(
+        [
+            summarize_curve(curve, common, direction, config.tail_fraction, config.tail_points)
+            for curve in side
+        ]
+        for side in curves
+    )
+    one, two = summaries
+    order = pairing.order
+    is_paired = order is not None and len(order) == len(one) == len(two)
+    if order is not None and is_paired:
+        two = [two[index] for index in order]
+    if not one or not two:
+        early = Verdict(None, f"only the {'primary' if one else 'reference'} has this metric")
+        evidence = Evidence("none", early=early)
+        return _Metric(key, direction, target, curves, common, (one, two), None, evidence, 0.0)
+    sample = _make_sample(key, direction, curves, (one, two), is_paired, pairing.same_runs)
+    evidence = weigh(sample, config)
+    tolerance = _find_tolerance(sample, config)
+    return _Metric(key, direction, target, curves, common, (one, two), sample, evidence, tolerance)
+
+
+def _find_tolerance(sample: Sample, config: ComparisonEngineConfig) -> float:
+    if sample.key in config.tolerances:
+        return config.tolerances[sample.key]
+    ends = np.concatenate(sample.ends)
+    ends = ends[~np.isnan(ends)]
+    if is_rate_name(sample.key) and bool(((ends >= 0.0) & (ends <= 1.0)).all()):
+        return config.rate_tolerance
+    reference = sample.ends[1][~np.isnan(sample.ends[1])]
+    return config.relative_tolerance * abs(_take_mean(reference) or 0.0)
+
+
+def _make_diff(
+    metric: _Metric, adjusted: float | None, headline: bool, config: ComparisonEngineConfig
+) -> MetricDiff:
+    sample, evidence, summaries = metric.sample, metric.evidence, metric.summaries
+    level = 1.0 - config.error_rate
+    verdict = conclude(evidence, adjusted, metric.tolerance, config)
+    interval: tuple[float | None, float | None] = (None, None)
+    if evidence.end is not None:
+        low, high = evidence.end.interval(level)
+        interval = (_take_known(low), _take_known(high))
+    shown = {name: _compare_statistic(summaries, name) for name in _STATISTICS}
+    shown["last"] = msgspec.structs.replace(shown["last"], p_value=evidence.p_value)
+    if sample is not None and sample.has_diverged:
+        # What is left of a side without the runs that failed is no figure of that side.
+        shown["last"] = msgspec.structs.replace(
+            shown["last"], difference=None, relative_difference=None
+        )
+    target = None
+    if metric.target is not None:
+        target = compare_targets(
+            *metric.curves, metric.target, config.persistence, config.error_rate
+        )
+    noises = [
+        _take_mean(np.array([f.noise for f in side if f.noise is not None])) for side in summaries
+    ]
+    common = metric.common
+    units = {curve.unit for side in metric.curves for curve in side}
+    presence = "both" if all(metric.curves) else (
+        "primary_only" if metric.curves[0] else "reference_only"
+    )  # fmt: skip
+    return MetricDiff(
+        metric_key=metric.key,
+        presence=presence,
+        direction=metric.direction,
+        headline=headline,
+        unit=common.unit if common else min(units, default="step"),
+        common_start=common.start if common else None,
+        common_end=common.end if common else None,
+        tail_start=min((f.tail_start for f in _chain(summaries) if f.tail_start is not None),
+                       default=None),
+        last=shown["last"],
+        best=None if metric.direction == "none" else shown["best"],
+        tail_median=shown["tail_median"],
+        area=shown["area"] if (shown["area"].primary, shown["area"].reference) != (None, None)
+        else None,
+        time_to_target=target,
+        primary_noise=noises[0],
+        reference_noise=noises[1],
+        primary_run_count=len(summaries[0]),
+        reference_run_count=len(summaries[1]),
+        primary_non_finite_count=sum(item.non_finite for item in summaries[0]),
+        reference_non_finite_count=sum(item.non_finite for item in summaries[1]),
+        verdict=verdict.name,
+        reason=verdict.reason,
+        method=evidence.method,
+        p_value=evidence.p_value,
+        adjusted_p_value=adjusted,
+        permutation_p_value=evidence.permutation_p_value,
+        interval_low=interval[0],
+        interval_high=interval[1],
+        interval_level=level if evidence.end is not None else None,
+        tolerance=metric.tolerance if sample is not None and metric.direction != "none" else None,
+        at_last_common_step=shown["at_common_end"]
+        if common and any(item.end > common.end for item in _chain(summaries)) else None,
+        **_describe_groups(sample, level),
+    )  # fmt: skip
+
+
+def _lay_over(
+    key: str, sides: tuple[Sequence[RunData], Sequence[RunData]]
+) -> tuple[list[Curve], list[Curve]]:
+    """The metric's curves of either side, over steps wherever some are over steps."""
+    curves = [[run.metrics[key] for run in side if key in run.metrics] for side in sides]
+    if len({curve.unit for side in curves for curve in side}) > 1:
+        curves = [
+            [run.place_on_steps(run.metrics[key]) for run in side if key in run.metrics]
+            for side in sides
+        ]
+    one, two = ([curve for curve in side if len(curve)] for side in curves)
+    return one, two
+
+
+def _make_sample(
+    key: str,
+    direction: MetricDirection,
+    curves: tuple[list[Curve], list[Curve]],
+    summaries: tuple[list[CurveSummary], list[CurveSummary]],
+    paired: bool,
+    same_runs: bool,
+) -> Sample:
+    """What the test of one metric looks at; both sides have summaries."""
+    ends = _collect_statistic(summaries, "last")
+    one, two = (all(_are_equal(side[0], curve) for curve in side[1:]) for side in curves)
+    return Sample(
+        key,
+        {"higher": 1, "lower": -1, "none": 0}[direction],
+        ends,
+        (one, two),
+        earlier=_collect_statistic(summaries, "at_common_end") if _may_be_cut(curves) else None,
+        resolution=_find_step(curves) if any(len(set(side)) < len(side) for side in ends) else 0.0,
+        paired=paired,
+        same_runs=same_runs,
+        identical=one and two and _are_equal(curves[0][0], curves[1][0]),
+    )
+
+
+def _may_be_cut(curves: tuple[list[Curve], list[Curve]]) -> bool:
+    """Whether the side that ends first may have gone on, and only logged its end no more.
+
+    So it is where it logs at regular steps and the other side's last point comes before its
+    next one would have. A last point beside these steps was logged because it was the last.
+    """
+    first, second = (max(side, key=lambda curve: int(curve.step[-1])).merged for side in curves)
+    if len(first) == 0 or len(second) == 0:
+        return False
+    apart = int(second.step[-1]) - int(first.step[-1])
+    gaps = np.diff((first if apart > 0 else second).step[-3:])
+    return bool(len(gaps) == 2 and gaps[0] == gaps[1] and 0 < abs(apart) < gaps[0])
+
+
+def _chain(summaries: tuple[list[CurveSummary], list[CurveSummary]]) -> list[CurveSummary]:
+    return [*summaries[0], *summaries[1]]
+
+
+def _collect_statistic(
+    summaries: tuple[list[CurveSummary], list[CurveSummary]], name: str
+) -> tuple[Floats, Floats]:
+    """One statistic of all runs of either side, NaN where a run has none."""
+    one, two = (
+        np.array([math.nan if (v := getattr(item, name)) is None else v for item in side])
+        for side in summaries
+    )
+    return one, two
+
+
+def _are_equal(one: Curve, two: Curve) -> bool:
+    return bool(
+        len(one) == len(two)
+        and np.array_equal(one.step, two.step)
+        and np.array_equal(one.value, two.value, equal_nan=True)
+    )
+
+
+def _find_step(curves: tuple[list[Curve], list[Curve]]) -> float:
+    """The least step between two values of the metric, as of a share of so many samples."""
+    ends = [curve.finite.value[-_RESOLVED_POINTS:] for side in curves for curve in side]
+    return find_resolution(np.concatenate(ends))
+
+
+def _describe_groups(sample: Sample | None, level: float) -> dict[str, float | None]:
+    """Effect size, probability of improvement and interquartile means, as far as the runs allow."""
+    if sample is None or sample.has_diverged:
+        return {}
+    one, two = sample.ends
+    out: dict[str, float | None] = {"effect_size": _take_known(estimate_effect(one, two))}
+    if min(len(one), len(two)) >= 2 and sample.sign:
+        out["probability_of_improvement"] = probability_of_improvement(one, two, sample.sign)
+    if min(len(one), len(two)) >= _IQM_RUNS:
+        low, high = bootstrap_iqm(one, two, level)
+        out |= {
+            "primary_iqm": _take_known(take_iqm(one)),
+            "reference_iqm": _take_known(take_iqm(two)),
+            "iqm_interval_low": _take_known(low),
+            "iqm_interval_high": _take_known(high),
+        }
+    return out
+
+
+def _compare_statistic(
+    summaries: tuple[list[CurveSummary], list[CurveSummary]], name: str
+) -> FigureDiff:
+    """One figure on both sides; None for what neither side or only one has."""
+    one, two = (side[np.isfinite(side)] for side in _collect_statistic(summaries, name))
+    primary, reference = _take_mean(one), _take_mean(two)
+    difference, relative, p_value = None, None, None
+    if primary is not None and reference is not None:
+        difference = _take_known(primary - reference)
+        if difference is not None and reference:
+            relative = _take_known(difference / abs(reference))
+        test = compare_means(one, two)
+        p_value = None if test is None else test.p_value
+    deviations = [
+        _take_known(float(side.std(ddof=1))) if len(side) > 1 else None for side in (one, two)
+    ]
+    return FigureDiff(
+        primary, reference, difference, relative, deviations[0], deviations[1], p_value
+    )
+
+
+def _take_mean(values: Floats) -> float | None:
+    """The mean, or None of no values."""
+    # Divided first, since the sum of huge values overflows where their mean does not.
+    return _take_known(float((values / len(values)).sum())) if len(values) else None
+
+
+def _take_known(value: float | None) -> float | None:
+    """The value where it is finite, else None."""
+    return None if value is None or not math.isfinite(value) else float(value)

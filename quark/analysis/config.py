@@ -1,0 +1,299 @@
+"""Settings of AnalyzerEngine and PhaseAnalyzer: thresholds, metric keys, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Any, Literal, Self, get_args
+
+from quark.analysis.metric_roles import (
+    TRAIN_ACCURACY_KEYS,
+    TRAIN_LOSS_KEYS,
+    VALIDATION_ACCURACY_KEYS,
+    VALIDATION_LOSS_KEYS,
+)
+from quark_core.config.objective import ObjectiveMode, check_objective
+from quark_core.errors import SchemaValidationError
+from quark_core.records.checks import check_choice
+
+__all__ = [
+    "AnalyzerEngineConfig",
+    "AnalyzerMode",
+    "AnalyzerThresholds",
+    "NotedThresholds",
+    "PhaseAnalyzerConfig",
+    "PhaseAnalyzerThresholds",
+]
+
+
+@dataclass(frozen=True)
+class NotedThresholds:
+    """Base of frozen dataclasses of numbers, whose defaults are only a scale.
+
+    Raises:
+        SchemaValidationError: A field that is no finite number of 0 or more, or
+            no whole one where it counts something.
+    """
+
+    def __new__(cls, *args: Any, **values: Any) -> Self:
+        """Note which fields are passed."""
+        made = super().__new__(cls)
+        names = [item.name for item in fields(cls)]
+        object.__setattr__(made, "_passed", frozenset(names[: len(args)]) | set(values))
+        return made
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise SchemaValidationError(
+                    f"{item.name} must be a number, not {type(value).__name__}"
+                )
+            if not isfinite(value) or value < 0:
+                raise SchemaValidationError(
+                    f"{item.name} must be finite and not negative, got {value!r}"
+                )
+            if item.type == "int" and value != int(value):
+                raise SchemaValidationError(f"{item.name} must be a whole number, got {value!r}")
+
+    @property
+    def passed(self) -> frozenset[str]:
+        """Names of the fields that were passed, which hold as they are.
+
+        Where all of them were, as by `dataclasses.replace`, those that differ
+        from the default.
+        """
+        passed: frozenset[str] = getattr(self, "_passed", frozenset())
+        if len(passed) < len(fields(self)):
+            return passed
+        return frozenset(
+            item.name for item in fields(self) if getattr(self, item.name) != item.default
+        )
+
+
+AnalyzerMode = Literal["adaptive", "absolute"]
+
+
+@dataclass(frozen=True)
+class AnalyzerThresholds(NotedThresholds):
+    """Thresholds of the rules, in the units of what they are held against.
+
+    In the adaptive mode a default is only the scale of severities; what the
+    caller passes is a hard limit as well, at the levels that were passed. In
+    the absolute mode all of them are limits. A field counts as passed when it
+    was an argument; where all fields were, as by `dataclasses.replace`, those
+    that differ from the default do.
+
+    Attributes:
+        exploding_gradient_warning_norm, exploding_gradient_error_norm,
+        exploding_gradient_critical_norm: Euclidean norms of a layer's gradient.
+        vanishing_gradient_norm: A layer's gradient with a smaller norm has vanished.
+        vanishing_gradient_warning_ratio, vanishing_gradient_error_ratio,
+        vanishing_gradient_critical_ratio: Share of gradient samples that have vanished.
+        vanishing_gradient_min_samples: Fewer samples say nothing.
+        stagnant_layer_gradient_norm: A layer with smaller gradients stands still.
+        stagnant_layer_warning_probes, stagnant_layer_error_probes,
+        stagnant_layer_critical_probes: Probes in a row that it does.
+        activation_collapse_warning_dead_unit_ratio, ..._error_..., ..._critical_...:
+            Share of units that give nothing, 0 to 1.
+        activation_collapse_warning_saturation_ratio, ...: Share of saturated elements.
+        activation_collapse_warning_std, ...: Standard deviation of a layer's
+            output that is too small; the critical one is the smallest.
+        overfitting_warning_gap, overfitting_error_gap, overfitting_critical_gap:
+            Validation less training loss.
+        overfitting_min_points: Fewer pairs of both losses say nothing.
+        runtime_warning_step_time_ms, ...: Mean milliseconds of a step.
+        runtime_warning_data_fraction, ...: Share of a step that waits for data.
+        runtime_warning_jitter_ratio, ...: Deviation of step times over their mean.
+    """
+
+    exploding_gradient_warning_norm: float = 10.0
+    exploding_gradient_error_norm: float = 25.0
+    exploding_gradient_critical_norm: float = 50.0
+    vanishing_gradient_norm: float = 1e-4
+    vanishing_gradient_warning_ratio: float = 0.5
+    vanishing_gradient_error_ratio: float = 0.75
+    vanishing_gradient_critical_ratio: float = 0.9
+    vanishing_gradient_min_samples: int = 4
+    stagnant_layer_gradient_norm: float = 1e-4
+    stagnant_layer_warning_probes: int = 2
+    stagnant_layer_error_probes: int = 4
+    stagnant_layer_critical_probes: int = 6
+    activation_collapse_warning_dead_unit_ratio: float = 0.8
+    activation_collapse_error_dead_unit_ratio: float = 0.92
+    activation_collapse_critical_dead_unit_ratio: float = 0.98
+    activation_collapse_warning_saturation_ratio: float = 0.9
+    activation_collapse_error_saturation_ratio: float = 0.97
+    activation_collapse_critical_saturation_ratio: float = 0.995
+    activation_collapse_warning_std: float = 0.05
+    activation_collapse_error_std: float = 0.01
+    activation_collapse_critical_std: float = 0.001
+    overfitting_warning_gap: float = 0.2
+    overfitting_error_gap: float = 0.4
+    overfitting_critical_gap: float = 0.7
+    overfitting_min_points: int = 3
+    runtime_warning_step_time_ms: float = 250.0
+    runtime_error_step_time_ms: float = 500.0
+    runtime_critical_step_time_ms: float = 1000.0
+    runtime_warning_data_fraction: float = 0.4
+    runtime_error_data_fraction: float = 0.6
+    runtime_critical_data_fraction: float = 0.75
+    runtime_warning_jitter_ratio: float = 0.25
+    runtime_error_jitter_ratio: float = 0.5
+    runtime_critical_jitter_ratio: float = 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzerEngineConfig:
+    """Settings of an AnalyzerEngine.
+
+    Attributes:
+        thresholds: See AnalyzerThresholds.
+        replace_existing_outputs: Whether `analyze()` replaces what it found before.
+        step_time_metric_keys, data_time_metric_keys, compute_time_metric_keys:
+            Keys of timings in milliseconds; the first one that the run has counts.
+        train_loss_metric_keys, val_loss_metric_keys,
+        train_accuracy_metric_keys, val_accuracy_metric_keys: Likewise;
+            where the run has none of them, a metric whose name says it is taken.
+        mode: `adaptive` judges a run by its own history and outcome; `absolute`
+            reads the thresholds of the six documented rules literally.
+        rules: Ids of the rules to run; None for all.
+        excluded_rules: Ids of rules to leave out.
+        objective: The metric that says how well the run does; by default what
+            the run was started with, else a loss or a score by its name.
+        objective_mode: `min` or `max`; by the objective's name by default.
+
+    Raises:
+        SchemaValidationError: A field of another type, or an unknown mode.
+    """
+
+    thresholds: AnalyzerThresholds = field(default_factory=AnalyzerThresholds)
+    replace_existing_outputs: bool = True
+    step_time_metric_keys: tuple[str, ...] = ("system/runtime/step_time_ms", "system/step_time_ms")
+    data_time_metric_keys: tuple[str, ...] = ("system/runtime/data_time_ms", "system/data_time_ms")
+    compute_time_metric_keys: tuple[str, ...] = (
+        "system/runtime/compute_time_ms",
+        "system/compute_time_ms",
+    )
+    train_loss_metric_keys: tuple[str, ...] = TRAIN_LOSS_KEYS
+    val_loss_metric_keys: tuple[str, ...] = VALIDATION_LOSS_KEYS
+    train_accuracy_metric_keys: tuple[str, ...] = TRAIN_ACCURACY_KEYS
+    val_accuracy_metric_keys: tuple[str, ...] = VALIDATION_ACCURACY_KEYS
+    mode: AnalyzerMode = "adaptive"
+    rules: tuple[str, ...] | None = None
+    excluded_rules: tuple[str, ...] = ()
+    objective: str | None = None
+    objective_mode: ObjectiveMode | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.thresholds, AnalyzerThresholds):
+            raise SchemaValidationError(
+                f"thresholds must be AnalyzerThresholds, not {type(self.thresholds).__name__}"
+            )
+        check_choice(self.mode, "mode", get_args(AnalyzerMode))
+        if not isinstance(self.replace_existing_outputs, bool):
+            raise SchemaValidationError("replace_existing_outputs must be True or False")
+        named = check_objective(self.objective, self.objective_mode)
+        object.__setattr__(self, "objective", None if named is None else named.metric)
+        for item in fields(self):
+            if item.name.endswith("_keys") or item.name == "excluded_rules":
+                texts = check_texts(getattr(self, item.name), item.name)
+                object.__setattr__(self, item.name, texts)
+        if self.rules is not None:
+            object.__setattr__(self, "rules", check_texts(self.rules, "rules"))
+
+
+def check_texts(values: object, argument: str) -> tuple[str, ...]:
+    """Return several texts as a tuple.
+
+    Raises:
+        SchemaValidationError: One text in place of several, or something else.
+    """
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise SchemaValidationError(f"{argument} must be a tuple of texts, got {values!r:.60}")
+    texts = tuple(values)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise SchemaValidationError(f"{argument} must hold non-empty texts, got {text!r:.60}")
+    return texts
+
+
+@dataclass(frozen=True)
+class PhaseAnalyzerThresholds(NotedThresholds):
+    """Thresholds of the phases; changes are shares of the level, 0.01 being one per cent.
+
+    A default is only a scale: what counts is a change against the run's own
+    noise and its own fall. What the caller passes must hold as well. A field
+    counts as passed when it was an argument; where all fields were, as by
+    `dataclasses.replace`, those that differ from the default do.
+
+    Attributes:
+        initialization_points: Points at the start that are initialization at least.
+        rapid_learning_min_relative_change: Fall of the loss over a stretch of
+            rapid learning.
+        stagnation_max_relative_change: Change of the loss over a stretch of stagnation.
+        overfitting_min_gap: Validation less training loss, or training less
+            validation accuracy.
+        overfitting_min_train_relative_change: Fall of the training loss since
+            the validation loss was lowest.
+        overfitting_min_validation_regression: Rise of the validation loss
+            above its lowest level.
+        divergence_min_relative_regression: Rise of the training loss above the
+            level before it.
+        divergence_from_best_ratio: Rise above the lowest level, as a share of
+            the fall until then, or of the level where nothing had fallen.
+
+    Raises:
+        SchemaValidationError: A field that is no finite number of 0 or more.
+    """
+
+    initialization_points: int = 2
+    rapid_learning_min_relative_change: float = 0.18
+    stagnation_max_relative_change: float = 0.01
+    overfitting_min_gap: float = 0.12
+    overfitting_min_train_relative_change: float = 0.015
+    overfitting_min_validation_regression: float = 0.015
+    divergence_min_relative_regression: float = 0.15
+    divergence_from_best_ratio: float = 0.25
+
+    def limit(self, name: str) -> float | None:
+        """A threshold that the caller passed, or None."""
+        return float(getattr(self, name)) if name in self.passed else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseAnalyzerConfig:
+    """Settings of a PhaseAnalyzer.
+
+    Attributes:
+        thresholds: See PhaseAnalyzerThresholds.
+        replace_existing_outputs: Whether `analyze()` replaces the phases that
+            were stored before.
+        train_loss_metric_keys, val_loss_metric_keys,
+        train_accuracy_metric_keys, val_accuracy_metric_keys: The first key
+            that the run has counts; where it has none of them, a metric whose
+            name says it is taken.
+
+    Raises:
+        SchemaValidationError: A field of another type.
+    """
+
+    thresholds: PhaseAnalyzerThresholds = field(default_factory=PhaseAnalyzerThresholds)
+    replace_existing_outputs: bool = True
+    train_loss_metric_keys: tuple[str, ...] = TRAIN_LOSS_KEYS
+    val_loss_metric_keys: tuple[str, ...] = VALIDATION_LOSS_KEYS
+    train_accuracy_metric_keys: tuple[str, ...] = TRAIN_ACCURACY_KEYS
+    val_accuracy_metric_keys: tuple[str, ...] = VALIDATION_ACCURACY_KEYS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.thresholds, PhaseAnalyzerThresholds):
+            raise SchemaValidationError(
+                f"thresholds must be PhaseAnalyzerThresholds, not {type(self.thresholds).__name__}"
+            )
+        if not isinstance(self.replace_existing_outputs, bool):
+            raise SchemaValidationError("replace_existing_outputs must be True or False")
+        for item in fields(self):
+            if item.name.endswith("_keys"):
+                texts = check_texts(getattr(self, item.name), item.name)
+                object.__setattr__(self, item.name, texts)

@@ -1,0 +1,211 @@
+"""Since when two sides differ: the first step at which their metrics are not equal to the bit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quark.analysis.explanation.results import Parting
+from quark_core.backends.contract import SupportsRead
+from quark_core.records import MetricRecord
+from quark_core.records.names import decode_name
+from quark_core.records.query import Query
+from quark_core.runs.reading import read_rows
+
+__all__ = ["find_parting", "is_measured_by_clock", "is_setting"]
+
+Floats = NDArray[np.float64]
+Curves = dict[str, tuple[NDArray[np.int64], Floats]]
+
+_ROUNDING = 1e-5
+"""Relative difference up to which two values may be apart by rounding alone."""
+
+_GROWTH = 10.0
+_FIRST_WINDOW = 256
+_WINDOW_FACTOR = 8
+_MOST_STEPS = 2**62
+_CLOCKS = frozenset(
+    """
+    time times duration elapsed eta ms us ns sec secs second seconds minute minutes hours latency
+    throughput fps mfu speed memory mem mb gb mib gib bytes gpu cpu temperature power utilization
+    util samples_per tokens_per timestamp clock
+    """.split()
+)
+_SETTINGS = re.compile(
+    r"(^|[/_.-])(lr|learning_?rate|momentum|weight_?decay|wd|beta\d?|eps|epsilon|batch_?size"
+    r"|epoch|global_step|step|iteration|tau|temperature)\d*$",
+    re.IGNORECASE,
+)
+_CLOCK_SPACES = ("system", "telemetry", "hardware", "timer", "timers", "time", "gpu", "cpu")
+
+
+def is_measured_by_clock(key: str) -> bool:
+    """Whether a metric of this name says how long something took or how much room it needed."""
+    name = decode_name(key).lower()
+    if name.partition("/")[0] in _CLOCK_SPACES:
+        return True
+    words = re.split(r"[^a-z0-9]+", name.rpartition("/")[2])
+    return "per" in words[1:] or any(word in _CLOCKS for word in words)
+
+
+def is_setting(key: str) -> bool:
+    """Whether a metric of this name is what the training was set to, such as its rate."""
+    return _SETTINGS.search(decode_name(key)) is not None
+
+
+def find_parting(
+    before: tuple[SupportsRead, str],
+    after: tuple[SupportsRead, str],
+    *,
+    choose: Callable[[str], bool] | None = None,
+) -> Parting:
+    """Where the curves of two runs part, over all metrics that both have.
+
+    Reads windows of steps, each larger than the one before, and no further than needed.
+
+    Args:
+        before, after: Reader and id of either run.
+        choose: Which metrics count; by default all but what clocks measure and settings.
+
+    Raises:
+        SessionStoreError: A store cannot be read.
+    """
+    counts = choose or (lambda key: not is_measured_by_clock(key) and not is_setting(key))
+    equal = 0
+    seen = False
+    for low, high in _windows():
+        one, two = (_read(*side, low, high) for side in (before, after))
+        shared = [key for key in one if key in two and counts(key)]
+        found = [gap for key in shared if (gap := _find_gap(key, one[key], two[key])) is not None]
+        seen = seen or bool(shared)
+        if found:
+            step = min(gap.step for gap in found)
+            equal += sum(int((_match(one[key], two[key])[0] < step).sum()) for key in shared)
+            return _describe(found, step, equal, (one, two), shared)
+        # A point that one run alone has says nothing of both.
+        equal += sum(len(_match(one[key], two[key])[0]) for key in shared)
+        if high is None:
+            break
+    if not seen or not equal:
+        return _unknown("the two have no step of any metric in common")
+    return Parting(
+        "identical", None, "step", None, equal, None, None,
+        f"all {equal} points that both have are the same to the bit",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Where one metric parts."""
+
+    key: str
+    step: int
+    relative: float
+
+
+def _unknown(words: str) -> Parting:
+    return Parting("unknown", None, "step", None, 0, None, None, words)
+
+
+def _windows() -> Iterator[tuple[int, int | None]]:
+    low, high = 0, _FIRST_WINDOW
+    while high < 2**20:
+        yield low, high - 1
+        low, high = high, high * _WINDOW_FACTOR
+    yield low, None
+
+
+def _read(reader: SupportsRead, run_id: str, low: int, high: int | None) -> Curves:
+    """Values by metric, of the lowest rank, the newest of a step; ascending by step."""
+    query = Query(step_min=low, step_max=high)
+    columns = read_rows(reader, run_id, MetricRecord.KIND, query)
+    if not columns.count:
+        return {}
+    ranks = columns["rank"]
+    columns = columns.take(ranks == ranks.min())
+    keys, steps, values = columns["metric_key"], columns["step"], columns["value"]
+    names, groups = np.unique(keys.astype(str), return_inverse=True)
+    out: Curves = {}
+    for index, name in enumerate(names.tolist()):
+        mine = groups == index
+        its_steps = steps[mine].astype(np.int64)[::-1]
+        its_values = values[mine].astype(np.float64)[::-1]
+        # The newest point of a step is first here, which is the one that unique keeps.
+        kept_steps, first = np.unique(its_steps, return_index=True)
+        out[name] = kept_steps, its_values[first]
+    return out
+
+
+def _match(
+    one: tuple[NDArray[np.int64], Floats], two: tuple[NDArray[np.int64], Floats]
+) -> tuple[NDArray[np.int64], Floats, Floats]:
+    steps, first, second = np.intersect1d(one[0], two[0], assume_unique=True, return_indices=True)
+    return steps, one[1][first], two[1][second]
+
+
+def _find_gap(
+    key: str,
+    one: tuple[NDArray[np.int64], Floats],
+    two: tuple[NDArray[np.int64], Floats],
+) -> _Gap | None:
+    steps, first, second = _match(one, two)
+    apart = np.flatnonzero(~((first == second) | (np.isnan(first) & np.isnan(second))))
+    if not len(apart):
+        return None
+    at = int(apart[0])
+    return _Gap(key, int(steps[at]), _relate(float(first[at]), float(second[at])))
+
+
+def _relate(one: float, two: float) -> float:
+    if not (math.isfinite(one) and math.isfinite(two)):
+        return math.inf
+    size = max(abs(one), abs(two))
+    return abs(one - two) / size if size > 0.0 else 0.0
+
+
+def _describe(
+    found: Sequence[_Gap],
+    step: int,
+    equal: int,
+    curves: tuple[Curves, Curves],
+    shared: Sequence[str],
+) -> Parting:
+    first = [gap for gap in found if gap.step == step]
+    worst = max(first, key=lambda gap: gap.relative)
+    name = decode_name(worst.key)
+    if 0.0 < worst.relative <= _ROUNDING:
+        settled = _find_settled(curves, shared)
+        grown = "" if settled is None else f", and by more than that from step {settled} on"
+        return Parting(
+            "rounding", step, "step", worst.key, equal, worst.relative, settled,
+            f"the curves part at step {step} by rounding ({name}, relative "
+            f"{worst.relative:.1g}){grown}",
+        )  # fmt: skip
+    if equal == 0:
+        return Parting(
+            "at_once", step, "step", worst.key, 0, worst.relative, None,
+            f"the curves part at step {step}, the first one; nothing was the same to the bit",
+        )  # fmt: skip
+    return Parting(
+        "later", step, "step", worst.key, equal, worst.relative, None,
+        f"the same to the bit before step {step}, where {name} parts",
+    )  # fmt: skip
+
+
+def _find_settled(curves: tuple[Curves, Curves], shared: Sequence[str]) -> int | None:
+    """The first step within what was read at which they are apart by more than rounding."""
+    one, two = curves
+    steps = []
+    for key in shared:
+        at, first, second = _match(one[key], two[key])
+        size = np.maximum(np.abs(first), np.abs(second))
+        with np.errstate(invalid="ignore"):
+            far = np.flatnonzero(np.abs(first - second) > _GROWTH * _ROUNDING * size)
+        if len(far):
+            steps.append(int(at[far[0]]))
+    return min(steps, default=None)

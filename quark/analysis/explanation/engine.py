@@ -1,0 +1,393 @@
+"""explain_change: why the result of one run, or group of runs, is not that of another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from quark.analysis.comparison.config import ComparisonEngineConfig
+from quark.analysis.comparison.engine import pair_runs
+from quark.analysis.comparison.metrics import compare_metrics
+from quark.analysis.comparison.results import MetricDiff
+from quark.analysis.comparison.sides import find_storage_dir, list_targets, load_side
+from quark.analysis.comparison.summary import tell_lengths
+from quark.analysis.explanation.attribution import (
+    attribute,
+    measure_checks,
+    measure_pairs,
+)
+from quark.analysis.explanation.checks import (
+    list_checkable,
+    plan_checks,
+    plan_exchange,
+    refuse_sources,
+    tell_checks,
+)
+from quark.analysis.explanation.code_differences import find_code_differences
+from quark.analysis.explanation.data_differences import (
+    compare_data,
+    fold_streams,
+    include_outputs,
+    set_unexplained_apart,
+)
+from quark.analysis.explanation.differences import (
+    Findings,
+    compare_traits,
+    join_findings,
+    rule_out_unread,
+)
+from quark.analysis.explanation.divergence import find_parting
+from quark.analysis.explanation.good_runs import RunInQuestion, find_good_run
+from quark.analysis.explanation.history import PastRun, find_config_digest, load_history
+from quark.analysis.explanation.ranking import Case, list_never_recorded, rank_causes
+from quark.analysis.explanation.results import (
+    Cause,
+    ChangeExplanation,
+    Check,
+    Effect,
+    NoiseFloor,
+    Parting,
+)
+from quark.analysis.explanation.setting_origins import name_origins
+from quark.analysis.explanation.sides import ExplainedRun, describe_runs, load_runs
+from quark.analysis.explanation.timing import find_hidden_difference
+from quark.analysis.explanation.traits import RunTraits
+from quark.analysis.explanation.verdict import (
+    Judgement,
+    find_noise_floor,
+    judge_change,
+    limit_judgement,
+)
+from quark.provenance.kept_sources import read_sources
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.errors import QuarkError, SchemaValidationError
+from quark_core.presentation import note_runs
+from quark_core.records import format_time
+from quark_core.records.names import decode_name
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION
+from quark_core.records.times import now_us
+from quark_core.runs.reading import encode_key
+from quark_core.runs.run_ids import name_store
+
+__all__ = ["explain_change"]
+
+_MOST_NAMED = 10
+
+
+def explain_change(
+    a: object,
+    b: object = None,
+    metric: str | None = None,
+    *,
+    storage_dir: str | Path | None = None,
+) -> ChangeExplanation:
+    """Say why the result of `b` is not that of `a`, with what speaks for it, or that nobody can.
+
+    Reads only: nothing is stored and no run is altered. May be called from any thread.
+
+    Args:
+        a: The first side: a run id or the beginning of one, a TrainingSession, a RunContext,
+            or a list or tuple of them, such as the seeds of one configuration.
+        b: The second side, likewise: the one whose result is in question. None holds `a`,
+            one run, against the last good run of its configuration, which is the first side.
+        metric: The metric that it is about; by default the objective that a run was started
+            with, else the validation loss or accuracy, else that of training.
+        storage_dir: Where ids are looked up; by default where the sides' sessions are, else
+            the working directory or the service.
+
+    Raises:
+        SchemaValidationError: A side is of another type, or no run has the metric.
+        RunNotFoundError: There is no such run, or none to hold `a` against.
+        SessionStoreError: The store cannot be read.
+    """
+    if metric is not None and not isinstance(metric, str):
+        raise SchemaValidationError(f"metric must be a str, not {type(metric).__name__}")
+    key = None if metric is None else encode_key(metric, "metric")
+    targets = [list_targets(a, "a")]
+    if b is not None:
+        targets.append(list_targets(b, "b"))
+    root = find_storage_dir(*targets) if storage_dir is None else resolve_storage_dir(storage_dir)
+    with ExitStack() as opened:
+        sides = [load_runs(side, root, opened) for side in targets]
+        if b is None:
+            sides.insert(0, [_find_reference(sides[0], key, opened)])
+        return _Explanation(sides[0], sides[1], key).make()
+
+
+def _find_reference(
+    side: Sequence[ExplainedRun], key: str | None, opened: ExitStack
+) -> ExplainedRun:
+    if len(side) > 1:
+        raise SchemaValidationError(
+            "a must be one run where b is not given: it is held against the last good run of its "
+            f"configuration; got {len(side)} runs"
+        )
+    (run,) = side
+    metric = _choose_metric(side, side, key)
+    metric_key = None if metric is None else metric.metric_key
+    history = load_history(run.reader, run.stored.run.project_name, metric_key)
+    asked = RunInQuestion(
+        run.run_id,
+        run.stored.run.created_at,
+        find_config_digest(run.stored),
+        metric_key,
+        "none" if metric is None else metric.direction,
+        name_store(run.reader),
+    )
+    root = run.context.storage_dir
+    good = find_good_run(history, asked, lambda run_id: _is_critical(run_id, root))
+    (found,) = load_runs([good.run_id], root, opened)
+    return found
+
+
+def _is_critical(run_id: str, root: Path | None) -> bool:
+    """Whether a finding of a run, or its health, is critical; analyzed where nobody has."""
+    with ExitStack() as opened:
+        (run,) = load_side([run_id], root, opened)
+    found = any(alert.severity == "critical" for alert in run.alerts)
+    return found or any(
+        score.score_key == "overall" and score.is_known and score.status == "critical"
+        for score in run.health_scores
+    )
+
+
+def _choose_metric(
+    before: Sequence[ExplainedRun], after: Sequence[ExplainedRun], key: str | None
+) -> MetricDiff | None:
+    """The metric that it is about, compared; None where the sides have none in common."""
+    data = [run.data for run in after], [run.data for run in before]
+    stored = [run.stored for run in after], [run.stored for run in before]
+    config = ComparisonEngineConfig(headline_metric=key)
+    diffs = compare_metrics(*data, pair_runs(*stored), config)
+    if key is not None:
+        found = next((diff for diff in diffs if diff.metric_key == key), None)
+        if found is None:
+            known = [decode_name(diff.metric_key) for diff in diffs]
+            named = ", ".join(known[:_MOST_NAMED]) or "no metrics"
+            raise SchemaValidationError(
+                f"metric {decode_name(key)!r}: no run has it; the runs have {named}"
+            )
+        return found
+    shared = [diff for diff in diffs if diff.presence == "both"]
+    headline = [diff for diff in shared if diff.headline]
+    directed = [diff for diff in shared if diff.direction != "none"]
+    return next(iter([*headline, *directed, *shared]), None)
+
+
+@dataclass(frozen=True)
+class _History:
+    """The project's runs.
+
+    Attributes:
+        everyone: All of them, newest first.
+        others: Without those that are compared.
+        own: Those that are compared, side by side.
+    """
+
+    everyone: Sequence[PastRun]
+    others: Sequence[PastRun]
+    own: Sequence[Sequence[PastRun]]
+
+
+class _Explanation:
+    """One explanation on its way."""
+
+    def __init__(
+        self,
+        before: Sequence[ExplainedRun],
+        after: Sequence[ExplainedRun],
+        key: str | None,
+    ) -> None:
+        self._before = before
+        self._after = after
+        self._metric = _choose_metric(before, after, key)
+        self._key = key if self._metric is None else self._metric.metric_key
+
+    def make(self) -> ChangeExplanation:
+        """All steps."""
+        history = self._load_history()
+        traits = self._list_traits(history)
+        differences = self._find_differences(traits)
+        apart = any(each.kind != "seed" and not each.is_aside for each in differences.found)
+        differences = set_unexplained_apart(differences)
+        floor = find_noise_floor(history.everyone, history.own, apart=apart)
+        sides = describe_runs(self._before), describe_runs(self._after)
+        judgement = limit_judgement(judge_change(self._metric, floor), *sides)
+        parting = self._find_parting()
+        hidden = None
+        if parting.metric_key == self._key:
+            hidden = find_hidden_difference(history.others, differences.found, parting)
+        checked = self._measure_checks(history, floor)
+        case = self._weigh(
+            judgement, floor, differences, parting, history, checked, hidden is not None
+        )
+        causes = rank_causes(case)
+        accuses = judgement.accuses
+        result = ChangeExplanation(
+            schema_version=CURRENT_SCHEMA_VERSION,
+            generated_at=format_time(now_us()),
+            before=sides[0],
+            after=sides[1],
+            metric_key=self._key,
+            metric=self._metric,
+            verdict=judgement.verdict,
+            reason=judgement.reason,
+            noise_floor=floor,
+            first_difference=parting,
+            causes=causes if accuses else (),
+            differences=()
+            if accuses
+            else tuple(replace(cause, standing="unlikely") for cause in causes),
+            ruled_out=differences.ruled_out,
+            unknown=(*differences.unknown, *list_never_recorded(case, causes)),
+            checks=self._plan_checks(causes) if accuses else (),
+            history_count=len(history.others),
+            notes=tuple(
+                self._list_notes(filter(None, (hidden, tell_checks(causes, checked))), traits)
+            ),
+        )
+        note_runs(result, [run.context for run in (*self._before, *self._after)])
+        return result
+
+    def _load_history(self) -> _History:
+        project = self._before[0].stored.run.project_name
+        keys = {
+            record.key
+            for run in (*self._before, *self._after)
+            for record in run.fingerprints
+            if record.subject == "data" and not record.level.startswith("stream")
+        }
+        everyone = load_history(self._before[0].reader, project, self._key, sorted(keys))
+        sides = [{run.run_id for run in side} for side in (self._before, self._after)]
+        members = set.union(*sides)
+        return _History(
+            everyone,
+            [run for run in everyone if run.run_id not in members],
+            [[run for run in everyone if run.run_id in side] for side in sides],
+        )
+
+    def _measure_checks(self, history: _History, floor: NoiseFloor | None) -> Mapping[str, Effect]:
+        """What runs say that were made to check the causes."""
+        if not history.own[0]:
+            return {}
+        return measure_checks(history.everyone, history.own[0][0], self._after[0].run_id, floor)
+
+    def _weigh(
+        self,
+        judgement: Judgement,
+        floor: NoiseFloor | None,
+        differences: Findings,
+        parting: Parting,
+        history: _History,
+        checked: Mapping[str, Effect],
+        has_hidden: bool,
+    ) -> Case:
+        change = None if self._metric is None else self._metric.last.difference
+        pairs, attribution = {}, None
+        if change:
+            for each in differences.found:
+                effect = checked.get(each.place)
+                if effect is None:
+                    effect = measure_pairs(history.others, each.in_history, floor)
+                if effect is not None:
+                    pairs[each.key] = effect
+            candidates = [each for each in differences.found if each.kind != "seed"]
+            attribution = attribute(history.others, candidates, change)
+        return Case(
+            judgement.verdict,
+            change,
+            floor,
+            differences.found,
+            differences.unknown,
+            pairs,
+            attribution,
+            parting,
+            has_hidden,
+        )
+
+    def _list_traits(self, history: _History) -> tuple[list[RunTraits], list[RunTraits]]:
+        """What the runs of either side were made of, as history has it where it knows them."""
+        known = {run.run_id: run.traits for side in history.own for run in side}
+        before, after = (
+            [known.get(run.run_id, run.traits) for run in side]
+            for side in (self._before, self._after)
+        )
+        return before, after
+
+    def _find_differences(self, sides: tuple[list[RunTraits], list[RunTraits]]) -> Findings:
+        found = join_findings(
+            (
+                compare_data(self._before, self._after),
+                compare_traits(*sides),
+                find_code_differences(self._before, self._after),
+            )
+        )
+        found = rule_out_unread(found, [run.read_keys for run in (*self._before, *self._after)])
+        configs = [[run.stored.config for run in each] for each in (self._before, self._after)]
+        found = name_origins(found, *configs)
+        return dataclasses.replace(found, found=fold_streams(found.found))
+
+    def _find_parting(self) -> Parting:
+        if len(self._before) > 1 or len(self._after) > 1:
+            return Parting(
+                "unknown", None, "step", None, 0, None, None,
+                "several runs a side: their seeds part them, so no first step is looked for",
+            )  # fmt: skip
+        one, two = self._before[0], self._after[0]
+        parting = find_parting((one.reader, one.run_id), (two.reader, two.run_id))
+        return include_outputs(parting, self._before, self._after)
+
+    def _plan_checks(self, causes: Sequence[Cause]) -> tuple[Check, ...]:
+        """Runs that would settle it and that can be made: nothing else is suggested."""
+        if not list_checkable(causes):
+            return ()
+        first = self._before[0]
+        try:
+            kept = read_sources(first.reader, first.run_id, texts=False)
+        except QuarkError:
+            return ()
+        if refuse_sources(kept) is not None:
+            return ()
+        return plan_checks(
+            causes,
+            self._name_sides(),
+            can_run=lambda part: plan_exchange(first.stored, part).refusal is None,
+        )
+
+    def _name_sides(self) -> str:
+        """One run of each side: a check is the first run again, with one thing exchanged."""
+        return f"{self._before[0].run_id} {self._after[0].run_id}"
+
+    def _list_notes(
+        self, notes: Iterable[str], sides: tuple[list[RunTraits], list[RunTraits]]
+    ) -> list[str]:
+        out = list(notes)
+        assumed = dict.fromkeys(text for side in sides for run in side for text in run.assumed)
+        out += [text[:1].upper() + text[1:] for text in assumed]
+        ids = [{run.run_id for run in side} for side in (self._before, self._after)]
+        if ids[0] == ids[1]:
+            out.append("Both sides are the same runs.")
+        elif shared := ids[0] & ids[1]:
+            out.append(f"On both sides: {', '.join(sorted(shared))}.")
+        named = [
+            [(run.stored.run.name, run.data) for run in side]
+            for side in (self._before, self._after)
+        ]
+        key = None if self._metric is None else self._metric.metric_key
+        lengths = tell_lengths(named[0], named[1], key)
+        if lengths is not None:
+            out.append(lengths)
+        everyone = (*self._before, *self._after)
+        going = [run.run_id for run in everyone if run.stored.state == "running"]
+        if going:
+            out.append(f"Still running, so the figures are of now: {', '.join(going)}.")
+        projects = sorted({run.stored.run.project_name for run in everyone})
+        if len(projects) > 1:
+            own = self._before[0].stored.run.project_name
+            out.append(f"The runs are of {', '.join(projects)}; history is that of {own}.")
+        return out

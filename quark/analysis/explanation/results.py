@@ -1,0 +1,225 @@
+"""What an explanation returns: records, each with `to_dict()`.
+
+`before` is the first side that was asked about, `after` the second: a difference
+is what the second has less what the first has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from quark.analysis.comparison.results import MetricDiff, RunReference
+from quark_core.presentation import bundle, paint
+from quark_core.records import EvidenceRecord
+from quark_core.records.base import Record
+
+__all__ = [
+    "ABSENT",
+    "Cause",
+    "CauseKind",
+    "ChangeExplanation",
+    "ChangeVerdict",
+    "Check",
+    "Effect",
+    "NoiseFloor",
+    "Parting",
+    "PartingManner",
+    "Remark",
+    "Standing",
+]
+
+ChangeVerdict = Literal["better", "worse", "changed", "no_difference", "cannot_tell"]
+CauseKind = Literal["seed", "data", "config", "code", "launch", "switch", "package", "hardware"]
+Standing = Literal["probable", "possible", "unlikely"]
+PartingManner = Literal["identical", "at_once", "later", "rounding", "unknown"]
+
+ABSENT = "(absent)"
+"""Stands for the value of what a side is known not to have."""
+
+
+class NoiseFloor(Record, frozen=True, gc=False):
+    """How far runs of one configuration lie apart, which is what chance does.
+
+    Attributes:
+        deviation: Standard deviation of the metric's end between seeds.
+        degrees: Degrees of freedom of it.
+        run_count: Runs that it was taken from.
+        mean: Mean of those of the first side's configuration, or None.
+        source: `side` where they are runs of the configurations that are compared,
+            `project` where they are of other configurations of the project.
+    """
+
+    deviation: float
+    degrees: int
+    run_count: int
+    mean: float | None
+    source: str
+
+
+class Parting(Record, frozen=True, gc=False):
+    """Where the curves of the two sides part.
+
+    Attributes:
+        manner: identical; at_once, from the first point on; later, equal to the bit before;
+            rounding, apart by rounding first; unknown where nothing can be compared.
+        step: The first step at which they are not equal to the bit, or None.
+        unit: step or epoch.
+        metric_key: A metric that parts there, or None.
+        equal_points: How many points were the same to the bit before that.
+        relative_difference: The largest relative difference at that step, or None.
+        settled_step: With `rounding`, where they are apart by more than rounding, or None.
+        summary: One sentence.
+    """
+
+    manner: PartingManner
+    step: int | None
+    unit: str
+    metric_key: str | None
+    equal_points: int
+    relative_difference: float | None
+    settled_step: int | None
+    summary: str
+
+
+class Effect(Record, frozen=True, gc=False):
+    """What a change does to the metric, by other runs.
+
+    Attributes:
+        source: `pairs`, runs that differ in this alone, or `history`, a regression on all runs.
+        difference: Of the metric, from before to after.
+        low, high: Interval of it, or None where there is none.
+        level: Of the interval, such as 0.95.
+        count: Pairs, or runs.
+        agreement: Of a regression, the share of resamples that hold this for the largest one.
+    """
+
+    source: str
+    difference: float
+    low: float | None
+    high: float | None
+    level: float
+    count: int
+    agreement: float | None = None
+
+
+class Cause(Record, frozen=True, gc=False):
+    """Something that differs between the sides, and how much speaks for its being the cause.
+
+    Attributes:
+        kind: seed, data, config, code, launch, switch, package or hardware.
+        place: Which one: a key, `optim.py: clip`, a fingerprint's key, a package.
+        before, after: What it was on either side, as JSON-like values; `ABSENT` where a side
+            is known not to have it, a list where the runs of a side differ.
+        standing: probable, possible or unlikely.
+        effect: What it does by other runs, or None where none tell.
+        summary: What speaks for or against it, in a few words.
+        evidence: The same piece by piece.
+        together: Places of what always changed together with it in all runs: it cannot be told
+            apart from them.
+        repeats: What differs besides and only says the same again.
+    """
+
+    kind: CauseKind
+    place: str
+    before: Any
+    after: Any
+    standing: Standing
+    effect: Effect | None
+    summary: str
+    evidence: tuple[EvidenceRecord, ...] = ()
+    together: tuple[str, ...] = ()
+    repeats: tuple[str, ...] = ()
+
+
+class Remark(Record, frozen=True, gc=False):
+    """What is ruled out, or not known.
+
+    Attributes:
+        kind: As of a `Cause`.
+        place: Which one; "" for the whole kind.
+        words: Why.
+    """
+
+    kind: CauseKind
+    place: str
+    words: str
+
+
+class Check(Record, frozen=True, gc=False):
+    """Runs that would settle it: one side with one difference of the other.
+
+    Attributes:
+        kind, place: The difference.
+        runs: How many runs.
+        words: What they are.
+        command: What makes them.
+    """
+
+    kind: CauseKind
+    place: str
+    runs: int
+    words: str
+    command: str
+
+
+class ChangeExplanation(Record, frozen=True, gc=True, weakref=True):
+    """Why a result changed: whether it did, since when, what differs, and what is to blame.
+
+    Attributes:
+        schema_version: Version of the schema of this result.
+        generated_at: When it was made.
+        before, after: The sides.
+        metric_key: The metric that is asked about, or None where the sides share none.
+        metric: That metric, compared; its primary is `after`.
+        verdict: better or worse, of `after`; changed where no direction is known;
+            no_difference beyond chance; cannot_tell.
+        reason: Why, in a sentence.
+        noise_floor: What chance does, where it is known.
+        first_difference: Where the curves part.
+        causes: What may be to blame, the most likely first. Empty where there is no
+            difference beyond chance: then nobody is accused.
+        differences: Where nobody is accused, what differs all the same, the most likely reason
+            that the curves part first, each with the standing `unlikely`.
+        ruled_out: What is known not to be the cause.
+        unknown: What was not recorded on a side, so that nobody can say.
+        checks: What would settle it.
+        history_count: Runs of the project that were looked at.
+        notes: What to know before trusting it.
+    """
+
+    schema_version: int
+    generated_at: str
+    before: RunReference
+    after: RunReference
+    metric_key: str | None
+    metric: MetricDiff | None
+    verdict: ChangeVerdict
+    reason: str
+    noise_floor: NoiseFloor | None
+    first_difference: Parting
+    causes: tuple[Cause, ...]
+    differences: tuple[Cause, ...]
+    ruled_out: tuple[Remark, ...]
+    unknown: tuple[Remark, ...]
+    checks: tuple[Check, ...]
+    history_count: int
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        first = self.causes[0] if self.causes else None
+        told = "" if first is None else f", {first.standing} {first.kind} {first.place}"
+        return (
+            f"ChangeExplanation({self.before.run_id} -> {self.after.run_id}: {self.verdict}{told})"
+        )
+
+    def __str__(self) -> str:
+        # What it is told in is made of these records.
+        from quark.analysis.explanation.words import tell
+
+        return tell(self)
+
+    def _repr_html_(self) -> str | None:
+        return paint(self)
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str] | None:
+        return bundle(self)

@@ -1,0 +1,482 @@
+"""Looks at a run while it trains: the analyzer's rules, on a thread of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self, get_args
+
+from quark.analysis.config import AnalyzerEngineConfig
+from quark.analysis.diagnosis import AnalyzerResult, analyze_run
+from quark.analysis.health import is_note
+from quark.analysis.monitor_feed import RunFeed
+from quark.analysis.monitor_sightings import Pace, RaisedAlerts, Sightings, describe_alert
+from quark.analysis.outputs import AnalysisTarget
+from quark.analysis.rule import SEVERITIES
+from quark.analysis.rules.registry import choose_rules
+from quark.notifications.run_notices import attach_notifier
+from quark.notifications.targets import NotifyArgument
+from quark_core.backends.registry import default_registry
+from quark_core.config import settings
+from quark_core.config.habits import explain_argument_errors
+from quark_core.errors import (
+    InvalidRunStateError,
+    SchemaValidationError,
+    SessionStoreError,
+    TrainingHalted,
+)
+from quark_core.records.checks import check_choice
+from quark_core.records.kinds.findings import AlertRecord
+from quark_core.records.raised_alerts import ALERT_RAISED
+from quark_core.runs.open_run import OpenRun
+from quark_core.runs.opening import resolve_target
+from quark_core.runs.run_reader import RunReader
+from quark_core.system.weak_sets import list_members
+
+__all__ = [
+    "MONITOR_NAME",
+    "TrainingMonitor",
+    "monitor",
+]
+
+_log = logging.getLogger("quark")
+
+HaltOn = Literal["error", "critical"]
+
+_SHARE = 0.05
+_LAST_LOOK_S = 5.0
+_HAND_OVER_S = 1.0
+_OTHERS_S = 10.0
+_SLOW_S = 10.0
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class MonitorSettings:
+    """Arguments of a TrainingMonitor; see there.
+
+    Raises:
+        SchemaValidationError: A bad one; the message names it.
+    """
+
+    every_n_steps: Any
+    on_alert: Any
+    halt_on: Any
+    config: Any
+    min_interval_s: Any
+
+    def __post_init__(self) -> None:
+        steps, interval = self.every_n_steps, self.min_interval_s
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise SchemaValidationError(f"every_n_steps must be a positive integer, got {steps!r}")
+        if self.on_alert is not None and not callable(self.on_alert):
+            raise SchemaValidationError(
+                f"on_alert must be a function of one alert, not {type(self.on_alert).__name__}"
+            )
+        if self.halt_on is not None:
+            check_choice(self.halt_on, "halt_on", get_args(HaltOn))
+        if self.config is not None and not isinstance(self.config, AnalyzerEngineConfig):
+            raise SchemaValidationError(
+                f"config must be an AnalyzerEngineConfig, not {type(self.config).__name__}"
+            )
+        is_number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
+        if not is_number or not isfinite(interval) or interval <= 0:
+            raise SchemaValidationError(
+                f"min_interval_s must be a positive number of seconds, got {interval!r}"
+            )
+
+    @property
+    def halt_rank(self) -> int:
+        """Place among the severities from which on the training is halted."""
+        return len(SEVERITIES) if self.halt_on is None else SEVERITIES.index(self.halt_on)
+
+
+MONITOR_NAME = "monitor"
+"""Under this name its alerts are stored; those of an AnalyzerEngine have another."""
+
+
+@explain_argument_errors
+def monitor(
+    session: object,
+    *,
+    every_n_steps: int = 100,
+    on_alert: Callable[[AlertRecord], object] | None = None,
+    halt_on: HaltOn | None = None,
+    config: AnalyzerEngineConfig | None = None,
+    min_interval_s: float = 0.5,
+    notify: NotifyArgument = None,
+    notify_on: str | Iterable[str] | None = None,
+) -> TrainingMonitor:
+    """Look at a run while it trains, and raise an alert when something goes wrong.
+
+    Returns at once; see TrainingMonitor for arguments, promises and errors.
+    """
+    return TrainingMonitor(
+        session,
+        every_n_steps=every_n_steps,
+        on_alert=on_alert,
+        halt_on=halt_on,
+        config=config,
+        min_interval_s=min_interval_s,
+        notify=notify,
+        notify_on=notify_on,
+    )
+
+
+class TrainingMonitor:
+    """Runs the analyzer's rules over a run that goes on, on a daemon thread of its own.
+
+    It looks whenever the newest step has moved by `every_n_steps`, a metric has stopped
+    being finite, or, in a run that counts epochs only, an epoch has passed. Looks take at
+    most a twentieth of the time; where they would take more they come later, which is
+    logged once. What other processes log to the run is seen too, some 10 s later. Calls
+    that log cost the same with a monitor and without.
+
+    What is critical is raised at once, anything else when two looks in a row have found
+    it, and what the last look finds. An alert that was raised
+
+    - is in `alerts`,
+    - is an event `alert_raised` of the run, which mirrors get as well,
+    - is stored as an output of the analyzer `monitor`, apart from those of
+      AnalyzerEngine, whose `read_alerts` does not return it,
+    - is given to `on_alert`, on the monitor's thread. What that raises is logged once.
+
+    With `halt_on`, the next call that logs to the run, of any writer in this process,
+    raises TrainingHalted, once for each such alert. What that call was to log is not
+    accepted; the run takes records again afterwards. A session that the error leaves as
+    a context manager ends as failed; catch it to end the run in another way.
+
+    The monitor ends with the run, after a last look that the end waits for up to 5 s, or by
+    `close()`. A forked child has none. It looks on rank 0 only, and not where nothing is
+    kept (`backends="none"`): there it does nothing, and `refusal` says why.
+
+    Args:
+        session: A TrainingSession, or the RunContext of one.
+        every_n_steps: Steps from one look to the next.
+        on_alert: Called with each alert.
+        halt_on: The severity from which on an alert stops the training: "error" or
+            "critical"; None for never.
+        config: Which rules, and their settings; as of AnalyzerEngine.
+        min_interval_s: Seconds from one look to the next, at least.
+        notify: Who is told of alerts and of the run's end, until the run ends: a URL of
+            Apprise (`slack://…`, `mailto://…`, …; extra `notify`), `webhook+https://…`, a
+            function of one notice, or a list of these. QUARK_NOTIFY by default. A URL is a
+            secret: it stands in no record, log line or repr. Each alert is told once in a run.
+        notify_on: What is told: a severity, from which on alerts are, and any of failed,
+            lost, interrupted and finished. QUARK_NOTIFY_ON, else "error, failed, lost".
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
+        InvalidRunStateError: The run has ended, is open for reading only, has a monitor
+            already, or this process was forked.
+    """
+
+    looks_on = True
+    """At the end of a run every other writer hands over first."""
+
+    def __init__(
+        self,
+        session: object,
+        *,
+        every_n_steps: int = 100,
+        on_alert: Callable[[AlertRecord], object] | None = None,
+        halt_on: HaltOn | None = None,
+        config: AnalyzerEngineConfig | None = None,
+        min_interval_s: float = 0.5,
+        notify: NotifyArgument = None,
+        notify_on: str | Iterable[str] | None = None,
+    ) -> None:
+        wanted = MonitorSettings(every_n_steps, on_alert, halt_on, config, min_interval_s)
+        self._every = every_n_steps
+        self._on_alert = on_alert
+        self._halt_rank = wanted.halt_rank
+        self._config = config or AnalyzerEngineConfig()
+        # Loaded here, so that the thread imports nothing that a fork would have to wait for.
+        choose_rules(self._config.rules, self._config.excluded_rules)
+        self._run = run = resolve_target(session)
+        if run.is_over:
+            run.refuse("monitor")
+        if run.forked:
+            raise InvalidRunStateError("monitor: a forked process has none: make it in the parent")
+        self._poll_s = min(_POLL_S, float(min_interval_s))
+        self._pace = Pace(float(min_interval_s), _SHARE)
+        self._target = AnalysisTarget(RunReader.of(run))
+        self._feed = RunFeed(run)
+        self._sightings = Sightings()
+        self._alerts: tuple[AlertRecord, ...] = ()
+        self._earlier: tuple[AlertRecord, ...] = ()
+        self._unwritten = False
+        self._result: AnalyzerResult | None = None
+        self._halts: list[TrainingHalted] = []
+        self._looked_at: tuple[int | None, int | None] = (None, None)
+        self._spent_s = 0.0
+        self._others_due = time.monotonic() + _OTHERS_S
+        self._told: set[str] = set()
+        self._ending = threading.Event()
+        self._run_ends = False
+        self._looks_again = True
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.refusal = _find_refusal(run)
+        """Why it does nothing, or None."""
+        if self.refusal is not None:
+            self._closed = True
+            level = logging.WARNING if halt_on else logging.INFO
+            _log.log(level, "run %s: no monitor: %s", run.context.run_id, self.refusal)
+            return
+        if notify is not None or notify_on is not None:
+            attach_notifier(run, notify or os.environ.get(settings.NOTIFY), notify_on)
+        self._start()
+
+    @property
+    def alerts(self) -> tuple[AlertRecord, ...]:
+        """Every alert that was raised, in order; one whose severity rose is there again."""
+        return self._alerts
+
+    @property
+    def result(self) -> AnalyzerResult | None:
+        """What the last look found, also what was not raised; None before the first."""
+        return self._result
+
+    @property
+    def halted(self) -> bool:
+        """Whether it has asked for the training to be halted."""
+        return bool(self._halts)
+
+    def close(self) -> None:
+        """Take a last look, waiting up to 5 s for it, and end; a second call does nothing.
+
+        A halt that no call has met is taken back. From within `on_alert` it does not wait.
+        """
+        self._end(run_ends=False)
+
+    def settle(self) -> None:
+        """The run ends: as `close()`, with a last look at all that was logged."""
+        self._end(run_ends=True)
+
+    def bind(self) -> None:
+        """In a forked child: be closed, since the thread is the parent's."""
+        if self._run.forked:
+            self._lock = threading.Lock()
+            self._closed = True
+            self._thread = None
+
+    def __repr__(self) -> str:
+        closed = ", closed" if self._closed else ""
+        return (
+            f"TrainingMonitor({self._run.context.describe()}, {len(self._alerts)} alerts{closed})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a TrainingMonitor belongs to its process and cannot be pickled or copied")
+
+    def _start(self) -> None:
+        run = self._run
+        with run.lock:
+            if any(isinstance(other, TrainingMonitor) for other in list_members(run.writers)):
+                raise InvalidRunStateError(
+                    f"monitor: run {run.context.run_id} has a monitor already: close it first"
+                )
+            run.add_writer(self)
+        try:
+            self._feed.open()
+            if self._target.can_store:
+                found = self._target.read_outputs(AlertRecord.KIND, MONITOR_NAME).to_records()
+                self._earlier = found  # type: ignore[assignment]
+        except SessionStoreError as error:
+            self._tell("the store", "it cannot be read now", error)
+        self._thread = threading.Thread(target=self._watch, name="training-monitor", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._thread = None
+            self._tell("the thread", "it cannot be started, so nothing is looked at", error)
+
+    def _end(self, *, run_ends: bool) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        thread, self._run_ends = self._thread, run_ends
+        self._looks_again = thread is not threading.current_thread()
+        self._ending.set()
+        try:
+            if thread is not None and self._looks_again:
+                thread.join(min(_LAST_LOOK_S, settings.exit_timeout_s()))
+                if thread.is_alive():
+                    _log.warning(
+                        "run %s: the monitor's last look is not waited for any longer",
+                        self._run.context.run_id,
+                    )
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        run = self._run
+        self._feed.close()
+        for error in self._halts:
+            run.withdraw_halt(error)
+        with run.lock:
+            run.writers.discard(self)
+        run.remove_writer()
+
+    def _watch(self) -> None:
+        """The thread."""
+        while not self._ending.wait(self._poll_s):
+            if self._run.is_over:
+                break
+            self._turn(last=False)
+        if self._looks_again:
+            self._turn(last=True)
+        if not self._ending.is_set():
+            # Nobody told: the last writer of a context was closed, or a strict run has failed.
+            with self._lock:
+                was_closed, self._closed = self._closed, True
+            if not was_closed:
+                self._let_go()
+
+    def _turn(self, *, last: bool) -> None:
+        try:
+            now, feed = time.monotonic(), self._feed
+            if last and not self._run.is_over:
+                self._run.stream.hand_over(_HAND_OVER_S)
+            feed.poll()
+            if not last and not self._is_due(now):
+                return
+            if now >= self._others_due and feed.has_other_writers:
+                feed.read_again()
+                spent_s = time.thread_time() - self._spent_s
+                self._others_due = now + max(_OTHERS_S, spent_s / _SHARE)
+            self._looked_at, feed.is_alarmed = (feed.step, feed.epoch), False
+            self._look(last=last)
+            spent_s = time.thread_time()
+            self._pace.note(now, spent_s - self._spent_s)
+            self._spent_s = spent_s
+            if self._pace.spacing_s > _SLOW_S:
+                self._tell("pace", f"looks come {self._pace.spacing_s:.0f} s apart, so that they "
+                           "take a twentieth of the time")  # fmt: skip
+        except SessionStoreError as error:
+            self._tell("the store", "it cannot be read now", error)
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not end the watch
+            self._tell("the look", "a look failed", error, trace=True)
+
+    def _is_due(self, now: float) -> bool:
+        if not self._pace.is_due(now):
+            return False
+        feed, (step, epoch) = self._feed, self._looked_at
+        if feed.is_alarmed or (now >= self._others_due and feed.has_other_writers):
+            return True
+        if feed.step is None:
+            return feed.epoch != epoch
+        # A counter that starts again moves too.
+        return step is None or abs(feed.step - step) >= self._every
+
+    def _look(self, *, last: bool) -> None:
+        over = self._run_ends or self._run.is_over
+        result = analyze_run(self._feed.load(ended=last and over), self._config)
+        self._result = result
+        alerts = [alert for alert in result.alerts if not is_note(alert)]
+        raised = self._sightings.update(alerts, last=last)
+        if raised:
+            self._alerts += tuple(raised)
+            counted = self._run.extensions.setdefault(RaisedAlerts, RaisedAlerts())
+            if isinstance(counted, RaisedAlerts):
+                counted.severities += [alert.severity for alert in raised]
+            self._unwritten = True
+            worst = max(raised, key=_rank)
+            if not last and _rank(worst) >= self._halt_rank:
+                self._halt(worst)
+            for alert in raised:
+                self._emit(alert)
+            for alert in raised:
+                self._call(alert)
+        if self._unwritten and self._target.can_store:
+            self._store()
+
+    def _halt(self, alert: AlertRecord) -> None:
+        error = TrainingHalted(
+            f"the monitor halts the training: {alert.summary} {alert.fact} "
+            f"({alert.rule_id}, {alert.severity}; this call was not accepted, the next one is)",
+            alert,
+        )
+        # What on_alert logs is not the training.
+        if self._run.halt(error, spared_thread=threading.get_ident()):
+            self._halts.append(error)
+
+    def _emit(self, alert: AlertRecord) -> None:
+        run = self._run
+        if run.is_over:
+            return
+        event = run.emit_event(
+            ALERT_RAISED,
+            alert.severity,
+            step=self._feed.step,
+            epoch=None if self._feed.step is not None else self._feed.epoch,
+            payload=describe_alert(alert),
+        )
+        default_registry().notify("quark_finding_raised", run=run, event=event)
+
+    def _call(self, alert: AlertRecord) -> None:
+        if self._on_alert is None:
+            return
+        try:
+            self._on_alert(alert)
+        except BaseException as error:  # noqa: BLE001 - it may raise anything, SystemExit too
+            self._tell("on_alert", "on_alert failed", error, trace=True)
+
+    def _store(self) -> None:
+        """Everything raised so far, as the one generation that readers see."""
+        alerts: Sequence[AlertRecord] = (*self._earlier, *self._sightings.raised)
+        try:
+            number = self._target.write(MONITOR_NAME, True, {AlertRecord.KIND: alerts})
+        except SessionStoreError as error:
+            self._tell("the store", "alerts are not stored now", error)
+            return
+        self._unwritten = False
+        if number is None:
+            self._tell("outputs", f"alerts are not stored: {self._target.refusal}")
+
+    def _tell(
+        self, about: str, message: str, error: BaseException | None = None, *, trace: bool = False
+    ) -> None:
+        """Log something once."""
+        if about in self._told:
+            return
+        self._told.add(about)
+        _log.warning(
+            "run %s: the monitor: %s%s",
+            self._run.context.run_id,
+            message,
+            "" if error is None else f": {type(error).__name__}: {error}",
+            exc_info=error if trace else None,
+        )
+
+
+def _rank(alert: AlertRecord) -> int:
+    return SEVERITIES.index(alert.severity)
+
+
+def _find_refusal(run: OpenRun) -> str | None:
+    if not run.leads:
+        return f"this is rank {run.origin.rank}, and it looks on rank 0"
+    if not run.stream.active:
+        return "nothing of the run is kept"
+    return None

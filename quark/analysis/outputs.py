@@ -1,0 +1,304 @@
+"""Where an analyzer's data come from and where its outputs go.
+
+A run that is open in this process is read through its own store, flushed
+first; any other, also one that has ended, through a store opened to read.
+Outputs are written to the run's primary as one generation, where it keeps
+such; a backend that only reads, such as the CSV files, keeps none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from quark.analysis.long_curves import find_long_curves
+from quark.analysis.mirrored_outputs import mirror_outputs
+from quark.analysis.run_data import RunData
+from quark_core.backends.contract import Generation, SupportsGenerations, SupportsPrimary
+from quark_core.config.redaction import redact_record
+from quark_core.errors import (
+    BackendUnavailable,
+    RunNotFoundError,
+    SchemaValidationError,
+    SessionStoreError,
+)
+from quark_core.records import HealthScoreRecord, StreamRecord
+from quark_core.records.query import Query
+from quark_core.records.runs import RunContext
+from quark_core.runs.reading import iterate, read_rows
+from quark_core.runs.run_reader import RunReader, find_primary, open_context_primary, read_run
+
+if TYPE_CHECKING:
+    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.records.columns import Columns
+
+__all__ = ["AnalysisTarget", "identify", "open_analysis"]
+
+_log = logging.getLogger("quark")
+
+_MOST_LOOKED_AT = 50
+
+AnyRecord = TypeVar("AnyRecord", bound=StreamRecord)
+
+
+class AnalysisTarget:
+    """One run as analyzers read and write it; made by `open_analysis`.
+
+    Every method may be called from any thread.
+
+    Attributes:
+        run: Reads the run.
+        run_id: The run's id; "" only on a rank that cannot know it.
+        refusal: Why outputs are not stored, or None where they are. Set by
+            `write` too, where the store turns out to be one that this process
+            may only read.
+    """
+
+    def __init__(self, run: RunReader) -> None:
+        self.run = run
+        self.run_id = run.run_id or ""
+        self.refusal: str | None = None
+        if run.reader is None or not self.run_id:
+            self.refusal = "this process keeps nothing of the run that could be read back"
+        elif not isinstance(run.reader, SupportsGenerations):
+            name = type(run.reader).__name__
+            self.refusal = f"{name} can be read but keeps no outputs of analyzers"
+
+    @property
+    def context(self) -> RunContext:
+        """The run's context."""
+        return self.run.context
+
+    @property
+    def can_store(self) -> bool:
+        """Whether outputs are kept, as far as is known before anything is written."""
+        return self.refusal is None
+
+    def refuse(self, store: bool | None) -> str | None:
+        """Why outputs are not stored, as far as is known before anything is written.
+
+        Args:
+            store: What the caller wants; None stores unless the run was opened
+                for reading only.
+
+        Raises:
+            SchemaValidationError: `store` is neither a bool nor None.
+        """
+        if store is not None and not isinstance(store, bool):
+            raise SchemaValidationError("store must be True, False or None")
+        if store is False:
+            return "store=False was asked for"
+        if self.refusal is None and store is None and self.run.context.read_only:
+            return "the run was opened for reading only; analyze(store=True) stores them"
+        return self.refusal
+
+    def load(self) -> RunData:
+        """Flush the run, then return it as it is now; its columns are read when asked for.
+
+        Raises:
+            RunNotFoundError: The store has no such run.
+            SessionStoreError: The store cannot be read, or this process was forked.
+        """
+        self.run.catch_up("analyze")
+        reader = self.run.reader
+        if reader is None or not self.run_id:
+            from quark_core.records.columns import Columns
+
+            return RunData(lambda kind, _: Columns.empty(kind), self.run_id, ended=False)
+        return make_run_data(reader, reader.load_run(self.run_id))
+
+    def iterate_healthy(self, analyzer: str) -> Iterator[RunData]:
+        """The newest completed runs of the project that an analyzer has stored as healthy.
+
+        Raises:
+            SessionStoreError: The store cannot be read.
+        """
+        reader = self.run.reader
+        if reader is None or not self.run_id or not isinstance(reader, SupportsGenerations):
+            return
+        project = self.run.context.project_name
+        for stored in reader.list_runs(project=project, limit=_MOST_LOOKED_AT):
+            run_id = str(stored.run.id)
+            if stored.state != "completed" or run_id == self.run_id:
+                continue
+            scores = reader.read_outputs(run_id, HealthScoreRecord.KIND, analyzer).to_records()
+            overall = [
+                score
+                for score in scores
+                if isinstance(score, HealthScoreRecord) and score.score_key == "overall"
+            ]
+            if overall and overall[-1].is_known and overall[-1].status == "healthy":
+                yield make_run_data(reader, stored)
+
+    def read_outputs(self, kind: str, analyzer: str) -> Columns:
+        """What an analyzer has stored of one kind, from its newest replacing generation on.
+
+        Returns no rows where this process keeps nothing of the run at all.
+
+        Raises:
+            RunNotFoundError: The store has no such run.
+            SessionStoreError: The store cannot be read, keeps no outputs of
+                analyzers, or this process was forked.
+        """
+        self.run.catch_up("analyze")
+        reader = self.run.reader
+        if reader is None or not self.run_id:
+            from quark_core.records.columns import Columns
+
+            return Columns.empty(kind)
+        if not isinstance(reader, SupportsGenerations):
+            raise SessionStoreError(
+                f"run_id {self.run_id}: {self.refusal}; use what analyze() returns"
+            )
+        return reader.read_outputs(self.run_id, kind, analyzer)
+
+    def write(
+        self,
+        analyzer: str,
+        replaces: bool,
+        outputs: Mapping[str, Sequence[StreamRecord]],
+    ) -> int | None:
+        """Store the outputs of one analysis, all at once; returns the generation's number.
+
+        Readers find them under the identity that `identify` gives them with
+        that number. The run's mirrors get them too, as `mirror_outputs` says.
+
+        Args:
+            analyzer: Name of the analyzer.
+            replaces: Whether its earlier generations are no longer seen.
+            outputs: Records by kind; a kind may be empty, which says that
+                there is none.
+
+        Returns:
+            The number, 1 for the first; None where the outputs cannot be
+            kept, and then `refusal` says why.
+
+        Raises:
+            RunNotFoundError: The store has no such run.
+            SessionStoreError: The store is busy or full, or this process was
+                forked; nothing was stored.
+        """
+        self.run.catch_up("analyze")
+        if self.refusal is not None:
+            return None
+        # A rule may quote what it has read, and a plugin's rule whatever it likes.
+        outputs = {
+            kind: [redact_record(record) for record in records] for kind, records in outputs.items()
+        }
+        generation = Generation(
+            run_id=self.run_id,
+            analyzer=analyzer,
+            replaces=replaces,
+            outputs={
+                kind: identify(records, self.run_id, analyzer, None)
+                for kind, records in outputs.items()
+            },
+        )
+        try:
+            number = self._write(generation)
+        except BackendUnavailable as error:
+            raise SessionStoreError(
+                f"run_id {self.run_id}: the outputs of {analyzer} were not stored: {error}"
+            ) from error
+        if number is not None:
+            identified = {
+                kind: identify(records, self.run_id, analyzer, number)
+                for kind, records in outputs.items()
+            }
+            mirror_outputs(self.run, identified)
+        return number
+
+    def _write(self, generation: Generation) -> int | None:
+        reader: object = self.run.reader
+        context, held = self.run.context, self.run.held
+        assert isinstance(reader, SupportsGenerations)
+        try:
+            return reader.write_generation(generation)
+        except BackendUnavailable:
+            # The store of a run that has ended, or is only looked at, writes no more by itself.
+            primary = isinstance(reader, SupportsPrimary) and find_primary(context) is not None
+            if (held is not None and held.refusal is None) or not primary:
+                raise
+        try:
+            store = open_context_primary(context, read_only=False)
+        except RunNotFoundError:
+            raise
+        except SessionStoreError as error:
+            self.refusal = f"the store can be read but not written: {error}"
+            _log.warning(
+                "run %s: the outputs of %s are returned but not stored: %s",
+                self.run_id,
+                generation.analyzer,
+                error,
+            )
+            return None
+        try:
+            backend: object = store
+            assert isinstance(backend, SupportsGenerations)
+            return backend.write_generation(generation)
+        finally:
+            store.close()
+
+
+def make_run_data(reader: SupportsRead, stored: StoredRun) -> RunData:
+    """A stored run as analyzers want it; nothing is read before it is asked for."""
+    run_id = str(stored.run.id)
+    environment = {} if stored.environment is None else stored.environment.values
+
+    def read(kind: str, query: Query) -> Columns:
+        return read_rows(reader, run_id, kind, query)
+
+    def iterate_parts(kind: str, query: Query) -> Iterator[Columns]:
+        return iterate(reader, run_id, kind, query)
+
+    return RunData(
+        read,
+        run_id,
+        iterate=iterate_parts,
+        ended=stored.state != "running",
+        config=None if stored.config is None else stored.config.values,
+        stored=stored,
+        find_curves=partial(find_long_curves, reader, run_id),
+        with_torch="torch" in (environment.get("imported") or ()),
+    )
+
+
+def open_analysis(session: object) -> AnalysisTarget:
+    """The run behind a session or a context, for an analyzer.
+
+    Nothing is written and nothing joins the run: the context of a run that
+    another process holds open is read through a store opened to read.
+
+    Args:
+        session: A TrainingSession, of any state, a RunContext or a RunReader.
+
+    Raises:
+        SchemaValidationError: `session` is neither.
+        RunNotFoundError: The store has no such run.
+        SessionStoreError: The store cannot be opened.
+    """
+    return AnalysisTarget(read_run(session))
+
+
+def identify(
+    records: Iterable[AnyRecord], run_id: str, analyzer: str, generation: int | None
+) -> tuple[AnyRecord, ...]:
+    """Records with the identity under which a store returns them, numbered from 0.
+
+    Args:
+        records: Records of one kind, in order.
+        run_id: The run.
+        analyzer: Name of the analyzer.
+        generation: What `AnalysisTarget.write` returned; None counts as 0.
+    """
+    writer_id = f"{analyzer}.{generation or 0}"
+    return tuple(
+        msgspec.structs.replace(
+            record, run_id=run_id, writer_id=writer_id, attempt=0, rank=0, sequence=number
+        )
+        for number, record in enumerate(records)
+    )

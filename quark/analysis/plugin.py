@@ -1,0 +1,1 @@
+"""Joins runs to the analysis: alerts, health scores, phases, comparison, explanation."""

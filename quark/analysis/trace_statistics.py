@@ -1,0 +1,294 @@
+"""Which versions of a traced function the runs of a project had, and how they did."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from quark.analysis.best_run import choose_mode
+from quark.analysis.run_end import has_result
+from quark.provenance.code_changes import CodeChange, compare_sources, count_changed_lines
+from quark.provenance.code_fingerprints import FingerprintCache
+from quark.provenance.code_reach import CodeReach
+from quark.provenance.kept_sources import KeptSources, read_sources
+from quark.provenance.traces import TraceDigest, read_traces
+from quark_core.backends.contract import SupportsRead
+from quark_core.backends.run_summary import RunSummary
+from quark_core.config.arguments import check_label, resolve_storage_dir
+from quark_core.config.objective import ObjectiveMode
+from quark_core.errors import QuarkError, SchemaValidationError
+from quark_core.runs.composition import open_reader
+from quark_core.runs.run_ids import name_store
+from quark_core.runs.searching import build_search, find_runs
+
+__all__ = [
+    "TraceStatistics",
+    "TraceVersion",
+    "collect_statistics",
+    "diff_versions",
+    "trace_statistics",
+]
+
+_MOST_CODES = 50
+_PYTHON = ".py"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceVersion:
+    """One version of a traced function.
+
+    Attributes:
+        trace: The function, as the first run of the version had it.
+        runs: Ids of the runs that had it, the oldest first.
+        first_seen, last_seen: When the first and the last of them started.
+        lines: How many lines differ from the version before, comments left out; None of the
+            first one, and where texts were not kept.
+        called: What changed, against the version before, in functions that it reaches by name.
+            None where the sources of one of the two were not kept.
+        reach_versions: How many states of all that it reaches these runs had, or None where
+            nobody can say; more than one means that it calls what has changed.
+        count: How many of the runs have the metric.
+        mean, best: Mean and best of their figures, or None.
+    """
+
+    trace: TraceDigest
+    runs: tuple[str, ...]
+    first_seen: str
+    last_seen: str
+    lines: int | None = None
+    called: tuple[CodeChange, ...] | None = None
+    reach_versions: int | None = None
+    count: int = 0
+    mean: float | None = None
+    best: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {
+            "digest": self.trace.digest,
+            "level": self.trace.level,
+            "module": self.trace.module,
+            "qualname": self.trace.qualname,
+            "runs": list(self.runs),
+            "first_seen": self.first_seen,
+            "last_seen": self.last_seen,
+            "lines": self.lines,
+            "called": None if self.called is None else [each.describe() for each in self.called],
+            "reach_versions": self.reach_versions,
+            "metric": {"count": self.count, "mean": self.mean, "best": self.best},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStatistics:
+    """All versions of one traced function in a project.
+
+    Attributes:
+        name: What it is traced as.
+        metric: The metric that the figures are of, or None.
+        versions: Its versions, in the order in which they first ran.
+    """
+
+    name: str
+    metric: str | None
+    versions: tuple[TraceVersion, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {
+            "name": self.name,
+            "metric": self.metric,
+            "versions": [version.to_dict() for version in self.versions],
+        }
+
+
+def trace_statistics(
+    project: str,
+    name: str | None = None,
+    *,
+    metric: str | None = None,
+    mode: ObjectiveMode | None = None,
+    storage_dir: str | Path | None = None,
+) -> tuple[TraceStatistics, ...]:
+    """Which versions of the functions under `quark.trace` the runs of a project had.
+
+    Texts are read and parsed here, where somebody asks.
+
+    Args:
+        project: The project.
+        name: One traced function; all by default, in the order of their names.
+        metric: How well runs did: their last value of this metric. Values that are not finite
+            count for nothing, and neither do runs that failed or were lost.
+        mode: Whether the metric is better when lower ("min") or higher ("max"); by its name by
+            default.
+        storage_dir: Storage root; the working directory by default.
+
+    Raises:
+        SchemaValidationError: A bad argument, or `name` is none that a run of the project has.
+        SessionStoreError: There is no store, or it cannot be read.
+    """
+    reader = open_reader(resolve_storage_dir(storage_dir))
+    try:
+        return collect_statistics(reader, project, name, metric=metric, mode=mode)
+    finally:
+        reader.close()
+
+
+def collect_statistics(
+    reader: SupportsRead,
+    project: str,
+    name: str | None = None,
+    *,
+    metric: str | None = None,
+    mode: ObjectiveMode | None = None,
+) -> tuple[TraceStatistics, ...]:
+    """As `trace_statistics`, of a reader that is open."""
+    check_label(project, "project")
+    if name is not None:
+        check_label(name, "name")
+    wished = None if metric is None else choose_mode(metric, mode)
+    runs = find_runs(reader, build_search(project=project, archived=True))
+    runs.sort(key=lambda run: (run.stored.run.created_at, run.run_id))
+    seen: dict[str, list[_Seen]] = {}
+    for run in runs:
+        for key, trace in read_traces(reader, run.run_id).items():
+            if name in (None, key):
+                seen.setdefault(key, []).append(_Seen(run, trace))
+    if name is not None and not seen:
+        raise SchemaValidationError(
+            f"no run of project {project[:60]!r} in {name_store(reader)} has a traced function "
+            f"{name[:60]!r}"
+        )
+    codes = _Codes(reader)
+    return tuple(
+        TraceStatistics(key, metric, tuple(_list_versions(seen[key], codes, metric, wished)))
+        for key in sorted(seen)
+    )
+
+
+@dataclass(slots=True)
+class _Seen:
+    run: RunSummary
+    trace: TraceDigest
+
+
+def _list_versions(
+    seen: Iterable[_Seen], codes: _Codes, metric: str | None, mode: ObjectiveMode | None
+) -> Iterator[TraceVersion]:
+    versions: dict[str, list[_Seen]] = {}
+    for each in seen:
+        versions.setdefault(each.trace.version, []).append(each)
+    before: list[_Seen] | None = None
+    for members in versions.values():
+        first = members[0]
+        figures = [] if metric is None else list(_list_figures(members, metric))
+        reached = [codes.digest_reach(each) for each in members]
+        yield TraceVersion(
+            trace=first.trace,
+            runs=tuple(each.run.run_id for each in members),
+            first_seen=first.run.stored.run.created_at,
+            last_seen=members[-1].run.stored.run.created_at,
+            lines=None if before is None else _count_lines(before[-1].trace, first.trace),
+            called=() if before is None else codes.compare_reach(before[-1], first),
+            reach_versions=None if None in reached else len(set(reached)),
+            count=len(figures),
+            mean=math.fsum(figures) / len(figures) if figures else None,
+            best=(min(figures) if mode == "min" else max(figures)) if figures else None,
+        )
+        before = members
+
+
+def _list_figures(members: Iterable[_Seen], metric: str) -> Iterator[float]:
+    for each in members:
+        figures = each.run.metrics.get(metric) if has_result(each.run.stored) else None
+        if figures is not None and figures.last is not None and math.isfinite(figures.last):
+            yield figures.last
+
+
+def _count_lines(before: TraceDigest, after: TraceDigest) -> int | None:
+    if before.text is None or after.text is None:
+        return None
+    return count_changed_lines(before.text, after.text)
+
+
+def diff_versions(before: TraceVersion, after: TraceVersion) -> tuple[str, ...]:
+    """The lines that two versions differ in, as `diff -u` has them; none without their texts."""
+    one, two = before.trace.text, after.trace.text
+    if one is None or two is None:
+        return ()
+    return tuple(difflib.unified_diff(one.splitlines(), two.splitlines(), lineterm="", n=2))
+
+
+@dataclass(slots=True)
+class _Code:
+    kept: KeptSources
+    reach: CodeReach
+
+
+@dataclass(slots=True)
+class _Codes:
+    """The kept sources of runs, each state of the code once."""
+
+    reader: SupportsRead
+    cache: FingerprintCache = field(default_factory=FingerprintCache)
+    known: dict[str, _Code | None] = field(default_factory=dict)
+    changes: dict[tuple[str, str], tuple[CodeChange, ...]] = field(default_factory=dict)
+
+    def find(self, run: RunSummary) -> _Code | None:
+        digest = run.stored.digests.code
+        if digest is None:
+            return None
+        if digest not in self.known:
+            self.known[digest] = self._read(run) if len(self.known) < _MOST_CODES else None
+        return self.known[digest]
+
+    def _read(self, run: RunSummary) -> _Code | None:
+        try:
+            kept = read_sources(self.reader, run.run_id)
+        except QuarkError:
+            return None
+        texts = {file.path: file.text for file in kept.files if file.path.endswith(_PYTHON)}
+        if not texts or None in texts.values():
+            return None
+        modules = {
+            path: self.cache.fingerprint(text) for path, text in texts.items() if text is not None
+        }
+        return _Code(kept, CodeReach(modules))
+
+    def find_place(self, code: _Code, trace: TraceDigest) -> str | None:
+        """The file of a traced function, as its run's sources call it."""
+        if trace.file is None:
+            return None
+        file, root = PurePath(trace.file), PurePath(code.kept.root)
+        if file.is_relative_to(root):
+            path = file.relative_to(root).as_posix()
+            return path if path in code.kept else None
+        return None
+
+    def digest_reach(self, seen: _Seen) -> str | None:
+        code = self.find(seen.run)
+        path = None if code is None else self.find_place(code, seen.trace)
+        if code is None or path is None:
+            return None
+        return code.reach.digest(path, seen.trace.qualname)
+
+    def compare_reach(self, before: _Seen, after: _Seen) -> tuple[CodeChange, ...] | None:
+        """What changed in what the function reaches, itself left out."""
+        one, two = self.find(before.run), self.find(after.run)
+        if one is None or two is None:
+            return None
+        labels: set[str] = set()
+        for code, seen in ((one, before), (two, after)):
+            path = self.find_place(code, seen.trace)
+            if path is None:
+                return None
+            reached = code.reach.find(path, seen.trace.qualname)
+            labels.update(place.label for place in reached[1:])
+        key = (one.kept.digest, two.kept.digest)
+        if key not in self.changes:
+            self.changes[key] = compare_sources(one.kept.files, two.kept.files, self.cache)
+        return tuple(change for change in self.changes[key] if change.place in labels)

@@ -1,0 +1,1 @@
+"""Configurations that have layers, and the origins of their settings."""

@@ -1,0 +1,452 @@
+"""The mapping that layers write to: dots for keys, and each setting knows where it is from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from quark.configuration.layering.assignments import Assignment, Assignments, copy_containers
+from quark.configuration.layering.field_objects import has_fields, replace_field
+from quark_core.errors import SchemaValidationError
+
+__all__ = [
+    "LayeredConfig",
+    "get_memory",
+    "list_leaves",
+    "note_changed_lists",
+    "read_assignments",
+    "revert",
+]
+
+_MAX_DEPTH = 32
+_ABSENT: Any = object()
+
+
+class LayeredConfig(dict[str, Any]):
+    """A configuration whose keys are attributes too, and which knows where its values are from.
+
+    `config.optimizer.lr`, `config["optimizer"]["lr"]` and `config["optimizer.lr"]` are the same.
+    A mapping that is put in becomes one of these; `config["a.b.c"] = 1` makes what is above it.
+    A key that is no word, or the name of a method, is reached as an item.
+
+    It is a dict to whoever wants one, for `json.dumps` and `**config`. Given to `start_run` it
+    takes the origins of its settings along, and `why` tells them. What is changed after
+    `resolve` is remembered too, as of `code`, until `freeze`.
+
+    Threads: one at a time; any number once it is frozen.
+    """
+
+    __slots__ = ("_assignments", "_frozen", "_path")
+
+    _assignments: Assignments | None
+    _frozen: bool
+    _path: str
+
+    def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        super().__init__()
+        object.__setattr__(self, "_assignments", Assignments())
+        object.__setattr__(self, "_path", "")
+        object.__setattr__(self, "_frozen", False)
+        self.update(values, **more)
+
+    # Reading
+
+    def __getitem__(self, key: str) -> Any:
+        found = _find(self, key)
+        if found is _ABSENT:
+            raise KeyError(self._describe_absence(key))
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = dict.get(self, name, _ABSENT)
+        if found is _ABSENT:
+            raise AttributeError(self._describe_absence(name), name=name, obj=self)
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and _find(self, key) is not _ABSENT
+
+    def get(self, key: str, default: Any = None, /) -> Any:
+        """The value of a key, dots included, or the default."""
+        found = _find(self, key)
+        return default if found is _ABSENT else found
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of plain dicts and lists."""
+        plain: dict[str, Any] = copy_containers(self)
+        return plain
+
+    def why(self, key: str | None = None) -> str:
+        """Where a setting has its value from, or all of them: a line for each.
+
+        `lr = 0.02  <- scaled (train.py:9) <- 0.01 high_lr (train.py:7)`: what gave it the value
+        that it has, then each value that was replaced, with what had given that. Secrets are
+        redacted.
+
+        Raises:
+            KeyError: There is no such key.
+        """
+        from quark.configuration.layering.manual import tell_origins
+
+        return tell_origins(self, key)
+
+    def save(self, path: str | Path) -> None:
+        """Write it into a file, in the format that its name ends with.
+
+        `.json`, `.toml`, and `.yaml` or `.yml` (extra `yaml`). Secrets stand there as they are.
+
+        Raises:
+            SchemaValidationError: Another ending, or a value that the format cannot hold; the
+                message names it.
+            OSError: The file cannot be written.
+        """
+        from quark.configuration.layering.saved_files import save_values
+
+        save_values(self.to_dict(), Path(path))
+
+    # Changing
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._refuse_if_frozen(key)
+        held = _find_held(self, key)
+        if held is not None:
+            above, name, fields = held
+            _put(above, name, replace_field(dict.__getitem__(above, name), fields, value, key))
+            return
+        above, name = _open(self, key)
+        _put(above, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _METHODS:
+            raise AttributeError(
+                f"{name} is a method of the configuration; write config[{name!r}] = …"
+            )
+        self[name] = value
+
+    def __delitem__(self, key: str) -> None:
+        self._refuse_if_frozen(key)
+        self.pop(key)
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self:
+            raise AttributeError(self._describe_absence(name), name=name, obj=self)
+        del self[name]
+
+    def update(  # type: ignore[override]
+        self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None, /, **more: Any
+    ) -> None:
+        """Take over values; a mapping is merged into the one that is there, key by key."""
+        given = {} if values is None else values
+        for key, value in given.items() if isinstance(given, Mapping) else given:
+            self._merge(key, value)
+        for key, value in more.items():
+            self._merge(key, value)
+
+    def update_if_absent(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Take over those values whose keys are not there yet, at any depth."""
+        for key, value in {**(values or {}), **more}.items():
+            known = _find(self, key)
+            if known is _ABSENT:
+                self[key] = value
+            elif isinstance(known, LayeredConfig) and isinstance(value, Mapping):
+                known.update_if_absent(value)
+
+    def setdefault(self, key: str, default: Any = None, /) -> Any:
+        """The value of a key, which is the default from now on where there was none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: str, default: Any = _ABSENT, /) -> Any:
+        """Take a key out and return its value."""
+        self._refuse_if_frozen(key)
+        above, name = _find_above(self, key)
+        if above is None or not dict.__contains__(above, name):
+            if default is _ABSENT:
+                raise KeyError(self._describe_absence(key))
+            return default
+        value = dict.pop(above, name)
+        _let_go(value)
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """Take the newest key out and return it with its value."""
+        if not self:
+            raise KeyError("the configuration is empty")
+        key = next(reversed(self))
+        return key, self.pop(key)
+
+    def clear(self) -> None:
+        """Take all keys out."""
+        for key in list(self):
+            self.pop(key)
+
+    def __ior__(self, values: Any, /) -> Self:  # type: ignore[override, misc]
+        self.update(values)
+        return self
+
+    def freeze(self) -> Self:
+        """Let nothing change it any more, at any depth; returns it."""
+        object.__setattr__(self, "_frozen", True)
+        for value in self.values():
+            if isinstance(value, LayeredConfig):
+                value.freeze()
+        return self
+
+    # Copies
+
+    def copy(self) -> LayeredConfig:
+        """A copy with the same memory, which is not frozen."""
+        return _restore(self.to_dict(), *_describe_memory(self))
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayeredConfig:
+        return self.copy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.to_dict(), *_describe_memory(self), self._frozen)
+
+    def _merge(self, key: str, value: Any) -> None:
+        known = _find(self, key)
+        if isinstance(known, LayeredConfig) and isinstance(value, Mapping):
+            known.update(value)
+        elif isinstance(value, Mapping) and value and has_fields(known):
+            for name, item in value.items():
+                self[f"{key}.{_spell(name)}"] = item
+        else:
+            self[key] = value
+
+    def _refuse_if_frozen(self, key: object) -> None:
+        if self._frozen:
+            raise TypeError(f"the configuration is frozen: {key!r} keeps its value")
+
+    def _describe_absence(self, key: object) -> str:
+        where = f" in {self._path}" if self._path else ""
+        said = f"the configuration has no key {str(key)[:100]!r}{where}"
+        # Late: every run imports this module, and few ask for what is not there.
+        import difflib
+
+        near = difflib.get_close_matches(str(key)[:100], list(self), 1)
+        return f"{said}; did you mean {near[0]!r}?" if near else said
+
+
+_METHODS = frozenset(name for name in dir(LayeredConfig) if not name.startswith("__"))
+
+
+def get_memory(config: LayeredConfig) -> Assignments:
+    """What a configuration remembers; of one that was taken out of another nothing."""
+    memory = config._assignments
+    return Assignments() if memory is None else memory
+
+
+def read_assignments(config: LayeredConfig) -> dict[str, list[Assignment]]:
+    """Setting -> the values that it was given, the oldest first; of what is there now alone."""
+    known = get_memory(config).by_key
+    prefix = f"{config._path}." if config._path else ""
+    return {
+        key: list(known[f"{prefix}{key}"])
+        for key, _ in list_leaves(config)
+        if f"{prefix}{key}" in known
+    }
+
+
+def list_leaves(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and value of each setting; an empty mapping is one."""
+    for key, value in config.items():
+        path = f"{above}{key}"
+        if isinstance(value, LayeredConfig) and value:
+            yield from list_leaves(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def note_changed_lists(config: LayeredConfig, place: str | None) -> None:
+    """Remember lists that were changed where they are, as by `config.sizes.append(3)`."""
+    memory = config._assignments
+    if memory is None:
+        return
+    prefix = f"{config._path}." if config._path else ""
+    for key, value in list_leaves(config):
+        known = memory.by_key.get(f"{prefix}{key}")
+        if type(value) not in (list, set) or not known:
+            continue
+        try:
+            is_same = bool(known[-1].value == value)
+        except Exception:  # noqa: BLE001 - foreign objects may refuse to be compared
+            is_same = True
+        if not is_same:
+            before, memory.place = memory.place, place
+            memory.note(f"{prefix}{key}", value)
+            memory.place = before
+
+
+def revert(
+    config: LayeredConfig, values: Mapping[str, Any], known: Mapping[str, list[Assignment]]
+) -> None:
+    """Put back what a configuration was; nested mappings stay the same objects where they can."""
+    memory = config._assignments
+    _refill(config, values)
+    if memory is not None:
+        memory.by_key = {key: list(each) for key, each in known.items()}
+
+
+def _refill(config: LayeredConfig, values: Mapping[str, Any]) -> None:
+    kept = {key: dict.get(config, key) for key in values}
+    for key in list(config):
+        gone = dict.pop(config, key)
+        if not isinstance(values.get(key), Mapping):
+            _let_go(gone)
+    for key, value in values.items():
+        there = kept[key]
+        if isinstance(value, Mapping):
+            if not isinstance(there, LayeredConfig):
+                there = _make(config, key)
+            _refill(there, value)
+            dict.__setitem__(config, key, there)
+        else:
+            dict.__setitem__(config, key, copy_containers(value))
+
+
+def _describe_memory(config: LayeredConfig) -> tuple[str, dict[str, list[tuple[Any, ...]]]]:
+    return config._path, {
+        key: [(each.source, each.place, each.value) for each in known]
+        for key, known in get_memory(config).by_key.items()
+    }
+
+
+def _restore(
+    values: Mapping[str, Any],
+    path: str,
+    memory: Mapping[str, list[tuple[Any, ...]]],
+    frozen: bool = False,
+) -> LayeredConfig:
+    config = LayeredConfig()
+    object.__setattr__(config, "_path", path)
+    _refill(config, values)
+    assert config._assignments is not None
+    config._assignments.by_key = {
+        key: [Assignment(*each) for each in known] for key, known in memory.items()
+    }
+    return config.freeze() if frozen else config
+
+
+def _find(config: LayeredConfig, key: object) -> Any:
+    """The value of a key with dots, or `_ABSENT`."""
+    if not isinstance(key, str):
+        return _ABSENT
+    found = dict.get(config, key, _ABSENT)
+    if found is not _ABSENT or "." not in key:
+        return found
+    held = _find_held(config, key)
+    if held is not None:
+        above, name, fields = held
+        return functools.reduce(
+            lambda found, field: getattr(found, field, _ABSENT), fields, dict.get(above, name)
+        )
+    inner, name = _find_above(config, key)
+    return _ABSENT if inner is None else dict.get(inner, name, _ABSENT)
+
+
+def _find_above(config: LayeredConfig, key: str) -> tuple[LayeredConfig | None, str]:
+    """The mapping that a key with dots stands in, and its name there."""
+    *names, last = _split(key)
+    for name in names:
+        inner = dict.get(config, name)
+        if not isinstance(inner, LayeredConfig):
+            return None, last
+        config = inner
+    return config, last
+
+
+def _find_held(config: LayeredConfig, key: str) -> tuple[LayeredConfig, str, list[str]] | None:
+    """The object with fields that a key with dots leads into: its mapping, its name, the rest."""
+    if not isinstance(key, str) or "." not in key or key in dict.keys(config):
+        return None
+    names = _split(key)
+    for place, name in enumerate(names[:-1]):
+        inner = dict.get(config, name)
+        if not isinstance(inner, LayeredConfig):
+            return (config, name, names[place + 1 :]) if has_fields(inner) else None
+        config = inner
+    return None
+
+
+def _split(key: str) -> list[str]:
+    if not isinstance(key, str):
+        raise SchemaValidationError(
+            f"config: a key must be a str, not {type(key).__name__}: {str(key)[:60]!r}"
+        )
+    names = key.split(".")
+    if not all(names):
+        raise SchemaValidationError(f"config: {key[:60]!r} has an empty name between its dots")
+    if len(names) > _MAX_DEPTH:
+        raise SchemaValidationError(f"config: {key[:60]!r} is nested deeper than {_MAX_DEPTH}")
+    return names
+
+
+def _open(config: LayeredConfig, key: str) -> tuple[LayeredConfig, str]:
+    """The mapping that a key with dots is to stand in, made where it is not there."""
+    *names, last = _split(key)
+    for name in names:
+        inner = dict.get(config, name)
+        if not isinstance(inner, LayeredConfig):
+            config._refuse_if_frozen(key)
+            inner = _make(config, name)
+            dict.__setitem__(config, name, inner)
+        config = inner
+    return config, last
+
+
+def _make(above: LayeredConfig, name: str) -> LayeredConfig:
+    path = f"{above._path}.{name}" if above._path else name
+    if path.count(".") >= _MAX_DEPTH:
+        raise SchemaValidationError(f"config: {path[:60]!r} is nested deeper than {_MAX_DEPTH}")
+    made = LayeredConfig.__new__(LayeredConfig)
+    object.__setattr__(made, "_assignments", above._assignments)
+    object.__setattr__(made, "_path", path)
+    object.__setattr__(made, "_frozen", False)
+    return made
+
+
+def _put(above: LayeredConfig, name: str, value: Any) -> None:
+    """Set one key; a mapping is taken in, and remembered setting by setting."""
+    above._refuse_if_frozen(name)
+    if not isinstance(value, Mapping):
+        _let_go(dict.get(above, name))
+        dict.__setitem__(above, name, value)
+        _note(above, name, value)
+        return
+    taken = list(value.items())
+    inner = _make(above, name)
+    _let_go(dict.get(above, name))
+    dict.__setitem__(above, name, inner)
+    if not taken:
+        _note(above, name, {})
+    for key, item in taken:
+        inner_above, inner_name = _open(inner, _spell(key))
+        _put(inner_above, inner_name, item)
+
+
+def _spell(key: object) -> str:
+    """A key of somebody's mapping; numbers are keys in many a file."""
+    if isinstance(key, (bool, int, float)):
+        return str(key)
+    return key  # type: ignore[return-value]  # `_split` refuses what is no str
+
+
+def _note(above: LayeredConfig, name: str, value: object) -> None:
+    if above._assignments is not None:
+        above._assignments.note(f"{above._path}.{name}" if above._path else name, value)
+
+
+def _let_go(value: object) -> None:
+    """What is no part of the configuration any more is not remembered either."""
+    if isinstance(value, LayeredConfig):
+        object.__setattr__(value, "_assignments", None)
+        for inner in value.values():
+            _let_go(inner)

@@ -1,0 +1,203 @@
+"""Two runs' fingerprints side by side: what was the same, as far as was looked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from quark.provenance.sketch_comparison import compare_sketches
+from quark_core.records.kinds.provenance import FingerprintRecord
+
+__all__ = ["FingerprintComparison", "FingerprintVerdict", "compare_fingerprints"]
+
+FingerprintVerdict: TypeAlias = Literal[
+    "same", "other_order", "rounding", "different", "other_form", "unknown"
+]
+
+_STREAM = "stream:"
+# What was not looked at as a whole may differ there, so that it is never called the same.
+_WEAK_LEVELS = frozenset({"partial", "type", "length", f"{_STREAM}count", f"{_STREAM}partial"})
+# At these levels the same digest means that all of it was the same.
+_WHOLE_LEVELS = frozenset(
+    {"full", "pointer", "huggingface", f"{_STREAM}contents", "bytes", "code", "environment"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintComparison:
+    """How one fingerprint of two runs compares.
+
+    Attributes:
+        subject, key: Which one.
+        verdict: same (at `level`); other_order (the same samples in another order); rounding
+            (equal but for rounding); different; other_form (another type or shape); unknown
+            (missing on a side, or not to be compared).
+        level: The level of both, or of each, as `sample/full`.
+        step: The first step, or pass through data, at which they differ; None where they do not,
+            or have none.
+        words: All of it in a few words.
+    """
+
+    subject: str
+    key: str
+    verdict: FingerprintVerdict
+    level: str
+    step: int | None = None
+    words: str = ""
+
+    @property
+    def is_ruled_out(self) -> bool:
+        """Whether it was the same and all of it was looked at, so that it explains nothing."""
+        return self.verdict == "same" and self.level in _WHOLE_LEVELS
+
+
+def compare_fingerprints(
+    records_a: Iterable[FingerprintRecord], records_b: Iterable[FingerprintRecord]
+) -> tuple[FingerprintComparison, ...]:
+    """Compare by subject and key, data that was watched apart from data that was given.
+
+    Of several records of a key those of the same rank and step (or pass through data) are
+    compared; of two with the same, the newest attempt's counts. The verdict is that of the first
+    that is not the same. A key that one side lacks is unknown, never the same.
+    """
+    one, other = _sort(records_a), _sort(records_b)
+    return tuple(
+        _compare_series(subject, key, one.get((subject, key, way)), other.get((subject, key, way)))
+        for subject, key, way in sorted({*one, *other})
+    )
+
+
+_Series: TypeAlias = dict[tuple[int, int], FingerprintRecord]
+
+
+def _sort(records: Iterable[FingerprintRecord]) -> dict[tuple[str, str, str], _Series]:
+    found: dict[tuple[str, str, str], _Series] = {}
+    for record in records:
+        is_stream = record.level.startswith(_STREAM)
+        metadata: Mapping[str, Any] = record.metadata or {}
+        place = _read_pass(metadata) if is_stream else record.step
+        series = found.setdefault((record.subject, record.key, _STREAM if is_stream else ""), {})
+        at = (record.rank or 0, -1 if place is None else place)
+        kept = series.get(at)
+        if kept is None or (kept.attempt, kept.time_us) <= (record.attempt, record.time_us):
+            series[at] = record
+    return found
+
+
+def _read_pass(metadata: Mapping[str, Any]) -> int:
+    """Which pass through its data a record is of; a record may be somebody else's."""
+    number = metadata.get("pass", 0)
+    return number if isinstance(number, int) else 0
+
+
+def _compare_series(
+    subject: str, key: str, one: _Series | None, other: _Series | None
+) -> FingerprintComparison:
+    if not one or not other:
+        side = "first" if not one else "second"
+        known = (one or other or {}).values()
+        level = next(iter(known)).level if known else ""
+        words = f"the {side} has no fingerprint of it"
+        return FingerprintComparison(subject, key, "unknown", level, None, words)
+    shared = sorted({*one} & {*other}, key=lambda at: (at[1], at[0]))
+    if not shared:
+        level = next(iter(one.values())).level
+        return FingerprintComparison(
+            subject, key, "unknown", level, None, "none of the same step or rank"
+        )
+    unknown: FingerprintComparison | None = None
+    last: FingerprintComparison | None = None
+    for at in shared:
+        last = _compare(subject, key, one[at], other[at], None if at[1] < 0 else at[1])
+        if last.verdict == "unknown":
+            unknown = unknown or last
+        elif last.verdict != "same":
+            return last
+    assert last is not None
+    return unknown or last
+
+
+def _compare(
+    subject: str, key: str, a: FingerprintRecord, b: FingerprintRecord, step: int | None
+) -> FingerprintComparison:
+    level = a.level if a.level == b.level else f"{a.level}/{b.level}"
+    if level.startswith(_STREAM):
+        verdict, words = _compare_streams(a, b)
+    elif subject == "output" or (a.sketch is not None and b.sketch is not None):
+        found = compare_sketches(a, b)
+        verdict = "same" if found.verdict == "identical" else found.verdict
+        words = found.words
+    elif a.level != b.level:
+        verdict, words = "unknown", f"looked at as {a.level} and as {b.level}"
+    elif a.digest == b.digest:
+        verdict, words = "same", f"the same at level {a.level}"
+    else:
+        verdict, words = "different", "different"
+    if verdict == "same" and a.level in _WEAK_LEVELS:
+        verdict, words = "unknown", f"the same as far as was looked, which is not all ({a.level})"
+    at = step if verdict not in ("same", "unknown") else None
+    return FingerprintComparison(subject, key, verdict, level, at, words)
+
+
+def _compare_streams(a: FingerprintRecord, b: FingerprintRecord) -> tuple[FingerprintVerdict, str]:
+    one, other = dict(a.metadata or {}), dict(b.metadata or {})
+    if a.level != b.level:
+        return "unknown", f"watched as {a.level} and as {b.level}"
+    if not one.get("batches") or not other.get("batches"):
+        return "unknown", "nothing came on a side"
+    if a.digest == b.digest and one.get("order") == other.get("order"):
+        if one.get("contents") != other.get("contents"):
+            if one.get("hashed") == other.get("hashed"):
+                return "different", "batches that were hashed whole differ"
+            return "unknown", "the same samples and order, in batches of another size"
+        return "same", f"the same {one.get('samples')} samples in the same order"
+    if a.digest == b.digest:
+        return "other_order", f"the same {one.get('samples')} samples in another order"
+    if one.get("whole") and other.get("whole"):
+        if one.get("samples") != other.get("samples"):
+            counts = f"{one.get('samples')} against {other.get('samples')}"
+            return "different", f"other samples: {counts}"
+        return "different", f"other samples, {_tell_parting(one, other)}"
+    return _compare_beginnings(one, other)
+
+
+def _compare_beginnings(
+    one: Mapping[str, Any], other: Mapping[str, Any]
+) -> tuple[FingerprintVerdict, str]:
+    """Of passes that were left early: as far as both went, at batches of powers of two."""
+    marks, twins = _read_marks(one), _read_marks(other)
+    shared = sorted(set(marks) & set(twins))
+    if not shared:
+        return "unknown", "left early before anything could be compared"
+    if all(marks[number] == twins[number] for number in shared):
+        return "unknown", f"the first {shared[-1]} batches are the same; a pass was left early"
+    last = shared[-1]
+    if marks[last][0] == twins[last][0]:
+        return "other_order", f"the samples of the first {last} batches come in another order"
+    # Another order of the whole looks like other samples where it was left early.
+    return "different", f"other samples, or another order, {_tell_parting(one, other)}"
+
+
+def _read_marks(metadata: Mapping[str, Any]) -> dict[int, list[Any]]:
+    """The digests after batches of powers of two, as far as they are any."""
+    found = metadata.get("marks")
+    return {
+        mark[0]: list(mark[1:])
+        for mark in (found if isinstance(found, list | tuple) else ())
+        if isinstance(mark, list | tuple) and len(mark) > 1 and isinstance(mark[0], int)
+    }
+
+
+def _tell_parting(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    marks, twins = _read_marks(one), _read_marks(other)
+    same = 0
+    for number in sorted(set(marks) & set(twins)):
+        if marks[number] != twins[number]:
+            return (
+                f"from batch {same} to {number - 1} on"
+                if number - 1 > same
+                else (f"from batch {same} on")
+            )
+        same = number
+    return f"after batch {same - 1}"

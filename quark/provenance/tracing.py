@@ -1,0 +1,267 @@
+"""`quark.trace`: functions whose code, and whose outputs where asked for, a run remembers."""
+
+from __future__ import annotations
+
+import functools
+import inspect as inspection
+import itertools
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar, overload
+
+from quark.provenance.fingerprint_writer import find_writer
+from quark.provenance.traced_functions import TracedFunction, note_traced
+from quark_core.config.arguments import check_label, describe_argument
+from quark_core.errors import SchemaValidationError
+from quark_core.records.kinds.provenance import SOURCES_KEY
+from quark_core.runs.open_run import OpenRun, open_runs
+
+__all__ = ["trace"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_log = logging.getLogger("quark")
+_FIRST_CALLS = 4
+
+
+@overload
+def trace(name: _Function, /) -> _Function: ...
+
+
+@overload
+def trace(
+    name: str | None = None,
+    *,
+    output: bool = False,
+    init: Callable[[], object] | None = None,
+    inspect: Callable[[Any], object] | None = None,
+) -> Callable[[_Function], _Function]: ...
+
+
+def trace(
+    name: Any = None,
+    *,
+    output: bool = False,
+    init: Callable[[], object] | None = None,
+    inspect: Callable[[Any], object] | None = None,
+) -> Any:
+    """Mark a function: runs remember which version of its code they had, `quark traces` shows it.
+
+    Without `output` and `init` the function itself is returned, and a call costs nothing.
+    Comments, layout and names of local variables make no version. Every run of this process has
+    the function, whether it calls it or not.
+
+    ```
+    @quark.trace("train_step")
+    def train_step(model, batch): ...
+    ```
+
+    Args:
+        name: What it is called in every run; by default the function's qualified name.
+        output: Also make a fingerprint of what it returns, as `session.fingerprint` does, for
+            the run opened last: of calls 0 to 3 of a run, and of those at powers of two. Of a
+            generator it is what it yields, of a coroutine what it is awaited for. The caller
+            gets the result as it is.
+        init: Called before each call, such as a function that seeds. What it raises passes.
+        inspect: Picks what of the result is looked at; needs `output`.
+
+    Raises:
+        SchemaValidationError: A bad argument, or what is no function. Calls never raise for it.
+    """
+    if callable(name) or isinstance(name, staticmethod | classmethod):
+        return _Decorator(None, False, None, None)(name)
+    if not isinstance(output, bool):
+        raise SchemaValidationError(
+            f"output must be True or False, got {describe_argument(output)}"
+        )
+    for argument, given in (("init", init), ("inspect", inspect)):
+        if given is not None and not callable(given):
+            raise SchemaValidationError(
+                f"{argument} must be a function, got {describe_argument(given)}"
+            )
+    if inspect is not None and not output:
+        raise SchemaValidationError(
+            "inspect picks what of the output is looked at: add output=True"
+        )
+    return _Decorator(None if name is None else _check_name(name), output, init, inspect)
+
+
+def _check_name(name: object) -> str:
+    checked = check_label(name, "name")
+    if checked == SOURCES_KEY:
+        raise SchemaValidationError(f"name must not be {SOURCES_KEY!r}: the run's sources have it")
+    return checked
+
+
+class _Decorator:
+    def __init__(
+        self,
+        name: str | None,
+        output: bool,
+        init: Callable[[], object] | None,
+        inspect: Callable[[Any], object] | None,
+    ) -> None:
+        self._name, self._output, self._init, self._inspect = name, output, init, inspect
+
+    def __call__(self, target: Any) -> Any:
+        if isinstance(target, staticmethod | classmethod):
+            return type(target)(self(target.__func__))
+        if isinstance(target, type) or not callable(target):
+            raise SchemaValidationError(
+                f"quark.trace marks functions and methods, not {describe_argument(target)}"
+            )
+        qualname = _find_name(target)
+        name = self._name or _check_name(qualname.replace("<locals>.", ""))
+        _note(name, qualname, target)
+        if not self._output and self._init is None:
+            return target
+        watch = _OutputWatch(name, self._inspect) if self._output else None
+        return _wrap(target, watch, self._init)
+
+
+def _find_name(target: Any) -> str:
+    try:
+        return str(target.__qualname__)
+    except Exception:  # noqa: BLE001 - an object may answer with anything
+        return type(target).__qualname__
+
+
+def _note(name: str, qualname: str, target: Any) -> None:
+    try:
+        inner = inspection.unwrap(target)
+        code = getattr(getattr(inner, "__func__", inner), "__code__", None)
+        namespace = getattr(inner, "__globals__", {})
+        quark = sys.modules.get("quark")
+        names = [
+            each
+            for each, value in list(namespace.items())
+            if value is trace or (quark is not None and value is quark)
+        ]
+        module = str(getattr(inner, "__module__", "") or "")
+        own = str(getattr(inner, "__qualname__", qualname))
+        note_traced(TracedFunction(name, module, own, code, tuple(names)))
+    except Exception as error:  # noqa: BLE001 - the module must be imported all the same
+        _log.warning("the function %r is not traced: %s", name, error)
+
+
+def _wrap(
+    target: Any, watch: _OutputWatch | None, init: Callable[[], object] | None
+) -> Callable[..., Any]:
+    take = _take_nothing if watch is None else watch.take
+    if inspection.isasyncgenfunction(target):
+        if init is None:
+            # What it yields is not looked at: it would have to be awaited in its place.
+            return target  # type: ignore[no-any-return]
+        watch, take = None, _take_nothing
+    if inspection.iscoroutinefunction(target):
+
+        @functools.wraps(target)
+        async def traced(*args: Any, **arguments: Any) -> Any:
+            if init is not None:
+                init()
+            result = await target(*args, **arguments)
+            take(result)
+            return result
+
+    elif inspection.isgeneratorfunction(target):
+
+        @functools.wraps(target)
+        def traced(*args: Any, **arguments: Any) -> Any:
+            if init is not None:
+                init()
+            if watch is None:
+                return target(*args, **arguments)
+            return _relay(target(*args, **arguments), take)
+
+    else:
+
+        @functools.wraps(target)
+        def traced(*args: Any, **arguments: Any) -> Any:
+            if init is not None:
+                init()
+            result = target(*args, **arguments)
+            take(result)
+            return result
+
+    # A compiler of functions that cannot take the wrapper takes what is in it.
+    traced.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
+    traced.__original_fn = target  # type: ignore[attr-defined]
+    return traced
+
+
+def _take_nothing(_result: object) -> None:
+    pass
+
+
+def _relay(inner: Generator[Any, Any, Any], take: Callable[[Any], None]) -> Any:
+    """A generator that yields, takes and returns what the inner one does."""
+    step: Callable[[], Any] = functools.partial(next, inner)
+    while True:
+        try:
+            item = step()
+        except StopIteration as end:
+            return end.value
+        take(item)
+        try:
+            sent = yield item
+        except GeneratorExit:
+            inner.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - it belongs to the inner one
+            step = functools.partial(inner.throw, error)
+        else:
+            step = functools.partial(inner.send, sent)
+
+
+class _OutputWatch:
+    """Which calls of one function are looked at, in the run opened last."""
+
+    def __init__(self, name: str, inspect: Callable[[Any], object] | None) -> None:
+        self._name, self._inspect = name, inspect
+        # Counters that one call advances: a lock would be held by nobody in a forked child, and
+        # by the very thread that a signal handler has stopped.
+        self._calls: weakref.WeakKeyDictionary[OpenRun, itertools.count[int]]
+        self._calls = weakref.WeakKeyDictionary()
+        self._has_warned = False
+
+    def take(self, result: Any) -> None:
+        """Look at a result, if it is the turn; never raises."""
+        try:
+            if _is_compiling():
+                # What is written down here would become a part of what is compiled.
+                return
+            sessions = open_runs.peek_sessions()
+            if not sessions:
+                return
+            run = sessions[-1].open_run
+            calls = self._calls.get(run)
+            if calls is None:
+                calls = self._calls.setdefault(run, itertools.count())
+            call = next(calls)
+            if call >= _FIRST_CALLS and call & (call - 1):
+                return
+            if run.is_over or run.refusal is not None or not run.stream.active:
+                return
+            shown = result if self._inspect is None else self._inspect(result)
+            find_writer(run).fingerprint(self._name, shown, None, "sample")
+        except Exception as error:  # noqa: BLE001 - a step must not fail for this
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning(
+                    "outputs of %r are not noted: %s: %s", self._name, type(error).__name__, error
+                )
+
+    def __getstate__(self) -> tuple[str, Callable[[Any], object] | None]:
+        return self._name, self._inspect
+
+    def __setstate__(self, state: tuple[str, Callable[[Any], object] | None]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+
+def _is_compiling() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    return bool(torch.compiler.is_compiling() or torch.jit.is_tracing())

@@ -1,0 +1,391 @@
+"""What a sweep searches: the values that each parameter may have, and how one is drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from quark_core.config.arguments import check_label, describe_argument
+from quark_core.errors import SchemaValidationError
+from quark_core.records.json_object import normalize_json
+
+__all__ = [
+    "MOST_GRID_TRIALS",
+    "Choices",
+    "Integers",
+    "ParameterRange",
+    "RANGE_TEXT",
+    "Space",
+    "Uniform",
+    "integers",
+    "read_space",
+    "uniform",
+]
+
+MOST_GRID_TRIALS = 1_000_000
+"""How many trials a grid may have."""
+
+_MOST_PARAMETERS = 500
+_MOST_CHOICES = 10_000
+_MOST_GRID_VALUES = 10_000
+_MOST_STEPS = 2**53  # beyond, a float no longer tells one from the next
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Numbers between two, each as likely as any other; see `uniform`."""
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    count: int | None = None
+
+    def draw(self, generator: random.Random) -> float:
+        """One of them."""
+        if self.step is not None:
+            return self.low + self.step * generator.randrange(self._count_steps())
+        if self.log:
+            drawn = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            drawn = generator.uniform(self.low, self.high)
+        return min(max(drawn, self.low), self.high)
+
+    def list_values(self, name: str) -> list[Any]:
+        """Those of a grid.
+
+        Raises:
+            SchemaValidationError: They are without end, or too many.
+        """
+        if self.step is not None and self.count is None:
+            _check_grid_values(name, self._count_steps(), "quark.uniform")
+            return [self.low + self.step * place for place in range(self._count_steps())]
+        if self.count is None:
+            raise SchemaValidationError(
+                f"space[{name!r}] has no end of values, and a grid tries them all: say how many "
+                "with quark.uniform(…, count=5), or list them"
+            )
+        return _spread(self.low, self.high, self.count, log=self.log)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a definition has it."""
+        return _describe("uniform", self)
+
+    def _count_steps(self) -> int:
+        assert self.step is not None
+        return math.floor((self.high - self.low) / self.step + 1e-9) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Whole numbers from one to another; see `integers`."""
+
+    low: int
+    high: int
+    log: bool = False
+    step: int = 1
+    count: int | None = None
+
+    def draw(self, generator: random.Random) -> int:
+        """One of them."""
+        if not self.log:
+            return generator.randrange(self.low, self.high + 1, self.step)
+        # Half a number more at each end, so that the ends are as likely as their neighbours.
+        low, high = math.log(self.low - 0.5), math.log(self.high + 0.5)
+        return min(max(round(math.exp(generator.uniform(low, high))), self.low), self.high)
+
+    def list_values(self, name: str) -> list[Any]:
+        """Those of a grid.
+
+        Raises:
+            SchemaValidationError: They are too many.
+        """
+        if self.count is not None:
+            spread = _spread(self.low, self.high, self.count, log=self.log)
+            return list(dict.fromkeys(round(value) for value in spread))
+        _check_grid_values(name, (self.high - self.low) // self.step + 1, "quark.integers")
+        return list(range(self.low, self.high + 1, self.step))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a definition has it."""
+        return _describe("integers", self)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Values of any kind, each as likely as any other; a single one is a setting that stays."""
+
+    values: tuple[Any, ...]
+
+    def draw(self, generator: random.Random) -> Any:
+        """One of them."""
+        return self.values[generator.randrange(len(self.values))]
+
+    def list_values(self, name: str) -> list[Any]:  # noqa: ARG002
+        """Those of a grid."""
+        return list(self.values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a definition has it."""
+        return {"type": "choices", "values": list(self.values)}
+
+
+ParameterRange = Uniform | Integers | Choices
+"""What one parameter may be."""
+
+
+def uniform(
+    low: float,
+    high: float,
+    *,
+    log: bool = False,
+    step: float | None = None,
+    count: int | None = None,
+) -> Uniform:
+    """Numbers from `low` to `high`, for a sweep's space.
+
+    Args:
+        low, high: The ends, which both may come.
+        log: Whether each order of magnitude is as likely as any other, as for learning rates.
+        step: Only `low`, `low + step` and so on; not together with `log`.
+        count: How many values a grid takes, spread evenly from end to end.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
+    """
+    ends = _check_number(low, "low"), _check_number(high, "high")
+    _check_ends(*ends, log=log)
+    if step is not None:
+        step = _check_number(step, "step")
+        if log:
+            raise SchemaValidationError("step and log cannot be combined: leave one of them out")
+        if step <= 0:
+            raise SchemaValidationError(f"step must be more than 0, got {step}")
+        if (ends[1] - ends[0]) / step >= _MOST_STEPS:
+            raise SchemaValidationError(f"step is too small for {low} to {high}: got {step}")
+    return Uniform(*ends, bool(log), step, _check_count(count))
+
+
+def integers(
+    low: int, high: int, *, log: bool = False, step: int = 1, count: int | None = None
+) -> Integers:
+    """Whole numbers from `low` to `high`, for a sweep's space; both ends may come.
+
+    Args:
+        low, high: The ends.
+        log: Whether each order of magnitude is as likely as any other; then `low` is at least 1.
+        step: Only `low`, `low + step` and so on; not together with `log`.
+        count: How many values a grid takes, spread evenly from end to end; all by default.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
+    """
+    for name, value in (("low", low), ("high", high), ("step", step)):
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:
+            raise SchemaValidationError(
+                f"{name} must be a whole number, got {describe_argument(value)}"
+            )
+    _check_ends(low, high, log=log)
+    if step < 1:
+        raise SchemaValidationError(f"step must be at least 1, got {step}")
+    if log and step != 1:
+        raise SchemaValidationError("step and log cannot be combined: leave one of them out")
+    return Integers(low, high, bool(log), step, _check_count(count))
+
+
+RANGE_TEXT = re.compile(r"[A-Za-z_]+:[-+.\d][-+.\de]*:[-+.\d][-+.\de]*(:\d+)?$")
+"""A text that was meant as a range, whatever range it names."""
+
+_FORMS = "must be quark.uniform(…), quark.integers(…), a list of values or one value"
+
+
+class Space:
+    """All parameters of a sweep, by name, in the order in which they were given.
+
+    Args:
+        ranges: What each may be.
+    """
+
+    def __init__(self, ranges: Mapping[str, ParameterRange]) -> None:
+        self.ranges = dict(ranges)
+
+    def draw(self, seed: int, place: int) -> dict[str, Any]:
+        """The parameters of one trial: the same for the same seed and place, everywhere.
+
+        Each parameter is drawn by itself, so that one more of them changes no other.
+        """
+        return {
+            name: values.draw(_make_generator(seed, place, name))
+            for name, values in self.ranges.items()
+        }
+
+    def count_grid(self) -> int:
+        """How many trials a grid has.
+
+        Raises:
+            SchemaValidationError: It has no end, or more than `MOST_GRID_TRIALS`.
+        """
+        count = math.prod(len(values) for values in self._list_all())
+        if count > MOST_GRID_TRIALS:
+            raise SchemaValidationError(
+                f"space has {count:,} combinations; a grid may have {MOST_GRID_TRIALS:,}: list "
+                'fewer values, or take search="random"'
+            )
+        return count
+
+    def iterate_grid(self) -> Iterator[dict[str, Any]]:
+        """The parameters of each trial of a grid; the last parameter changes first."""
+        names = list(self.ranges)
+        for values in product(*self._list_all()):
+            yield dict(zip(names, values, strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a definition has it."""
+        return {name: values.to_dict() for name, values in self.ranges.items()}
+
+    def _list_all(self) -> list[list[Any]]:
+        return [values.list_values(name) for name, values in self.ranges.items()]
+
+
+def read_space(given: object, argument: str = "space") -> Space:
+    """A space out of what a user gives, or out of a definition.
+
+    A parameter is a `uniform` or `integers`, a list of values, one value that stays the same, or
+    an object as `Space.to_dict` makes it.
+
+    Raises:
+        SchemaValidationError: A bad one; the message names it.
+    """
+    if not isinstance(given, Mapping) or not given:
+        raise SchemaValidationError(
+            f"{argument} must be a mapping of names to values, such as "
+            '{"lr": quark.uniform(1e-5, 1e-1, log=True), "layers": [1, 2, 4]}, '
+            f"got {describe_argument(given)}"
+        )
+    if len(given) > _MOST_PARAMETERS:
+        raise SchemaValidationError(
+            f"{argument} has {len(given)} parameters; at most {_MOST_PARAMETERS} are allowed"
+        )
+    ranges = {}
+    for name, values in given.items():
+        label = check_label(name, f"{argument} name")
+        ranges[label] = _read_range(values, f"{argument}[{label!r}]")
+    return Space(ranges)
+
+
+def _read_range(given: object, where: str) -> ParameterRange:
+    if isinstance(given, Uniform | Integers | Choices):
+        return given
+    if isinstance(given, Mapping):
+        return _read_described(given, where)
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray):
+        if not given or len(given) > _MOST_CHOICES:
+            raise SchemaValidationError(
+                f"{where} must hold 1 to {_MOST_CHOICES:,} values, and has {len(given):,}"
+            )
+        return Choices(tuple(normalize_json(value, where) for value in given))
+    if isinstance(given, str) and RANGE_TEXT.match(given):
+        raise SchemaValidationError(
+            f"{where} is the text {given!r:.60}, which looks like a range: in Python write "
+            "quark.uniform(low, high, log=…) or quark.integers(low, high), on the command line "
+            "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH or logint:LOW:HIGH. A text that is meant "
+            "as it stands goes into a list"
+        )
+    try:
+        return Choices((normalize_json(given, where),))
+    except SchemaValidationError as error:
+        raise SchemaValidationError(f"{error}; it {_FORMS}") from None
+
+
+def _read_described(given: Mapping[Any, Any], where: str) -> ParameterRange:
+    options = {str(key): value for key, value in given.items()}
+    kind = options.pop("type", None)
+    try:
+        if kind == "uniform":
+            return uniform(**options)
+        if kind == "integers":
+            return integers(**options)
+        if kind == "choices" and set(options) == {"values"}:
+            return _read_range(list(options["values"]), where)
+    except SchemaValidationError as error:
+        raise SchemaValidationError(f"{where}: {error}") from None
+    except TypeError:
+        raise SchemaValidationError(
+            f"{where} has what {kind} does not know: {', '.join(sorted(options))[:60]}"
+        ) from None
+    raise SchemaValidationError(
+        f"{where} {_FORMS}, got {describe_argument(given)}. A file with the parameters of a W&B "
+        "sweep or of Ato is read by `quark sweep new --space FILE`"
+    )
+
+
+def _make_generator(seed: int, place: int, name: str) -> random.Random:
+    said = f"{seed}\0{place}\0{name}".encode("utf-8", "surrogateescape")
+    return random.Random(int.from_bytes(hashlib.sha256(said).digest()[:16], "big"))
+
+
+def _spread(low: float, high: float, count: int, *, log: bool) -> list[float]:
+    if count == 1:
+        return [low]
+    if log:
+        first, last = math.log(low), math.log(high)
+        middle = [math.exp(first + (last - first) * k / (count - 1)) for k in range(1, count - 1)]
+    else:
+        middle = [low + (high - low) * k / (count - 1) for k in range(1, count - 1)]
+    return [low, *middle, high]
+
+
+def _check_grid_values(name: str, count: int, maker: str) -> None:
+    if count > _MOST_GRID_VALUES:
+        raise SchemaValidationError(
+            f"space[{name!r}] has {count:,} values, and a grid tries them all: say how many with "
+            f"{maker}(…, count=5), or list them"
+        )
+
+
+def _describe(kind: str, values: Uniform | Integers) -> dict[str, Any]:
+    said: dict[str, Any] = {"type": kind, "low": values.low, "high": values.high}
+    if values.log:
+        said["log"] = True
+    if values.step is not None and (kind == "uniform" or values.step != 1):
+        said["step"] = values.step
+    if values.count is not None:
+        said["count"] = values.count
+    return said
+
+
+def _check_number(value: object, argument: str) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        number = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise SchemaValidationError(
+            f"{argument} must be a finite number, got {describe_argument(value)}"
+        )
+    return number
+
+
+def _check_ends(low: float, high: float, *, log: bool) -> None:
+    if low >= high:
+        raise SchemaValidationError(f"low must be below high, got {low} and {high}")
+    if log and low <= 0:
+        raise SchemaValidationError(f"low must be more than 0 with log=True, got {low}")
+
+
+def _check_count(count: object) -> int | None:
+    if count is None:
+        return None
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_GRID_VALUES:
+        raise SchemaValidationError(
+            f"count must be a whole number from 1 to {_MOST_GRID_VALUES:,}, "
+            f"got {describe_argument(count)}"
+        )
+    return count

@@ -1,0 +1,626 @@
+"""A sweep: the list of trials that many workers share, as one of them sees it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import shlex
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from quark.sweeps.definition import SweepDefinition
+from quark.sweeps.rank_agreement import GivenTrial, RankAgreement, find_agreement
+from quark.sweeps.results import choose_best, choose_front, fill_values
+from quark.sweeps.search import Proposal, Search
+from quark.sweeps.searches import open_search
+from quark.sweeps.store_link import StoreLink, close_links
+from quark.sweeps.trial import SweepPart, Trial
+from quark.sweeps.trial_binding import current_trial
+from quark_core.backends.coordination import (
+    NewTrial,
+    SupportsCoordination,
+    TrialWish,
+    unknown_trial,
+)
+from quark_core.errors import QuarkError, SchemaValidationError
+from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState
+from quark_core.runs.run_editing import find_user
+from quark_core.search.trials import check_trial_where
+from quark_core.sessions.introduction import find_store_option, print_line
+from quark_core.system.exit_status import call_last
+from quark_core.system.process import current_process
+from quark_core.system.terminal_text import clean_line
+
+if TYPE_CHECKING:
+    from quark.analysis.importances import Importances
+    from quark.analysis.sweep_verdict import SweepVerdict
+
+__all__ = ["Sweep"]
+
+_log = logging.getLogger("quark")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_MOST_IDLE_TURNS = 12  # of waiting where no trial runs: some 13 s
+_MOST_FIRST_FAILURES = 5
+_UNSETTLED = ("waiting", "running", "suspended")
+
+_held: set[Trial] = set()
+
+
+class Sweep:
+    """A sweep as this process works at it; made by `quark.sweep`.
+
+    `for trial in sweep:` gives this worker one trial after the other, until all that there will
+    be have come to an end. It waits for those that other workers have, since one whose worker
+    dies must be taken up by somebody.
+
+    Every method may be called from any thread; a loop belongs to one.
+    """
+
+    def __init__(
+        self,
+        link: StoreLink,
+        stored: StoredSweep,
+        definition: SweepDefinition,
+        given_search: object = None,
+    ) -> None:
+        self._link = link
+        self._stored = stored
+        self._definition = definition
+        self._given_search = given_search
+        self._search: Search | None = None
+        call_last(_let_go)
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._stored.id
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self._stored.name
+
+    @property
+    def project(self) -> str:
+        """Of which project it is."""
+        return self._stored.project
+
+    @property
+    def definition(self) -> SweepDefinition:
+        """What it is, as this worker has it."""
+        return self._definition
+
+    @property
+    def store(self) -> SupportsCoordination:
+        """The store that has its trials.
+
+        Raises:
+            SessionStoreError: It cannot be opened.
+        """
+        return self._link.store
+
+    @property
+    def search(self) -> Search:
+        """What proposes its trials, as this worker asks it.
+
+        Raises:
+            SchemaValidationError: The definition does not fit it.
+        """
+        if self._search is None:
+            self._search = open_search(
+                self._definition, self.id, self._link.store, self._given_search
+            )
+        return self._search
+
+    def load(self) -> StoredSweep:
+        """What the store knows of it now.
+
+        Raises:
+            SessionStoreError: The store cannot be read.
+        """
+        self._stored = self._link.store.load_sweep(self.id)
+        return self._stored
+
+    @property
+    def state(self) -> str:
+        """running, paused or cancelled, read from the store now."""
+        return self.load().state
+
+    def trials(self) -> list[StoredTrial]:
+        """All trials there are, in their order, with the figures of those that have ended.
+
+        Raises:
+            SessionStoreError: The store cannot be read.
+        """
+        link = self._link
+        return fill_values(link.primary, link.store.list_trials(self.id), self._definition)
+
+    @property
+    def best(self) -> StoredTrial | None:
+        """The completed trial with the best figure of the first metric; None where there is none.
+
+        Of those that keep the constraints, and after halving of those that went farthest.
+        """
+        return choose_best(self.trials(), self._definition)
+
+    @property
+    def best_trials(self) -> list[StoredTrial]:
+        """Completed trials than which no other is better in all metrics."""
+        return choose_front(self.trials(), self._definition)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all trials that there will be have come to an end.
+
+        Raises:
+            SessionStoreError: The store cannot be read.
+        """
+        stored = self.load()
+        if any(stored.counts.get(state) for state in _UNSETTLED):
+            return False
+        return stored.state == "cancelled" or self._ask_search() is None
+
+    def importances(self) -> tuple[Importances, ...]:
+        """How much each parameter matters to the metrics, as far as the trials tell.
+
+        Raises:
+            SessionStoreError: The store cannot be read.
+        """
+        from quark.analysis.importances import measure_importances
+
+        return measure_importances(self.load(), self.trials())
+
+    @property
+    def verdicts(self) -> tuple[SweepVerdict, ...]:
+        """Of each metric whether the best trial is really better than the second, with reasons.
+
+        Raises:
+            SessionStoreError: The store cannot be read.
+        """
+        from quark.analysis.sweep_verdict import judge_sweep
+
+        return judge_sweep(self.load(), self.trials(), self._link.primary)
+
+    def pause(self) -> Self:
+        """Give no more trials away; those that run go on."""
+        return self._update("paused")
+
+    def resume(self) -> Self:
+        """Go on giving trials away.
+
+        Raises:
+            SchemaValidationError: It was cancelled.
+        """
+        return self._update("running")
+
+    def cancel(self) -> Self:
+        """End it for good: trials that wait are cancelled, those that run go on to their end."""
+        return self._update("cancelled")
+
+    def add(self, *parameters: Mapping[str, Any]) -> list[StoredTrial]:
+        """Add trials of your own choice: `sweep.add({"lr": 0.1}, {"lr": 0.2})`.
+
+        Args:
+            parameters: Of each trial a value for every parameter of the space; it need not lie
+                in the space.
+
+        Raises:
+            SchemaValidationError: A bad value or name, or the sweep is cancelled.
+            SessionStoreError: The store cannot take them.
+        """
+        names = set(self._definition.space.ranges)
+        for place, given in enumerate(parameters):
+            if not isinstance(given, Mapping) or set(given) != names:
+                raise SchemaValidationError(
+                    f"parameters[{place}] must have the space's names {', '.join(sorted(names))}, "
+                    f"got {given!r:.100}"
+                )
+        trials = [
+            NewTrial(parameters=dict(given), origin={"source": "added"}) for given in parameters
+        ]
+        return self._add_new(trials, f"added-{uuid.uuid4().hex}")
+
+    def retry(self, *numbers: int) -> list[StoredTrial]:
+        """Try broken trials again, as new ones with the same parameters; returns these.
+
+        Each has in its origin which one it repeats (`retry_of`). What is tried again already is
+        not added once more, whoever asks.
+
+        Args:
+            numbers: Which, among them also failed ones; all that are broken by default.
+
+        Raises:
+            SchemaValidationError: One of them is not there, is neither broken nor failed, or is
+                tried again already; or the sweep is cancelled.
+            SessionStoreError: The store cannot take them.
+        """
+        trials = self.store.list_trials(self.id)
+        repeated = {
+            of: trial.number
+            for trial in trials
+            if isinstance(of := trial.origin.get("retry_of"), int)
+        }
+        if numbers:
+            chosen = [
+                _find_retryable(trials, number, repeated) for number in dict.fromkeys(numbers)
+            ]
+        else:
+            chosen = [t for t in trials if t.state == "broken" and t.number not in repeated]
+        # Each by a call of its own: of several who ask for it at once, the first adds it.
+        return [
+            added
+            for trial in chosen
+            for added in self._add_new([_repeat(trial)], f"retry-{trial.number}")
+        ]
+
+    def _add_new(self, trials: list[NewTrial], key: str) -> list[StoredTrial]:
+        return self._link.insist(
+            lambda store: store.add_trials(self.id, trials, key=key), f"sweep {self.name}"
+        )
+
+    def claim(self, where: str | None = None, *, number: int | None = None) -> Trial | None:
+        """A trial for this worker alone, or None where there is none to have now; never waits.
+
+        It is held for `lease_s` seconds; begin its run with `trial.start_run()`, or settle it by
+        `complete`, `fail` or `suspend` before that.
+
+        Args:
+            where: Which trials it may be, such as `param.lr < 0.01 and failures == 0`.
+            number: This trial alone.
+
+        Raises:
+            SchemaValidationError: `where` is malformed, or has a name that neither a parameter
+                nor a field has; the message shows the place.
+            SessionStoreError: The store does not answer.
+        """
+        if where is not None:
+            check_trial_where(where, tuple(self._definition.space.ranges))
+        wish = None if where is None and number is None else TrialWish(where=where, number=number)
+        found = self._claim(wish)
+        if found is None and number is None and self._propose():
+            found = self._claim(wish)
+        return found
+
+    def __iter__(self) -> Iterator[Trial]:
+        given = self._find_given()
+        if given is not None:
+            with _holding(given, keeps=False):
+                yield given
+            return
+        agreement = find_agreement(self._link, self.id)
+        if not _follows(agreement):
+            _announce(self.project, self.name, self._link.storage_dir)
+        while True:
+            trial = self._follow(agreement) if _follows(agreement) else self._wait(agreement)
+            if trial is None:
+                return
+            with _holding(trial):
+                yield trial
+
+    def run(self, train: Callable[..., Any]) -> StoredTrial | None:
+        """Work at trials until there are none any more, and return the best of all.
+
+        Args:
+            train: Called with each trial as `train(trial)`, or as `train(trial, session)` with
+                the session of its run, which is then begun and ended here. What it returns (a
+                number, one for each metric, or a mapping of metrics) is the trial's figure where
+                its run has logged none. What it raises fails the trial, which is tried again as
+                often as `max_failures` says, and ends nothing else; KeyboardInterrupt and the
+                like end the loop.
+
+        Raises:
+            Exception: What `train` has raised in each of the first five trials of this worker.
+            SessionStoreError: The store cannot be reached for ten minutes.
+        """
+        takes_session = _takes_session(train)
+        failures, has_worked = 0, False
+        for trial in self:
+            try:
+                if takes_session:
+                    with trial.start_run() as session:
+                        trial.take_result(train(trial, session))
+                else:
+                    trial.take_result(train(trial))
+                has_worked = True
+            except Exception as error:
+                if trial.ends_by(error):
+                    continue
+                failures += 1
+                trial.end_failed(error)
+                if failures >= _MOST_FIRST_FAILURES and not has_worked:
+                    raise
+                _log.warning(
+                    "trial %d of sweep %s has failed: %s: %s",
+                    trial.number, self.name, type(error).__name__, error,
+                    exc_info=failures == 1,
+                )  # fmt: skip
+        return self.best
+
+    def close(self) -> None:
+        """Let go of the store; another call opens it again."""
+        search, self._search = self._search, None
+        if search is not None:
+            search.close()
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        goals = ", ".join(f"{goal.metric} {goal.mode}" for goal in self._definition.goals)
+        total = self._definition.trials
+        trials = "trials without end" if total is None else f"{total:,} trials"
+        search = self._definition.search
+        return f"Sweep({self.name!r} of {self.project!r}, {search}, {trials}, {goals})"
+
+    def hold_given(self, number: int, token: int, earlier_run_id: str | None = None) -> Trial:
+        """A trial that somebody else has claimed for this process.
+
+        Raises:
+            SchemaValidationError: There is no such trial, or it was claimed again since.
+            SessionStoreError: The store does not answer.
+        """
+        stored = self._load_trial(number)
+        if stored.token != token:
+            raise SchemaValidationError(
+                f"trial {number} of sweep {self.name}: claim {token} is over, it was claimed again"
+            )
+        part = self._part()
+        try:
+            agreement = find_agreement(self._link, self.id)
+        except SchemaValidationError as error:
+            # Each rank knows the trial all the same; only to stop they would have to agree.
+            _log.warning("trial %d is not stopped early: %s", number, error)
+            agreement, part = None, msgspec.structs.replace(part, search=None)
+        if agreement is not None:
+            agreement.join(number, token)
+        if earlier_run_id is None:
+            earlier_run_id = self._find_parent_run(stored)
+        return Trial(part, stored, earlier_run_id=earlier_run_id, agreement=agreement)
+
+    def _part(self) -> SweepPart:
+        return SweepPart(
+            self.id, self.project, self.name, self._definition, self._link, self.search
+        )
+
+    def _update(self, state: SweepState) -> Self:
+        self._stored = self._link.store.update_sweep(self.id, state, by=find_user())
+        return self
+
+    def _find_given(self) -> Trial | None:
+        """The trial of this sweep that QUARK_TRIAL names, or None."""
+        from quark.sweeps.given_trial import find_given
+
+        return find_given(self.id, self._link.storage_dir)
+
+    def _wait(self, agreement: RankAgreement | None) -> Trial | None:
+        """The next trial, on a worker that claims; None where there will be none."""
+        trial = self._wait_for_claim(agreement)
+        if agreement is not None:
+            given = None
+            if trial is not None:
+                given = GivenTrial(trial.number, trial.claim.token, trial.earlier_run_id)
+            agreement.give(given)
+        return trial
+
+    def _wait_for_claim(self, agreement: RankAgreement | None) -> Trial | None:
+        pause_s, has_told, idle_turns = _FIRST_PAUSE_S, False, 0
+        while True:
+            trial = self._claim(None, agreement)
+            if trial is not None:
+                return trial
+            stored = self._link.insist(
+                lambda store: store.load_sweep(self.id), f"sweep {self.name}"
+            )
+            if stored.state == "cancelled":
+                return None
+            if stored.state == "running":
+                proposed = self._ask_search()
+                if proposed:
+                    self._add(proposed)
+                    continue
+                unsettled = sum(stored.counts.get(state, 0) for state in _UNSETTLED)
+                if not unsettled:
+                    # Whoever settled the last one may have done so since it was asked. A search
+                    # that only waits may know of a trial which another worker is about to add.
+                    idle_turns += 1
+                    if proposed is None or idle_turns > _MOST_IDLE_TURNS:
+                        return None
+            if not has_told and pause_s >= _LONGEST_PAUSE_S:
+                has_told = True
+                self._tell_waiting(stored)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
+
+    def _tell_waiting(self, stored: StoredSweep) -> None:
+        if stored.state == "paused":
+            _log.info("sweep %s is paused; this worker waits", self.name)
+            return
+        held = stored.counts.get("running", 0)
+        _log.info(
+            "sweep %s has no trial to give; this worker waits for %d that others have",
+            self.name, held,
+        )  # fmt: skip
+
+    def _follow(self, agreement: RankAgreement | None) -> Trial | None:
+        """The trial that the leading rank of this launch has claimed."""
+        assert agreement is not None
+        given = agreement.take()
+        if given is None:
+            return None
+        stored = self._link.insist(lambda _: self._load_trial(given.number), f"sweep {self.name}")
+        stored = msgspec.structs.replace(stored, token=given.token)
+        return Trial(self._part(), stored, earlier_run_id=given.earlier_run_id, agreement=agreement)
+
+    def _claim(
+        self, wish: TrialWish | None, agreement: RankAgreement | None = None
+    ) -> Trial | None:
+        request_id, worker = uuid.uuid4().hex, current_process()
+        lease_s = self._definition.lease_s
+        stored = self._link.insist(
+            lambda store: store.claim_trial(
+                self.id, request_id=request_id, worker=worker, lease_s=lease_s, wish=wish
+            ),
+            f"sweep {self.name}",
+        )
+        if stored is None:
+            return None
+        return Trial(
+            self._part(),
+            stored,
+            earlier_run_id=self._find_parent_run(stored),
+            agreement=agreement,
+        )
+
+    def _find_parent_run(self, stored: StoredTrial) -> str | None:
+        """The run of the trial that this one was promoted from, where it has none of its own."""
+        parent = stored.origin.get("parent")
+        if stored.run_id is not None or not isinstance(parent, int):
+            return None
+        try:
+            return self._load_trial(parent).run_id
+        except QuarkError as error:
+            _log.debug("the run of trial %s is not known: %s", parent, error)
+            return None
+
+    def _load_trial(self, number: int) -> StoredTrial:
+        found = self._link.store.list_trials(self.id, start=number, limit=1)
+        if not found or found[0].number != number:
+            raise unknown_trial(self.id, number)
+        return found[0]
+
+    def _ask_search(self) -> list[Proposal] | None:
+        trials = self._link.insist(lambda _: self.trials(), f"sweep {self.name}")
+        return self.search.propose(trials)
+
+    def _propose(self) -> bool:
+        """Add what the search proposes; whether that was anything."""
+        if self.load().state != "running":
+            return False
+        proposed = self._ask_search()
+        if proposed:
+            self._add(proposed)
+        return bool(proposed)
+
+    def _add(self, proposed: list[Proposal]) -> None:
+        for proposal in proposed:
+            self._link.insist(partial(self._add_to, proposal), f"sweep {self.name}")
+
+    def _add_to(self, proposal: Proposal, store: SupportsCoordination) -> None:
+        store.add_trials(self.id, proposal.trials, key=proposal.key)
+
+
+@contextmanager
+def _holding(trial: Trial, *, keeps: bool = True) -> Iterator[None]:
+    """Around the work at a trial: whatever happens in it, the trial is given back or settled."""
+    current_trial.set(trial)
+    if keeps:
+        _held.add(trial)
+        trial.hold()
+    try:
+        yield
+    except BaseException:
+        # The loop was left: by an exception in its body, or by break.
+        trial.release("its worker has left it")
+        raise
+    else:
+        trial.finish()
+    finally:
+        current_trial.set(None)
+        _held.discard(trial)
+
+
+def _announce(project: str, name: str, storage_dir: Path) -> None:
+    """Say that this process begins to work at a sweep, and how to look at it.
+
+    Args:
+        project: Its project.
+        name: What it is called there.
+        storage_dir: Its storage root.
+    """
+    try:
+        option = find_store_option(storage_dir)
+        command = f"quark sweep show {shlex.quote(clean_line(name))}{option}"
+        print_line(f"quark: sweep {clean_line(name)} of {clean_line(project)} — {command}")
+    except Exception as error:  # noqa: BLE001 - a line is worth no sweep
+        _log.debug("the sweep cannot be introduced: %s", error)
+
+
+def _repeat(trial: StoredTrial) -> NewTrial:
+    """A new trial with what an earlier one has tried, as far as it was to go."""
+    origin = {"source": "added", "retry_of": trial.number}
+    if "budget" in trial.origin:
+        origin["budget"] = trial.origin["budget"]
+    return NewTrial(parameters=dict(trial.parameters), origin=origin)
+
+
+def _find_retryable(
+    trials: Sequence[StoredTrial], number: object, repeated: Mapping[int, int]
+) -> StoredTrial:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise SchemaValidationError(f"numbers must be int, got {number!r:.60}")
+    trial = trials[number] if 0 <= number < len(trials) else None
+    if trial is None:
+        raise SchemaValidationError(
+            f"numbers: there is no trial {number} among the {len(trials)} of the sweep"
+        )
+    if trial.state not in ("broken", "failed"):
+        raise SchemaValidationError(
+            f"numbers: trial {number} is {trial.state}; what is broken or failed can be tried again"
+        )
+    if number in repeated:
+        raise SchemaValidationError(
+            f"numbers: trial {number} is tried again already, as trial {repeated[number]}"
+        )
+    return trial
+
+
+def _follows(agreement: RankAgreement | None) -> bool:
+    return agreement is not None and not agreement.leads
+
+
+def _takes_session(train: Callable[..., Any]) -> bool:
+    """Whether a training function wants the session besides the trial."""
+    if not callable(train):
+        raise SchemaValidationError(f"train must be a function of a trial, not {train!r:.60}")
+    try:
+        parameters = inspect.signature(train).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    wanted = [
+        each
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        and each.default is each.empty
+    ]
+    return len(wanted) > 1
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    # What a process holds is not its children's to give back.
+    os.register_at_fork(after_in_child=_held.clear)
+
+
+def _let_go() -> None:
+    """Give back what this process holds, as it ends; its runs have ended by then."""
+    for trial in list(_held):
+        trial.release("its process has ended")
+    close_links()

@@ -1,0 +1,700 @@
+"""A trial that this process holds: what is to be tried, and what becomes of it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from quark.configuration.origins.keeping import note_source
+from quark.sweeps.definition import SweepDefinition
+from quark.sweeps.keeping import LeaseKeeper
+from quark.sweeps.metric_watch import MetricWatch
+from quark.sweeps.rank_agreement import RankAgreement
+from quark.sweeps.search import Search
+from quark.sweeps.store_link import StoreLink
+from quark.sweeps.trial_binding import current_trial
+from quark_core.backends.coordination import SupportsCoordination
+from quark_core.config.arguments import describe_argument
+from quark_core.config.objective import Objective
+from quark_core.config.redaction import redact_text
+from quark_core.errors import (
+    InvalidRunStateError,
+    QuarkError,
+    SchemaValidationError,
+    StopRequested,
+)
+from quark_core.records import ConfigSnapshot, RunStatus, format_time
+from quark_core.records.json_object import JsonObject
+from quark_core.records.query import find_whole
+from quark_core.records.runs import StopRequest
+from quark_core.records.sweeps import (
+    StoredTrial,
+    TrialClaim,
+    TrialResult,
+    describe_parameters,
+)
+from quark_core.records.times import now_us
+from quark_core.runs.open_run import OpenRun, open_runs
+from quark_core.sessions.session import TrainingSession
+from quark_core.writers.scalars import to_float
+
+if TYPE_CHECKING:
+    from quark_core.records.sweeps import TrialState
+
+__all__ = ["STOPPED_BY", "SweepPart", "Trial"]
+
+_log = logging.getLogger("quark")
+
+STOPPED_BY = "quark sweep"
+"""Who asks a training to stop, where its sweep does."""
+
+_DECISION_S = 5.0
+# How long nobody is asked after a question that had no answer; twice as long each time.
+_FIRST_SILENCE_S, _LONGEST_SILENCE_S = 30.0, 600.0
+_told_missing: set[str] = set()
+_MOST_REASON = 1_000
+
+
+class SweepPart(msgspec.Struct, frozen=True):
+    """What a trial knows of its sweep.
+
+    Attributes:
+        sweep_id, project, name: Which one.
+        definition: What it is, as this worker has it.
+        link: Its store.
+        search: What decides at rungs; None where nobody does.
+    """
+
+    sweep_id: str
+    project: str
+    name: str
+    definition: SweepDefinition
+    link: StoreLink
+    search: Search | None = None
+
+    @property
+    def group(self) -> str:
+        """Path of the group that its runs are in."""
+        parts = (part.strip() for part in self.name.split("/"))
+        return "/".join(("sweeps", *(part for part in parts if part)))
+
+
+class Trial:
+    """A trial that this process holds, by a sweep's loop, by `sweep.claim()` or by QUARK_TRIAL.
+
+    Every method may be called from any thread.
+
+    Attributes:
+        number: Its number in the sweep, from 0 on.
+        earlier_run_id: A run to go on from, whose checkpoint may be loaded: that of the trial
+            that was promoted, or of whoever held this one before; or None.
+    """
+
+    def __init__(
+        self,
+        sweep: SweepPart,
+        stored: StoredTrial,
+        *,
+        earlier_run_id: str | None = None,
+        agreement: RankAgreement | None = None,
+    ) -> None:
+        self.number = stored.number
+        self.earlier_run_id = earlier_run_id or stored.run_id
+        self._sweep = sweep
+        self._stored = stored
+        self._agreement = agreement
+        self._lock = threading.RLock()
+        self._told: TrialResult | None = None
+        self._stop_reason: str | None = None
+        self._stop_error: StopRequested | None = None
+        self._run: OpenRun | None = None
+        self._session: TrainingSession | None = None
+        self._has_ended = False
+        self._has_settled = False
+        self._has_warned = False
+        self._silent_s, self._silent_until = 0.0, -math.inf
+        definition = sweep.definition
+        keys = [goal.key for goal in definition.goals]
+        keys += [each.key for each in definition.constraints if each.key not in keys]
+        self._keys = keys
+        rungs = () if sweep.search is None else sweep.search.list_rungs(stored)
+        on_rung = self._meet_rung if definition.stop else None
+        self._watch = MetricWatch(keys, rungs, on_rung)
+        self._keeper = LeaseKeeper(self._renew, definition.lease_s)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What is to be tried, by name; a copy."""
+        return copy.deepcopy(dict(self._stored.parameters))
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return copy.deepcopy(self._stored.parameters[name])
+        except KeyError:
+            known = ", ".join(self._stored.parameters)
+            raise KeyError(
+                f"trial {self.number} has no parameter {name!r}; it has {known}"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored.parameters)
+
+    def __len__(self) -> int:
+        return len(self._stored.parameters)
+
+    def keys(self) -> list[str]:
+        """Names of the parameters, so that `{**trial}` is all of them."""
+        return list(self._stored.parameters)
+
+    @property
+    def budget(self) -> int | None:
+        """How many steps it is to train; None where the sweep has no budget."""
+        found = self._stored.origin.get("budget", self._sweep.definition.budget)
+        return found if isinstance(found, int) else None
+
+    @property
+    def rung(self) -> int:
+        """How often it has survived a halving; 0 in all other sweeps."""
+        found = self._stored.origin.get("rung", 0)
+        return found if isinstance(found, int) else 0
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """Where it comes from, as the search says it."""
+        return copy.deepcopy(dict(self._stored.origin))
+
+    @property
+    def claim(self) -> TrialClaim:
+        """By what it is held."""
+        return self._stored.claim
+
+    @property
+    def stored(self) -> StoredTrial:
+        """The trial as it was claimed."""
+        return self._stored
+
+    @property
+    def sweep_name(self) -> str:
+        """Of which sweep it is."""
+        return self._sweep.name
+
+    @property
+    def session(self) -> TrainingSession | None:
+        """The session of its run, once that has begun here."""
+        return self._session
+
+    def _find_session(self) -> TrainingSession | None:
+        holders = [each for each in open_runs.sessions if each.open_run is self._run]
+        return next((each for each in holders if isinstance(each, TrainingSession)), None)
+
+    def start_run(self, **arguments: Any) -> TrainingSession:
+        """Begin the trial's run; takes what `quark.start_run` takes.
+
+        Project and storage root are the sweep's, the run is in the group of the sweep, and its
+        configuration has the parameters besides what is given as `config`.
+
+        Raises:
+            InvalidRunStateError: The trial has a run already.
+            SchemaValidationError, SessionStoreError: As of `quark.start_run`.
+        """
+        if self._run is not None:
+            raise InvalidRunStateError(
+                f"start_run: trial {self.number} has run {self._run.context.run_id} already"
+            )
+        arguments.setdefault("project", self._sweep.project)
+        before = current_trial.get()
+        current_trial.set(self)
+        try:
+            return TrainingSession.start_run(**arguments)
+        finally:
+            current_trial.set(before)
+
+    def report(self, values: float | Sequence[float] | Mapping[str, float], *, step: int) -> None:
+        """Say how far it has come, where the run does not log the sweep's metrics itself.
+
+        Args:
+            values: The figure of the sweep's metric; of several one for each, in their order or
+                by name.
+            step: The step that they are of.
+
+        Raises:
+            SchemaValidationError: A bad argument.
+        """
+        if (whole := find_whole(step)) is None or whole < 0:
+            raise SchemaValidationError(
+                f"step must be a whole number of at least 0, got {describe_argument(step)}"
+            )
+        found = self._read_values(values, "values")
+        self._watch.note(found, whole)
+
+    def should_stop(self) -> bool:
+        """Whether training is to end now: the sweep has stopped it at a rung, or somebody asks.
+
+        At a rung this asks the store, for 5 s at most: a store that does not answer lets the
+        training go on. Between rungs it costs about a microsecond. In a launch of several
+        processes call it on all ranks: all of them stop at the same rung.
+        """
+        if self._watch.waiting:
+            self._decide()
+        if self._stop_reason is not None:
+            return True
+        run = self._run
+        return run is not None and run.stop_request is not None
+
+    def complete(self, values: float | Sequence[float] | Mapping[str, float] | None = None) -> None:
+        """Say that it is done, with figures other than the newest that were logged.
+
+        Takes effect as its run ends; at once where it has none.
+
+        Args:
+            values: As of `report`; what the run has logged by default.
+
+        Raises:
+            SchemaValidationError: A bad figure.
+        """
+        found = None if values is None else self._read_values(values, "values")
+        if found is not None:
+            for place, value in enumerate(found):
+                if value is not None:
+                    self._watch.newest[place] = value
+        self._say("completed", None)
+
+    def fail(self, reason: str) -> None:
+        """Say that it cannot be done, and is not to be tried again.
+
+        Takes effect as its run ends; at once where it has none.
+        """
+        self._say("failed", reason)
+
+    def suspend(self, reason: str | None = None) -> None:
+        """Give it back, so that somebody goes on with it; takes effect as its run ends."""
+        self._say("suspended", reason)
+
+    def stop_with(self, state: TrialState, reason: str) -> None:
+        """Say what becomes of it, and have its training stopped at the next call that logs.
+
+        Args:
+            state: A final state, such as `pruned` or `failed`.
+            reason: Why.
+        """
+        with self._lock:
+            self._say(state, reason)
+            self._stop_reason = reason
+            run = self._run
+            if run is not None and not run.is_over:
+                run.halt(self._make_stop(reason))
+
+    # What the run asks of it; see `trial_binding`.
+
+    @property
+    def group(self) -> str:
+        """Path of the group that its run is in."""
+        return self._sweep.group
+
+    @property
+    def storage_dir(self) -> Path:
+        """The storage root of its sweep."""
+        return self._sweep.link.storage_dir
+
+    @property
+    def objective(self) -> Objective:
+        """What its run is judged by."""
+        goal = self._sweep.definition.goals[0]
+        return Objective(goal.metric, "max" if goal.mode == "max" else "min")
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a run has taken it up."""
+        return self._run is not None
+
+    def join_config(self, given: ConfigSnapshot) -> ConfigSnapshot:
+        """A run's configuration with the parameters; what was given stays as it is."""
+        values = dict(given.values)
+        added = {}
+        for name, value in self._stored.parameters.items():
+            found = _find_setting(values, name)
+            if found is _MISSING:
+                added[name] = value
+            elif found != value:
+                _log.warning(
+                    "trial %d of sweep %s has %s = %r, and the run's config says %r: take it from "
+                    "trial[%r], or leave it out of config",
+                    self.number, self._sweep.name, name, value, found, name,
+                )  # fmt: skip
+        source = f"trial {self.number} of {self._sweep.name}"
+        if not added:
+            return note_source(given, self._stored.parameters, source)
+        raw = None if given.raw is None else JsonObject({**given.raw, **added})
+        joined = msgspec.structs.replace(given, values=JsonObject({**values, **added}), raw=raw)
+        return note_source(joined, self._stored.parameters, source)
+
+    def take(self, run: OpenRun) -> None:
+        """Be the trial of a run that has just been opened here."""
+        with self._lock:
+            self._run = run
+            self._session = self._find_session()
+            self._keeper.has_run = True
+        if run.already_done is not None:
+            figures = run.already_done.metrics
+            for place, key in enumerate(self._keys):
+                figure = figures.get(key)
+                self._watch.newest[place] = None if figure is None else figure.last
+            return
+        self._watch.install(run)
+        if self._sweep.definition.stop_broken and run.leads:
+            self._watch_for_faults()
+
+    def tell(self, run: OpenRun, status: RunStatus) -> dict[str, Any] | None:
+        """What the end of its run says of it."""
+        if run is not self._run:
+            return None
+        result = self._conclude(status, None if run.ending is None else run.ending.message)
+        with self._lock:
+            self._told = result
+            self._has_ended = True
+        said = msgspec.to_builtins(result)
+        return dict(said)
+
+    def describe_end(self) -> str:
+        """What has become of it, as the last line of its run says it; its run has ended."""
+        result = self._told or self._conclude("completed", None)
+        goals = self._sweep.definition.goals
+        values = result.values or ()
+        figures = ", ".join(
+            f"{goal.metric} {value:.4g}" for goal, value in zip(goals, values, strict=False)
+        )
+        state = "failed" if result.state == "waiting" else result.state
+        told = f"trial {self.number} of {self._sweep.name} {state}"
+        why = result.reason if state not in ("completed", "failed") else None
+        said = "; ".join(each for each in (figures, why) if each)
+        parameters = describe_parameters(self._stored.parameters)
+        return f"{told}{': ' if said else ''}{said} ({parameters})"
+
+    def ends_by(self, error: BaseException | None) -> bool:
+        """Whether an error is the one by which the sweep stops this trial."""
+        return error is not None and error is self._stop_error
+
+    # What its worker does with it.
+
+    def hold(self) -> None:
+        """Keep it from others, from now on until it is settled."""
+        self._keeper.start()
+
+    def finish(self) -> None:
+        """Settle what is still open, after its work is done without an exception.
+
+        Raises:
+            SessionStoreError: Its run cannot be ended.
+        """
+        session = self.session
+        if session is not None and session in open_runs.sessions:
+            session.end_run("completed")
+        result = self._told or self._conclude("completed", None)
+        if result.state == "completed" and self._run is not None:
+            self._tell_missing(result)
+        self._settle(result)
+
+    def _tell_missing(self, result: TrialResult) -> None:
+        """Say once for a sweep that a trial has come to no figure: its best would be None."""
+        definition = self._sweep.definition
+        wanted = () if result.values is not None else definition.goals
+        limits = () if result.constraints is not None else definition.constraints
+        newest = dict(zip(self._keys, self._watch.newest, strict=True))
+        named = [*((g.metric, g.key) for g in wanted), *((c.metric, c.key) for c in limits)]
+        missing = list(dict.fromkeys(metric for metric, key in named if newest[key] is None))
+        if not missing or self._sweep.sweep_id in _told_missing:
+            return
+        _told_missing.add(self._sweep.sweep_id)
+        _log.warning(
+            "trial %d of sweep %s has ended without a figure, and cannot be the best: this process "
+            "has logged no finite value of %s. Log it as the sweep's metric= spells it, return it "
+            "from the training function, or say trial.complete(value)",
+            self.number, self._sweep.name, ", ".join(map(repr, missing)),
+        )  # fmt: skip
+
+    def end_failed(self, error: Exception) -> None:
+        """Say that what was done with it has failed, where its run has not said so itself."""
+        if self._told is None and (self._run is None or not self._has_ended):
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            session = self.session
+            if session is not None and session in open_runs.sessions:
+                session.log_error(error, "failed")
+                session.end_run("failed")
+            else:
+                self._told = TrialResult(state="waiting", reason=self._clean(said))
+
+    def release(self, reason: str, *, state: TrialState = "suspended") -> None:
+        """Give it back where nothing has become of it; never raises.
+
+        Args:
+            reason: Why.
+            state: `suspended`, or `waiting` where that counts as a failure.
+        """
+        if self._sweep.link.is_forked:
+            return  # its parent's, which goes on with it
+        result = self._told
+        if result is None:
+            result = TrialResult(state=state, reason=self._clean(reason))
+        try:
+            if self._run is None or self._has_ended:
+                self._settle(result, is_patient=False)
+            else:
+                self._keeper.stop()
+        except QuarkError as error:
+            _log.warning("trial %d of sweep %s could not be given back (%s): its lease ends in "
+                         "%g s", self.number, self._sweep.name, error,
+                         self._sweep.definition.lease_s)  # fmt: skip
+
+    def take_result(self, returned: object) -> None:
+        """Take what a training function has returned as the trial's figures.
+
+        Raises:
+            SchemaValidationError: It is neither None nor figures.
+        """
+        if returned is None:
+            return
+        found = self._read_values(returned, "what the training function returns")
+        for place, value in enumerate(found):
+            self._watch.newest[place] = value
+        if self._told is not None and self._told.state == "completed":
+            said = self._conclude("completed", None)
+            self._told = msgspec.structs.replace(
+                self._told, values=said.values, constraints=said.constraints
+            )
+
+    def __repr__(self) -> str:
+        told = describe_parameters(self._stored.parameters)
+        return f"Trial({self.number} of {self._sweep.name!r}, {told})"
+
+    def _settle(self, result: TrialResult, *, is_patient: bool = True) -> None:
+        if self._agreement is not None and not self._agreement.leads:
+            self._keeper.stop()
+            return
+        with self._lock:
+            if self._has_settled:
+                return
+            self._has_settled = True
+        self._keeper.stop()
+        if not is_patient:
+            # Whoever leaves, perhaps by Ctrl-C, waits for no store: the lease ends by itself.
+            self._settle_in(self._sweep.link.store, result)
+            return
+        self._sweep.link.insist(
+            lambda store: self._settle_in(store, result),
+            f"trial {self.number} of sweep {self._sweep.name}",
+        )
+
+    def _settle_in(self, store: SupportsCoordination, result: TrialResult) -> None:
+        claim, lease_s = self.claim, self._sweep.definition.lease_s
+        if self._run is not None and self._run.already_done is None:
+            # Its run has said it, unless it lives in another store, or its records are on the way.
+            found = store.list_trials(claim.sweep_id, start=claim.number, limit=1)
+            known = found[0] if found else None
+            if known is None or known.token != claim.token:
+                return
+            lacks = known.state == "completed" and known.values is None
+            if known.state != "running" and not (lacks and result.values is not None):
+                return
+        store.settle_trial(claim.sweep_id, claim.number, claim.token, result, lease_s=lease_s)
+
+    def _say(self, state: TrialState, reason: str | None) -> None:
+        with self._lock:
+            self._told = TrialResult(state=state, reason=self._clean(reason))
+            open_here = self._run is not None and not self._has_ended
+        if not open_here:
+            self._settle(self._conclude("completed", None))
+
+    def _conclude(self, status: RunStatus, error: str | None) -> TrialResult:
+        """What has become of it, by what was said, or else by how its run ends."""
+        told, stopped = self._told, self._stop_reason
+        run = self._run
+        request = None if run is None else run.stop_request
+        state: TrialState
+        if told is not None:
+            state, reason = told.state, told.reason
+        elif stopped is not None:
+            state, reason = "pruned", stopped
+        elif request is not None:
+            state, reason = "pruned", self._clean(request.describe())
+        elif status == "completed":
+            state, reason = "completed", None
+        elif status == "failed":
+            state, reason = "waiting", self._clean(error or "its run failed")
+        else:
+            state, reason = "suspended", self._clean(error)
+        values, constraints = self._measure()
+        return TrialResult(
+            state=state,
+            values=values,
+            constraints=constraints,
+            step=self._watch.step,
+            reason=reason,
+        )
+
+    def _measure(self) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+        """Figures and broken constraints, each where all of them are known."""
+        definition = self._sweep.definition
+        newest = dict(zip(self._keys, self._watch.newest, strict=True))
+        values = [newest[goal.key] for goal in definition.goals]
+        limits = [(each, newest[each.key]) for each in definition.constraints]
+        known = tuple(value for value in values if value is not None)
+        broken = tuple(each.measure(value) for each, value in limits if value is not None)
+        return (
+            known if len(known) == len(values) else None,
+            broken if limits and len(broken) == len(limits) else None,
+        )
+
+    def _meet_rung(self) -> None:
+        """Ask at a rung, in the call that has logged it, and end the training there if told to."""
+        self._decide()
+        reason = self._stop_reason
+        run = self._run
+        if reason is not None and run is not None and self._stop_error is None:
+            raise self._make_stop(reason)
+
+    def _make_stop(self, reason: str) -> StopRequested:
+        request = StopRequest("", STOPPED_BY, format_time(now_us()), reason)
+        self._stop_error = StopRequested(
+            f"sweep {self._sweep.name} ends trial {self.number}: {reason}", request
+        )
+        return self._stop_error
+
+    def _decide(self) -> None:
+        """Say what rungs were reached, and learn whether it shall stop there."""
+        agreement = self._agreement
+        while self._stop_reason is None:
+            try:
+                step, values = self._watch.waiting.popleft()
+            except IndexError:  # none is left, or another thread has taken it
+                return
+            if agreement is None:
+                stops = self._ask(step, values)
+            elif agreement.leads:
+                stops = agreement.announce(step, stops=self._ask(step, values))
+            else:
+                stops = agreement.wait_for(step)
+            if stops:
+                self._stop_reason = f"not among the best at step {step}"
+
+    def _ask(self, step: int, values: tuple[float | None, ...]) -> bool:
+        """What the search says at a rung; it is not waited for beyond a few seconds."""
+        search = self._sweep.search
+        if search is None or self._sweep.link.is_forked:
+            return False
+        if time.monotonic() < self._silent_until:
+            return False  # a store that is out of reach must not cost so much at each rung
+        goals = len(self._sweep.definition.goals)
+        answers: list[bool] = []
+        failed: list[Exception] = []
+
+        def work() -> None:
+            try:
+                answers.append(bool(search.report(self._stored, values[:goals], step)))
+            except Exception as error:  # noqa: BLE001 - the training goes on
+                failed.append(error)
+                answers.append(False)
+                self._warn(f"nobody decides at step {step}: {error}")
+
+        thread = threading.Thread(target=work, name="quark-rung", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        thread.join(_DECISION_S)
+        if not answers or failed:
+            self._silent_s = min(max(self._silent_s * 2, _FIRST_SILENCE_S), _LONGEST_SILENCE_S)
+            self._silent_until = time.monotonic() + self._silent_s
+        else:
+            self._silent_s = 0.0
+        if not answers:
+            self._warn(f"the store has not answered at step {step} within {_DECISION_S:g} s")
+        return bool(answers) and answers[0]
+
+    def _warn(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "trial %d of sweep %s goes on: %s", self.number, self._sweep.name, redact_text(text)
+            )
+
+    def _watch_for_faults(self) -> None:
+        session = self.session
+        if session is None:
+            return
+        try:
+            from quark.sweeps.broken_trials import watch_trial
+
+            watch_trial(session, self)
+        except Exception:  # noqa: BLE001 - the training goes on
+            _log.warning("trial %d is not watched for faults", self.number, exc_info=True)
+
+    def _renew(self) -> None:
+        claim = self.claim
+        store: SupportsCoordination = self._sweep.link.store
+        store.settle_trial(
+            claim.sweep_id,
+            claim.number,
+            claim.token,
+            None,
+            lease_s=self._sweep.definition.lease_s,
+        )
+
+    def _read_values(self, given: object, argument: str) -> list[float | None]:
+        """Figures of the metrics in their order; None of what is not finite or not given.
+
+        Raises:
+            SchemaValidationError: No figures, or not as many as there are metrics.
+        """
+        goals = self._sweep.definition.goals
+        if isinstance(given, Mapping):
+            names = [goal.metric for goal in goals]
+            missing = [name for name in names if name not in given]
+            if missing:
+                raise SchemaValidationError(
+                    f"{argument} must have the sweep's metrics, and lacks {missing[0]!r}"
+                )
+            constraints = [each.metric for each in self._sweep.definition.constraints]
+            wanted = dict.fromkeys([*names, *constraints])
+            return [
+                _read_figure(given[name], f"{argument}[{name!r}]") if name in given else None
+                for name in wanted
+            ]
+        is_many = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+        listed = list(given) if is_many else [given]  # type: ignore[call-overload]
+        if len(listed) != len(goals):
+            raise SchemaValidationError(
+                f"{argument} must be {len(goals)} numbers, one for each metric, got {len(listed)}"
+            )
+        return [_read_figure(value, argument) for value in listed]
+
+    @staticmethod
+    def _clean(reason: str | None) -> str | None:
+        return None if reason is None else redact_text(str(reason))[:_MOST_REASON]
+
+
+_MISSING = object()
+
+
+def _find_setting(values: Mapping[str, Any], name: str) -> Any:
+    """What a configuration has under a parameter's name, which may be a path through it."""
+    if name in values:
+        return values[name]
+    found: Any = values
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return _MISSING
+        found = found[part]
+    return found
+
+
+def _read_figure(value: object, argument: str) -> float | None:
+    number = to_float(value, argument, "trial.report")
+    return number if math.isfinite(number) else None

@@ -1,0 +1,254 @@
+"""RunReader: one run, opened to be read, with no session, no stream and no writer.
+
+Analyzers, comparisons, reports, commands and the page read runs by it. A run that this process
+holds open is flushed before it is read; of any other, what processes that are gone have left on
+this machine is delivered first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quark_core.backends.contract import SupportsPrimary
+from quark_core.backends.registry import default_registry
+from quark_core.config.arguments import check_run_id, resolve_storage_dir
+from quark_core.errors import SchemaValidationError
+from quark_core.ranks.launches import RankInfo
+from quark_core.records.runs import RunContext
+from quark_core.runs import composition
+from quark_core.runs.backend_choice import BackendChoice, choose_primary
+from quark_core.runs.open_run import OpenRun, open_runs
+from quark_core.runs.reading import read_rows
+from quark_core.runs.run_ids import find_run
+
+if TYPE_CHECKING:
+    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.delivery.takeover import Takeover
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query
+
+__all__ = [
+    "RunReader",
+    "describe_context",
+    "find_primary",
+    "find_session_run",
+    "open_context_primary",
+    "open_run_reader",
+    "read_run",
+    "read_stored",
+]
+
+
+class RunReader:
+    """One run, as it can be read. Every method may be called from any thread.
+
+    Args:
+        context: The run.
+        reader: Where its records are read, or None if nothing of it is kept.
+        stored: The run as its store had it when it was opened, or None.
+        takeover: Delivers what processes that are gone have left of the run.
+        held: The run as this process holds it, if a session of this process has it.
+
+    Attributes:
+        stored, takeover, held: As given.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        reader: SupportsRead | None,
+        *,
+        stored: StoredRun | None = None,
+        takeover: Takeover | None = None,
+        held: OpenRun | None = None,
+    ) -> None:
+        self._context = context
+        self._reader = reader
+        self.stored = stored
+        self.takeover = takeover
+        self.held = held
+
+    @classmethod
+    def of(cls, run: OpenRun) -> RunReader:
+        """Read a run that this process holds."""
+        return cls(run.context, run.reader, held=run)
+
+    @property
+    def context(self) -> RunContext:
+        """The run's context: its record, its project and where it is stored."""
+        return self._context if self.held is None else self.held.context
+
+    @property
+    def reader(self) -> SupportsRead | None:
+        """Where the run's records are read, or None if nothing of it is kept."""
+        return self._reader if self.held is None else self.held.reader
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id; None only on a rank that cannot know it."""
+        return self.context.run_id
+
+    def catch_up(self, verb: str = "read") -> None:
+        """Bring to the store what was logged and is not there yet.
+
+        Args:
+            verb: What the caller does with the run, for the message of the error.
+
+        Raises:
+            SessionStoreError: The store does not answer in time, or this process was forked.
+        """
+        if self.held is not None:
+            self.held.catch_up(verb)
+        elif self.takeover is not None:
+            self.takeover.look()
+
+    def read(self, kind: str, query: Query) -> Columns:
+        """Catch up, then read the rows that fit; see `quark_core.runs.reading.read_rows`."""
+        if self.held is not None:
+            return self.held.read(kind, query)
+        self.catch_up()
+        reader, run_id = self.reader, self.run_id
+        if reader is None or run_id is None:
+            from quark_core.records.columns import Columns
+
+            return Columns.empty(kind)
+        return read_rows(reader, run_id, kind, query)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the one that holds the run."""
+        return self.held is not None and self.held.forked
+
+    def find_payload(self, sha256: str) -> Path | None:
+        """The file of a payload that this process has stored and that is not delivered yet."""
+        return None if self.held is None else self.held.find_payload(sha256)
+
+    def close(self) -> None:
+        """Close the store, unless a session of this process has it."""
+        close = getattr(self._reader, "close", None)
+        if self.held is None and close is not None:
+            close()
+
+    def __repr__(self) -> str:
+        return f"RunReader({self.context.describe()})"
+
+
+def open_run_reader(run_id: str, storage_dir: str | Path | None) -> RunReader:
+    """Open a run of a storage root to read it; see `quark.open_run`.
+
+    Raises:
+        SchemaValidationError: A bad id.
+        RunNotFoundError: The store has no such run.
+        SessionStoreError: There is no store, or it cannot be read.
+    """
+    check_run_id(run_id)
+    root = resolve_storage_dir(storage_dir)
+    reader = composition.open_reader(root, run_id=run_id)
+    try:
+        stored = find_run(reader, run_id)
+    except BaseException:
+        reader.close()
+        raise
+    return read_stored(stored, reader, root)
+
+
+def read_stored(stored: StoredRun, reader: SupportsRead, storage_dir: Path) -> RunReader:
+    """Read a run that was found in the store of a storage root, which `reader` has open."""
+    takeover = composition.make_takeover(storage_dir, reader, stored.run.id)
+    context = describe_context(stored, reader, storage_dir)
+    return RunReader(context, reader, stored=stored, takeover=takeover)
+
+
+def describe_context(
+    stored: StoredRun, reader: object, storage_dir: Path, place: str | None = None
+) -> RunContext:
+    """The context of a run that is read, as its store knows it.
+
+    Args:
+        stored: The run.
+        reader: Where it is read, or None.
+        storage_dir: The storage root.
+        place: Where the reader is, if it cannot say itself.
+    """
+    store_root: str | Path
+    if place is None or isinstance(reader, SupportsPrimary):
+        primary = reader if isinstance(reader, SupportsPrimary) else None
+        location = composition.locate_run(primary, storage_dir, stored.run.id or "")
+        store_root, db_path = location.store_root, location.db_path
+    else:
+        store_root, db_path = place, None
+    return RunContext(
+        storage_dir=storage_dir,
+        store_root=store_root,
+        db_path=db_path,
+        project=stored.project,
+        run=stored.run,
+        read_only=True,
+    )
+
+
+def find_session_run(target: object) -> OpenRun | None:
+    """The run of a session, or of a writer; None of anything else."""
+    run = getattr(target, "open_run", None)
+    return run if isinstance(run, OpenRun) else None
+
+
+def read_run(target: object) -> RunReader:
+    """Read the run behind a session, a context or a reader; nothing is written or joined.
+
+    The context of a run that another process holds open is read through a store opened to read.
+
+    Raises:
+        SchemaValidationError: `target` is none of them.
+        RunNotFoundError: The store has no such run.
+        SessionStoreError: The store cannot be opened.
+    """
+    if isinstance(target, RunReader):
+        return target
+    if not isinstance(target, RunContext):
+        run = find_session_run(target)
+        if run is None:
+            raise SchemaValidationError(
+                f"session must be a TrainingSession or a RunContext, not {type(target).__name__}"
+            )
+        return RunReader.of(run)
+    found = open_runs.find(target.run_id)
+    if found is not None:
+        return RunReader.of(found)
+    if target.run_id is None or find_primary(target) is None:
+        return RunReader(target, None)
+    if target.read_only and target.backends:
+        from quark_core.runs.foreign_runs import open_foreign_store
+
+        return open_foreign_store(target.storage_dir, target.backends[0]).open_run(target.run_id)
+    reader = open_context_primary(target, read_only=True)
+    reader.load_run(target.run_id)
+    return RunReader(target, reader)
+
+
+def find_primary(context: RunContext) -> BackendChoice | None:
+    """The run's primary, as its context names it; the usual one for a context that only reads."""
+    if not context.backends:
+        if not context.read_only:
+            return None
+        return choose_primary(default_registry())
+    # The run's first rank has all of its backends, whichever rank this process is.
+    return composition.plan_backends(list(context.backends), RankInfo()).primary
+
+
+def open_context_primary(context: RunContext, *, read_only: bool) -> SupportsPrimary:
+    """Open the primary of a run whose context names one.
+
+    Raises:
+        SessionStoreError: The store cannot be opened.
+    """
+    choice = find_primary(context)
+    assert choice is not None
+    config = choice.configure(
+        context.storage_dir, run_id=context.run_id, project=context.project_name
+    )
+    if read_only:
+        config = replace(config, read_only=True)
+    return composition.open_primary(choice, config)

@@ -1,0 +1,72 @@
+"""The surface for plugins: `quark_core.api` and `quark_core.hookspecs`."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from quark_core import api, hookspecs
+
+PAGE = Path(__file__).parents[2] / "docs/reference/plugin-surface.md"
+MOST_NAMES = 150
+HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("quark_"))
+
+
+def find_docs(module, name):
+    """The docstring of a name, or the text below a constant or an alias, where it is assigned."""
+    value = getattr(module, name)
+    if inspect.isclass(value) or inspect.isroutine(value):
+        doc = inspect.getdoc(value) or ""
+        # A dataclass or a struct without a docstring shows its signature.
+        return "" if doc.startswith(f"{name}(") else doc
+    source = ast.parse(Path(module.__file__).read_text("utf-8"))
+    for statement, below in zip(source.body, source.body[1:], strict=False):
+        targets = getattr(statement, "targets", [getattr(statement, "target", None)])
+        if any(isinstance(each, ast.Name) and each.id == name for each in targets):
+            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            return below.value.value if is_text else ""
+        if isinstance(statement, ast.ImportFrom) and name in {
+            each.name for each in statement.names
+        }:
+            return find_docs(import_module(statement.module), name)
+    return ""
+
+
+def test_the_surface_is_small_and_each_name_of_it_is_documented():
+    assert len(api.__all__) + len(hookspecs.__all__) <= MOST_NAMES
+    named = [(import_module(api._HOMES[name]), name) for name in api.__all__]
+    named += [(hookspecs, name) for name in [*hookspecs.__all__, *HOOKS]]
+    assert [name for module, name in named if not find_docs(module, name)] == []
+
+
+def test_what_a_type_checker_sees_is_what_is_imported():
+    (block,) = [
+        node for node in ast.parse(Path(api.__file__).read_text()).body if isinstance(node, ast.If)
+    ]
+    seen = {each.asname: (line.module, each.name) for line in block.body for each in line.names}
+    assert seen == {name: (home, name) for name, home in api._HOMES.items()}
+    for name, home in api._HOMES.items():
+        assert getattr(api, name) is getattr(import_module(home), name)
+    with pytest.raises(AttributeError, match="absent"):
+        api.absent  # noqa: B018
+
+
+def test_importing_the_surface_imports_nothing_of_the_core():
+    code = "import sys, quark_core; before = set(sys.modules); import quark_core.api, quark_torch\n"
+    code += "print(*(name for name in set(sys.modules) - before if name.startswith('quark')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == ["quark_core.api", "quark_torch"]
+
+
+def test_the_reference_page_shows_each_name():
+    shown = re.findall(
+        r"^::: (quark_core\.(?:api|hookspecs)\.\w+)$", PAGE.read_text(), re.MULTILINE
+    )
+    names = [f"quark_core.api.{name}" for name in api.__all__]
+    names += [f"quark_core.hookspecs.{name}" for name in [*hookspecs.__all__, *HOOKS]]
+    assert sorted(shown) == sorted(names)

@@ -1,0 +1,131 @@
+"""Records and runs with large JSON values: each reply and each read is bounded by bytes."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from service_fixtures import ingest, serving_process
+
+from quark_backends.service.protocol import JSON, MSGPACK, ROWS
+from quark_backends.service.server.http.replies import REPLY_BYTES
+from quark_core.records.json_object import JsonObject
+from quark_core.testing.batches import BatchMaker
+
+MEMORY_BYTES = 300 * 2**20
+# A list of these takes 24 times as much memory as its text.
+EMPTY = [{} for _ in range(1_000)]
+ROWS_OF_ONE, BATCHES, RUNS = 400, 12, 24
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory):
+    """A server with a run of 14 MB of payloads, and with runs whose configurations are 24 MB.
+
+    As values each of both is more than the server may take.
+    """
+    with serving_process(tmp_path_factory.mktemp("bounds")) as running, running.client() as client:
+        maker = BatchMaker("many")
+        payload = JsonObject({"values": EMPTY})
+        assert ingest(client, maker.start()).status_code == 200
+        for _ in range(BATCHES):
+            types = [f"t{number}" for number in range(ROWS_OF_ONE)]
+            assert ingest(client, maker.events(*types, payload=payload)).status_code == 200
+        config = {"values": {"a": EMPTY * 200, "text": "x" * 400_000}, "notes": []}
+        for number in range(RUNS):
+            maker = BatchMaker(f"run{number}")
+            assert ingest(client, maker.start()).status_code == 200
+            assert ingest(client, maker.lifecycle(("config", config))).status_code == 200
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(process):
+    with process.client(timeout=300) as client:
+        yield client
+
+
+def find_peak_bytes(process):
+    """The most memory that the server's processes have had."""
+    peaks = [Path(f"/proc/{pid}/status").read_text() for pid in process.find_pids()]
+    return sum(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", peak)[1]) for peak in peaks)
+
+
+def ask(process, client, method, path, body=None, accept=JSON):
+    reply = client.request(method, path, json=body, headers={"Accept": accept})
+    assert reply.status_code == 200, reply.text[:300]
+    assert find_peak_bytes(process) < MEMORY_BYTES, (path, body, accept)
+    return reply
+
+
+def test_a_list_has_all_runs_in_pages(process, client):
+    found, after = [], ""
+    while after is not None:
+        reply = ask(process, client, "GET", f"/v1/runs?after={after}" if after else "/v1/runs")
+        assert len(reply.content) < REPLY_BYTES
+        page = msgspec.json.decode(reply.content)
+        found += [run["run"]["id"] for run in page["runs"]]
+        after = page["next"]
+    assert found == [f"run{number}" for number in reversed(range(RUNS))] + ["many"]
+
+
+@pytest.mark.parametrize(
+    "question", [{}, {"order_by": ["name"]}, {"where": "state != 'failed'"}], ids=str
+)
+def test_a_search_has_all_runs_in_parts(process, client, question):
+    found, start = [], 0
+    while start is not None:
+        asked = {**question, "start": start}
+        reply = ask(process, client, "POST", "/v1/runs/search", asked)
+        assert len(reply.content) < REPLY_BYTES
+        part = msgspec.json.decode(reply.content)
+        found += [run["run"]["id"] for run in part["runs"]]
+        start = part.get("next")
+        assert start in (None, len(found))
+    assert len(found) == len(set(found)) == RUNS + 1
+
+
+def test_a_search_that_does_not_go_on_is_whole_or_refused(process, client):
+    refused = client.post("/v1/runs/search", json={})
+    assert refused.status_code == 400
+    assert "give a limit, or start: 0" in refused.json()["error"]["message"]
+    reply = ask(process, client, "POST", "/v1/runs/search", {"limit": 3})
+    assert len(reply.json()["runs"]) == 3
+    assert "next" not in reply.json()
+
+
+@pytest.mark.parametrize("limit", [None, 10, 3_000], ids=str)
+@pytest.mark.parametrize("accept", [JSON, ROWS])
+def test_records_are_read_in_parts(process, client, accept, limit):
+    body = {} if limit is None else {"limit": limit}
+    reply = ask(process, client, "POST", "/v1/runs/many/records/event/read", body, accept)
+    if accept == JSON:
+        records = msgspec.json.decode(reply.content)["records"]
+        assert len(reply.content) < 1.1 * REPLY_BYTES
+        sequences = [record["sequence"] for record in records]
+        last = BATCHES * ROWS_OF_ONE
+        assert sequences == list(range(last - len(records), last))
+        assert len(records) == limit if limit else len(records) == last
+
+
+@pytest.mark.parametrize("accept", [JSON, MSGPACK])
+def test_changes_are_given_in_parts(process, client, accept):
+    cursor, more, rows, replies = {}, True, 0, 0
+    while more and replies < 8:
+        body = {"cursor": cursor, "kinds": ["event"], "max_rows": 100_000}
+        reply = ask(process, client, "POST", "/v1/runs/many/changes", body, accept)
+        assert len(reply.content) < REPLY_BYTES
+        changes = (msgspec.msgpack if accept == MSGPACK else msgspec.json).decode(reply.content)
+        cursor, more = changes["cursor"], changes["more"]
+        replies += 1
+        rows += len(changes["records"]["event"]) if accept == JSON else ROWS_OF_ONE
+    assert rows == replies * ROWS_OF_ONE
+    assert more
+
+
+def test_batches_are_given_back_up_to_so_many_bytes(process, client):
+    path = "/v1/runs/many/writers/writer0/batches?start=0&limit=1000"
+    reply = ask(process, client, "GET", path, None, MSGPACK)
+    assert len(reply.content) < REPLY_BYTES
