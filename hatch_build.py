@@ -11,8 +11,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-__all__ = ["KernelBuildHook"]
-
 KERNELS = Path("quark_torch", "kernels")
 
 

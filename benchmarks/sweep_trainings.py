@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CHANCE", "STEPS", "Course", "draw_parameters", "train"]
-
 Floats = NDArray[np.float64]
 
 CHANCE = 0.1

@@ -30,8 +30,6 @@ from quark.analysis.curves import Curve
 from quark.analysis.run_data import RunData
 from quark_core.records.columns import Columns
 
-__all__ = ["SCENARIOS", "Cell", "Scenario", "Shape", "measure_cell"]
-
 Floats = NDArray[np.float64]
 Generator = np.random.Generator
 

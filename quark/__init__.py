@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from quark.sweeps.space import uniform as uniform
     from quark.sweeps.sweep import Sweep as Sweep
     from quark.sweeps.trial import Trial as Trial
-    from quark.tracker.mirrors import CSVBackend as CSVBackend
-    from quark.tracker.mirrors import MLflowBackend as MLflowBackend
-    from quark.tracker.mirrors import WandbBackend as WandbBackend
     from quark.tracker.multiplexer import NullTracker as NullTracker
     from quark.tracker.multiplexer import Tracker as Tracker
     from quark.tracker.setup import register_backend as register_backend
     from quark.tracker.setup import setup_tracker as setup_tracker
+    from quark_backends.csv.tracker_backend import CSVBackend as CSVBackend
+    from quark_backends.mlflow.tracker_backend import MLflowBackend as MLflowBackend
+    from quark_backends.wandb.tracker_backend import WandbBackend as WandbBackend
     from quark_core.backends.delivery_report import DeliveryReport as DeliveryReport
     from quark_core.backends.delivery_report import LaneReport as LaneReport
     from quark_core.backends.migration import migrate_store as migrate_store
@@ -145,7 +145,7 @@ if TYPE_CHECKING:
     from quark_core.writers.samples import SampleLogger as SampleLogger
     from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
-    from quark_core.writers.telemetry import SystemTelemetryConfig as SystemTelemetryConfig
+    from quark_core.writers.telemetry_config import SystemTelemetryConfig as SystemTelemetryConfig
     from quark_core.writers.used_artifacts import UsedArtifact as UsedArtifact
     from quark_torch.instruments.attention_entropy import AttentionEntropy as AttentionEntropy
     from quark_torch.instruments.instrument import Instrument as Instrument

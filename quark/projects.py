@@ -29,8 +29,6 @@ from quark_core.runs.composition import open_primary, open_reader
 from quark_core.runs.field_exchange import exchange_group_field
 from quark_core.runs.run_editing import find_user
 
-__all__ = ["RunProject", "RunGroup", "find_inherited", "list_groups", "project"]
-
 
 class _Described:
     """A project or a group: what is said of it, and how that is changed."""

@@ -13,8 +13,6 @@ from typing import Any
 from quark_core.api import Backend, BackendConfig, BackendDefinition, importing
 from quark_core.hookspecs import hookimpl
 
-__all__ = ["declare", "load_late", "open_late"]
-
 
 def declare(definition: BackendDefinition) -> Callable[[], list[BackendDefinition]]:
     """The hook `quark_register_backends` of a plugin that declares one backend."""

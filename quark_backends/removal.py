@@ -15,8 +15,6 @@ if TYPE_CHECKING:
         SupportsRemoval,
     )
 
-__all__ = ["SupportsTrash"]
-
 
 class SupportsTrash:
     """Hands the calls of `SupportsRemoval` on to a backend's trash."""

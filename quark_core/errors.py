@@ -29,33 +29,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = [
-    "ArtifactDamagedError",
-    "ArtifactNotFoundError",
-    "BackendContractError",
-    "BackendError",
-    "BackendOutcomeUnknown",
-    "BackendRejected",
-    "BackendUnauthorized",
-    "BackendUnavailable",
-    "BackendUnusable",
-    "InvalidRunStateError",
-    "QuarkError",
-    "RetentionHookError",
-    "RunNotFoundError",
-    "SchemaMigrationError",
-    "SchemaValidationError",
-    "SessionStoreError",
-    "StopRequested",
-    "StoreNotFoundError",
-    "StoreUnauthorizedError",
-    "StoreUnavailableError",
-    "TrainingHalted",
-    "UnknownBackendError",
-    "UnknownKindError",
-    "describe_error",
-]
-
 _WAIT = "; the records wait"
 
 

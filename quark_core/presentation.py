@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quark_core.records.runs import RunContext
 
-__all__ = ["bundle", "find_runs", "has_kernel", "note_runs", "paint"]
-
 _log = logging.getLogger("quark")
 _runs: dict[int, tuple[RunContext, ...]] = {}
 

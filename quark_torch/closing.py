@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-__all__ = ["do_each"]
-
 
 def do_each(*parts: Callable[[], object]) -> Exception | None:
     """Do every part in order, whatever the ones before it have raised.

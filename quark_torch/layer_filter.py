@@ -11,18 +11,6 @@ from torch import nn
 
 from quark_core.api import SchemaValidationError
 
-__all__ = [
-    "ROOT_NAME",
-    "LayerFilterConfig",
-    "NamedModule",
-    "SelectedModule",
-    "describe_type",
-    "list_types",
-    "name_modules",
-    "select_modules",
-    "strip_prefixes",
-]
-
 ROOT_NAME = "(model)"
 """Name of the model itself, which has none; a record's name must not be empty."""
 

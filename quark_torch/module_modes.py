@@ -6,8 +6,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-__all__ = ["depends_on_mode", "is_left_in_evaluation"]
-
 
 def depends_on_mode(module: nn.Module) -> bool:
     """Whether a module of PyTorch's own gives something else in training than in evaluation."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from quark_core.api import OpenRun, cut_text, normalize_object
 
-__all__ = ["InstrumentationNotices"]
-
 _log = logging.getLogger("quark.torch")
 
 _MAX_NOTICES = 50

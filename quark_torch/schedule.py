@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from quark_core.api import SchemaValidationError, check_index
 
-__all__ = ["HookScheduleConfig"]
-
 
 @dataclass(frozen=True, slots=True)
 class HookScheduleConfig:

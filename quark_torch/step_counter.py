@@ -14,8 +14,6 @@ from quark_core.api import OpenRun, find_next_step
 from quark_torch.parameters.diagnostics import ParameterDiagnostics
 from quark_torch.parameters.listing import hold_parameters
 
-__all__ = ["StepCounter"]
-
 # What has no use any more, and cannot leave PyTorch's hooks while it goes through them.
 _left: list[Any] = []
 

@@ -13,8 +13,6 @@ from torch.utils.flop_counter import flop_registry
 from quark_torch.layer_filter import name_modules
 from quark_torch.notices import InstrumentationNotices
 
-__all__ = ["StepFlops", "count_flops"]
-
 # The first steps warm up what is compiled or chosen at run time.
 _COUNTED_STEP = 2
 # Where every step is probed, one of them is counted all the same.

@@ -39,8 +39,6 @@ from quark_torch.schedule import HookScheduleConfig
 from quark_torch.step_counter import StepCounter
 from quark_torch.step_flops import StepFlops
 
-__all__ = ["TrainingWatch", "watch"]
-
 
 class TrainingWatch:
     """Watches a training loop; made by `watch`.

@@ -11,8 +11,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-__all__ = ["measure_bare_file"]
-
 _CLAIM = (
     "UPDATE trial SET state = 1 WHERE number ="
     " (SELECT min(number) FROM trial WHERE state = 0) RETURNING number"

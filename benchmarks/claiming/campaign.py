@@ -15,8 +15,6 @@ from claiming.stores import ClaimedStore, open_store
 from quark_core.backends.coordination import NewTrial
 from quark_core.testing.trial_workers import TrialWorkers, WorkerTask, value_of, when_reached
 
-__all__ = ["run_campaigns"]
-
 _WORKERS = 8
 _LEASE_S = 3.0
 _STOP_S = 1.5 * _LEASE_S

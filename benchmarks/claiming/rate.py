@@ -19,8 +19,6 @@ from quark_core.records.sweeps import TrialResult
 from quark_core.system.process import current_process
 from quark_core.testing.trial_workers import when_reached
 
-__all__ = ["measure_rates"]
-
 _LEASE_S = 600.0
 
 

@@ -18,8 +18,6 @@ from serving.training import open_proxy
 from quark_core.backends.contract import BackendConfig, BackendDefinition
 from quark_core.backends.registry import default_registry
 
-__all__ = ["STORES", "ClaimedStore", "open_store"]
-
 STORES = {
     "embedded": "embedded store",
     "service": "service on SQLite",

@@ -18,8 +18,6 @@ from typing import Any
 from benchmarks.diagnosis.families import find_scenario, list_scenarios
 from benchmarks.diagnosis.scenario import Draw, Truth
 
-__all__ = ["TRUTH_FILE", "make_run", "name_folder", "parse_seeds", "run_campaign", "silence"]
-
 TRUTH_FILE = "truth.json"
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["StepClock", "draw_clock"]
-
 
 @dataclass(slots=True)
 class StepClock:

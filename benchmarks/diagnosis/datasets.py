@@ -9,16 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = [
-    "Data",
-    "load_blobs",
-    "load_digits",
-    "load_friedman",
-    "load_shapes",
-    "load_spirals",
-    "load_table",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Data:

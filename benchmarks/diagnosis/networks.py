@@ -9,17 +9,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "ACTIVATIONS",
-    "Autoencoder",
-    "Classifier",
-    "Recurrent",
-    "Residual",
-    "Transformer",
-    "make_convolutional",
-    "make_mlp",
-]
-
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,

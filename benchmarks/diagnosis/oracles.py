@@ -13,19 +13,6 @@ from torch import nn
 from benchmarks.diagnosis.scenario import Truth
 from benchmarks.diagnosis.training import Problem, Trace
 
-__all__ = [
-    "WRECK",
-    "doubt",
-    "excess",
-    "find_dead",
-    "find_saturated",
-    "is_worse",
-    "judge_healthy",
-    "list_phases",
-    "smooth",
-    "soften",
-]
-
 # What a network that was blown up may show beside the explosion.
 WRECK = (
     "exploding_gradients",

@@ -23,8 +23,6 @@ from quark import (
     TrainingSession,
 )
 
-__all__ = ["Recorder", "SilentRecorder"]
-
 _QUIET = SystemTelemetryConfig(capture_cpu=False, capture_gpu=False)
 # Below this share of the wall time on a core, others on the machine slowed the steps.
 _CALM_SHARE = 0.9

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["print_report"]
-
 
 def print_report(figures: dict[str, Any]) -> None:
     """A line for each rule, the whole, and every mistake with the folder of its run."""

@@ -12,8 +12,6 @@ import numpy as np
 if TYPE_CHECKING:
     from benchmarks.diagnosis.recorder import Recorder
 
-__all__ = ["PHASES", "RULES", "Draw", "Scenario", "Truth"]
-
 RULES = (
     "exploding_gradients",
     "vanishing_gradients",

@@ -15,8 +15,6 @@ from typing import Any
 from benchmarks.diagnosis.campaign import TRUTH_FILE
 from benchmarks.diagnosis.scenario import RULES, Truth
 
-__all__ = ["find_runs", "judge_run", "score_folder", "score_rows"]
-
 _ALARMS = ("warning", "error", "critical")
 # An alert that begins so many probes before the fault is told apart from a quick one.
 _EARLY_PROBES = -2.0

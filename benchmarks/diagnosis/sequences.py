@@ -13,8 +13,6 @@ import torch
 
 from benchmarks.diagnosis.datasets import Data
 
-__all__ = ["load_adding", "load_brackets", "load_text", "load_waves", "read_text"]
-
 _MODULES = (argparse, json, logging, string)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz .,()\n"
 

@@ -23,8 +23,6 @@ from quark.analysis.figures import Figure, Source, Text
 from quark.analysis.histories import strip_prefixes
 from quark.analysis.rule import Finding
 
-__all__ = ["Records", "find_untraced", "trace_run"]
-
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _CLOSE = 1e-9
 _OPERATIONS = {

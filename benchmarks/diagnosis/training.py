@@ -15,8 +15,6 @@ from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["Problem", "Trace", "measure", "train", "train_twice"]
-
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 AnyRecorder = Recorder | SilentRecorder
 

@@ -21,25 +21,6 @@ from benchmarks.diagnosis.networks import (
 from benchmarks.diagnosis.scenario import Draw
 from benchmarks.diagnosis.training import Problem
 
-__all__ = [
-    "ZOO",
-    "cross_entropy",
-    "make_adding",
-    "make_autoencoder",
-    "make_brackets",
-    "make_digits_cnn",
-    "make_digits_mlp",
-    "make_friedman",
-    "make_optimizer",
-    "make_residual",
-    "make_shapes_cnn",
-    "make_spirals",
-    "make_table",
-    "make_text_gru",
-    "make_text_transformer",
-    "make_waves",
-]
-
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Over the last axis, whatever the others are."""

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["find_wait", "why_not_there"]
-
 
 def why_not_there(device: str) -> str | None:
     """Why nothing can be measured on a device, or None where it can."""

@@ -12,7 +12,8 @@ from writing.figures import print_rows
 
 from quark_torch.kernels.loader import find_kernel
 from quark_torch.measuring import kernel_reading
-from quark_torch.measuring.statistics import Wanted, measure, measure_many, measure_update
+from quark_torch.measuring.measures import measure, measure_many, measure_update
+from quark_torch.measuring.partials import Wanted
 
 SIZES = {"16 KB": 1 << 12, "256 KB": 1 << 16, "4 MB": 1 << 20, "64 MB": 1 << 24}
 WANTED = {

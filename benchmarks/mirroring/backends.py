@@ -6,8 +6,6 @@ from quark_backends.tensorboard import plugin as tensorboard_plugin
 from quark_backends.wandb import plugin as wandb_plugin
 from quark_core.backends.registry import default_registry
 
-__all__ = ["list_backends"]
-
 
 def list_backends(uri: str) -> list[str]:
     """The four mirrors beside the embedded store, made known where an old install does not.

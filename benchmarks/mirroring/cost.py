@@ -18,8 +18,6 @@ import psutil
 import quark
 from mirroring.backends import list_backends
 
-__all__ = ["measure_cost", "print_cost"]
-
 METRICS = 8
 STEP_S = 0.002
 _DRAIN_TIMEOUT_S = 120.0

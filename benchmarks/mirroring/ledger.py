@@ -7,8 +7,6 @@ import struct
 from collections import Counter
 from pathlib import Path
 
-__all__ = ["EPOCH_KEYS", "EPOCH_STEPS", "KEYS", "STEP_KEYS", "Ledger", "Point", "Points", "spell"]
-
 STEP_KEYS = (
     "train/loss",
     "train/accuracy",

@@ -18,8 +18,6 @@ from mirroring.readers import read_everywhere
 from mirroring.tally import Tally, count
 from quark_core.runs import recovery
 
-__all__ = ["Run", "kill_training", "log_everywhere"]
-
 _TIMEOUT_S = 600.0
 _SYNC_TIMEOUT_S = 120.0
 

@@ -15,8 +15,6 @@ import quark
 from mirroring.ledger import EPOCH_KEYS, KEYS, Point, Points, spell
 from quark_core.records.names import decode_name
 
-__all__ = ["READERS", "expect", "read_everywhere"]
-
 _BLOCK_BYTES = 32768
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 

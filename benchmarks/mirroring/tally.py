@@ -9,8 +9,6 @@ from typing import Any
 from mirroring.ledger import Ledger, Point, Points
 from mirroring.readers import expect
 
-__all__ = ["Tally", "count", "print_tallies"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:

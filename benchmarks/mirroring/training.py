@@ -19,8 +19,6 @@ from typing import Any
 from mirroring.backends import list_backends
 from mirroring.ledger import EPOCH_STEPS, Ledger
 
-__all__ = ["train"]
-
 _EVENT_STEPS = 100
 CONFIG = {"lr": 0.05, "width": 16, "optimizer": {"name": "sgd", "momentum": 0.9}}
 

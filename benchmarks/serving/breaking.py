@@ -17,15 +17,6 @@ from serving.tally import Tally
 from serving.training import open_proxy, train
 from serving.work import make_batches, open_backend
 
-__all__ = [
-    "break_network",
-    "kill_postgres",
-    "kill_server",
-    "lose_replies",
-    "revoke_key",
-    "send_other_bytes",
-]
-
 _MODES = (
     "refuse hang drip drip_body half_close reset garbage close redirect gzip_bomb endless"
     " never_reads 500 502 503 429 413"

@@ -21,8 +21,6 @@ from serving.servers import Service, open_services
 from serving.tally import Tally
 from serving.work import make_start, open_backend
 
-__all__ = ["list_many_runs", "sync_many_journals"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -13,8 +13,6 @@ from storage.figures import Figure, print_figures
 
 from serving.servers import Service, open_services
 
-__all__ = ["measure_idle"]
-
 
 def measure_idle(*, quick: bool) -> dict[str, float]:
     clients = 100 if quick else 1000

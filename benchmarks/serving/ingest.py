@@ -18,8 +18,6 @@ from serving.mlflow_server import MlflowServer
 from serving.servers import Service, open_services
 from serving.work import KEYS, ROWS
 
-__all__ = ["measure_ingest"]
-
 _GROUP = 16
 _BENCHMARKS = Path(__file__).resolve().parents[1]
 

@@ -22,8 +22,6 @@ from quark_core.runs.backend_choice import choose_primary
 from quark_core.system.process import current_process
 from serving.work import make_start
 
-__all__ = ["leave_journal"]
-
 _GROUP = 64
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from serving.ports import hold_port
 
-__all__ = ["MlflowServer"]
-
 _START_TIMEOUT_S = 200.0
 
 

@@ -9,8 +9,6 @@ from serving.servers import Service
 from serving.tally import Tally
 from serving.training import open_proxy, train
 
-__all__ = ["measure_outage"]
-
 
 def measure_outage(*, quick: bool) -> list[Tally]:
     """The service hangs, then refuses, for a minute in all."""

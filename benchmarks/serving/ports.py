@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["hold_port"]
-
 
 def hold_port() -> tuple[socket.socket, int]:
     """A socket that keeps a free port of 127.0.0.1 from others until it is closed, and the port.

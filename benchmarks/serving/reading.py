@@ -18,8 +18,6 @@ from quark_core.records.query import Query
 from serving.servers import open_services
 from serving.work import make_start, open_backend
 
-__all__ = ["measure_reading"]
-
 _SETTLE_S = 6.0
 
 

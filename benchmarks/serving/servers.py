@@ -17,8 +17,6 @@ from typing import Any
 
 from serving.ports import hold_port
 
-__all__ = ["Service", "open_services"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _START_TIMEOUT_S = 60.0
 

@@ -22,8 +22,6 @@ from serving.servers import Service
 from serving.tally import Tally
 from serving.work import open_backend
 
-__all__ = ["Training", "open_proxy", "train"]
-
 _CAUGHT_UP_S = 90.0
 _PAGE_BATCHES = 200
 

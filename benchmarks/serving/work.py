@@ -17,8 +17,6 @@ from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary
 from quark_core.system.process import current_process
 
-__all__ = ["KEYS", "ROWS", "make_batches", "make_start", "open_backend"]
-
 KEYS, STEPS = 20, 50
 ROWS = KEYS * STEPS
 

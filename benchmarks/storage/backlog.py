@@ -15,8 +15,6 @@ from pathlib import Path
 from random import random
 from typing import Any
 
-__all__ = ["measure_backlog"]
-
 _METRICS = 20
 _LAYERS = 288
 _CURVE_POINTS = 2_000

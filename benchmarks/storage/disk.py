@@ -21,8 +21,6 @@ from storage.stores import (
     name_keys,
 )
 
-__all__ = ["measure_disk"]
-
 _BEFORE_GOAL = 14
 _AFTER_GOAL = {"float32 losses": 6, "float64 losses": 10}
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Figure", "print_figures", "time_call", "time_side_by_side"]
-
 
 @dataclass(frozen=True, slots=True)
 class Figure:

@@ -14,8 +14,6 @@ from storage.figures import time_call
 from storage.series import read_curve, read_points
 from storage.stores import GROUP_BATCHES, BenchStore, make_losses, make_metric_batches
 
-__all__ = ["measure_growth"]
-
 _CURVE_POINTS = 2_000
 
 

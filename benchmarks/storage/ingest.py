@@ -23,8 +23,6 @@ from storage.stores import (
     name_keys,
 )
 
-__all__ = ["measure_ingest"]
-
 _KEYS, _STEPS = 50, 20
 _ROWS = _KEYS * _STEPS
 

@@ -19,8 +19,6 @@ from quark_core.records.query import Query
 from storage.figures import Figure, print_figures
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
 
-__all__ = ["measure_kills"]
-
 _KEYS, _STEPS_A_BATCH, _BATCHES_A_KILL = 5, 4, 40
 _LONGEST_LIFE_S = 0.05
 _COMPACT = """

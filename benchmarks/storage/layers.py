@@ -16,8 +16,6 @@ from quark_core.records.query import Query
 from storage.figures import Figure, print_figures, time_side_by_side
 from storage.stores import RUN_ID, START_US, STEP_US, BenchStore, make_batch
 
-__all__ = ["measure_layers"]
-
 _STATISTICS = ("mean", "std", "norm", "variance", "dead_unit_ratio", "saturation_ratio")
 
 

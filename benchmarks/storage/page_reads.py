@@ -18,8 +18,6 @@ from quark_core.backends.curves import CurveQuery
 from storage.figures import Figure, print_figures, time_call, time_side_by_side
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
 
-__all__ = ["measure_page_reads"]
-
 _KEYS = 20
 _ENTRIES = 1_000
 _BATCH_ROWS = 2_000

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DuckDbTable", "ParquetFile", "RowTable", "list_rows"]
-
 Array = Any
 PointRow = tuple[str, str, int, int, float]
 

@@ -17,8 +17,6 @@ from quark_core.runs.searching import build_page_search, build_search
 from storage.figures import Figure, print_figures, time_call
 from storage.stores import START_US
 
-__all__ = ["fill_runs", "measure_run_list"]
-
 _METRICS = 50
 _PAGE = 100
 _GOAL_MS = 50

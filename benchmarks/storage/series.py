@@ -18,8 +18,6 @@ from storage.figures import Figure, print_figures, time_call, time_side_by_side
 from storage.rivals import DuckDbTable, ParquetFile, RowTable, list_rows
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, make_times
 
-__all__ = ["measure_series", "read_points"]
-
 _KEY = "loss"
 _SPIKE = 1e6
 _CURVE_POINTS = 2_000

@@ -14,8 +14,6 @@ from quark_core.records.run_digests import digest_config, digest_structure
 from storage.figures import Figure, print_figures, time_call
 from storage.run_list import fill_runs
 
-__all__ = ["measure_similar_runs"]
-
 _GOAL_MS = 50
 _PROBED = "run00000777"
 _ALONE = "run00000778"

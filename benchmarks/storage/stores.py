@@ -23,8 +23,6 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.names import split_name
 from quark_core.system.process import current_process
 
-__all__ = ["Array", "BenchStore", "make_losses", "make_metric_batches", "make_times", "name_keys"]
-
 Array = Any
 
 RUN_ID = "benchrun0000"

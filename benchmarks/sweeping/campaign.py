@@ -24,8 +24,6 @@ from quark_core.testing.trial_workers import when_reached
 from sweeping.digits import EPOCHS, save_digits
 from sweeping.worker import PROJECT
 
-__all__ = ["run_campaigns"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _LEASE_S = 4.0
 _STOP_S = 1.5 * _LEASE_S

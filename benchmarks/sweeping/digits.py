@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EPOCHS", "DigitsTraining", "load_digits", "save_digits"]
-
 EPOCHS = 6
 
 _TRAINED = 1_400

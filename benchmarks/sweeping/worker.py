@@ -14,8 +14,6 @@ from pathlib import Path
 import quark
 from sweeping.digits import EPOCHS, DigitsTraining, load_digits
 
-__all__ = ["PROJECT", "main"]
-
 PROJECT = "digits"
 
 

@@ -11,8 +11,6 @@ from storage.figures import Figure
 
 import quark.page
 
-__all__ = ["measure_install_size"]
-
 # What the page's server needs and nothing else in Quark does.
 _NEEDS = ("starlette", "uvicorn", "anyio", "idna")
 

@@ -17,8 +17,6 @@ from storage.figures import Figure
 
 from viewing.served import DRAWN, VIEW, Served, serve, wait_ms, watch
 
-__all__ = ["measure_live"]
-
 _RUN_ID = "liverun00000"
 _METRICS = 20
 # The page has read what was there before, and asks for what comes since.

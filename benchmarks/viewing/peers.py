@@ -35,8 +35,6 @@ import psutil
 
 from viewing.served import DRAWN, load, measure_memory_mb, serve
 
-__all__ = ["PEERS", "Look", "look_at_peers", "look_at_quark", "print_looks"]
-
 _WRITER = Path(__file__).with_name("peer_data.py")
 _START_S = 180.0
 _DEADLINE_S = 240.0

@@ -16,22 +16,6 @@ from typing import Any
 
 import psutil
 
-__all__ = [
-    "DEADLINE_S",
-    "DRAWN",
-    "FLAGS",
-    "PAINT",
-    "SCREEN",
-    "VIEW",
-    "Served",
-    "load",
-    "measure_memory_mb",
-    "open_browser",
-    "serve",
-    "wait_ms",
-    "watch",
-]
-
 DEADLINE_S = 60
 # So high that 20 charts are in sight at once, and a screen as people have it.
 VIEW = {"width": 1600, "height": 5000}

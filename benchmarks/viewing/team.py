@@ -17,8 +17,6 @@ from quark_backends.service.server.workspaces.deployment import DEFAULT_WORKSPAC
 from quark_backends.service.server.workspaces.keys import make_key
 from viewing.served import DEADLINE_S, SCREEN, measure_memory_mb, wait_ms, watch
 
-__all__ = ["measure_login"]
-
 _SHOWN = "() => document.querySelectorAll('.runs tbody th a').length"
 _ROWS = 10
 

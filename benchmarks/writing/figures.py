@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["print_rows"]
-
 
 def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
     """Print a table; a column for each key."""

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.analysis.case import Case
+from quark.analysis.histories import History, ParameterHistory
 from quark.analysis.observations import format_number, observe
 from quark.analysis.rule import Finding, Verdict
-from quark.analysis.run_data import History, ParameterHistory, RunData
+from quark.analysis.run_data import RunData
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
-
-__all__ = ["HealthyBaseline", "is_alike"]
 
 _LEAST_PROBES = 4  # that two runs have in the same stretch of steps
 _SETTLED = 0.25  # share of these that is left out: the start differs from seed to seed

@@ -21,8 +21,6 @@ from quark_core.records.names import encode_name
 from quark_core.runs.searching import search_runs
 from quark_core.search.resolution import write_name
 
-__all__ = ["best_run", "choose_mode"]
-
 
 def best_run(
     metric: str,

@@ -13,6 +13,7 @@ import numpy as np
 from quark.analysis.config import AnalyzerEngineConfig, AnalyzerThresholds
 from quark.analysis.curves import Curve
 from quark.analysis.figures import BATCH_LOSS
+from quark.analysis.histories import LayerHistory
 from quark.analysis.metric_roles import (
     find_named,
     find_train_accuracy,
@@ -33,20 +34,9 @@ from quark.analysis.outcome import (
     measure_progress,
     negate,
 )
-from quark.analysis.run_data import LayerHistory, RunData
+from quark.analysis.run_data import RunData
 from quark_core.config.metric_directions import find_mode, infer_mode
 from quark_core.config.objective import Objective, read_objective
-
-__all__ = [
-    "Case",
-    "NamedMetric",
-    "find_guesses",
-    "improves_otherwise",
-    "is_zero_throughout",
-    "knows_as_guesses_do",
-    "knows_something",
-]
-
 
 _DEAD = 0.97  # share of a layer's units
 _LAST_PROBES = 3

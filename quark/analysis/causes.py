@@ -16,8 +16,6 @@ from quark.analysis.figures import keep_figures, say
 from quark.analysis.onset import Cause, Onset
 from quark.analysis.rule import Finding
 
-__all__ = ["explain_finding", "find_causes"]
-
 _BREAKS = (
     "exploding_gradients", "divergence", "loss_spike", "non_finite_values", "activation_collapse",
     "update_ratio",

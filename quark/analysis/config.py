@@ -17,15 +17,6 @@ from quark_core.config.objective import ObjectiveMode, check_objective
 from quark_core.errors import SchemaValidationError
 from quark_core.records.checks import check_choice
 
-__all__ = [
-    "AnalyzerEngineConfig",
-    "AnalyzerMode",
-    "AnalyzerThresholds",
-    "NotedThresholds",
-    "PhaseAnalyzerConfig",
-    "PhaseAnalyzerThresholds",
-]
-
 
 @dataclass(frozen=True)
 class NotedThresholds:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from quark.analysis.run_data import RunData
 
-__all__ = ["find_feeding_module"]
-
 _WEIGHTED = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LazyLinear", "Embedding", "Bilinear")
 
 

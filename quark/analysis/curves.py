@@ -13,20 +13,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "SMALLEST",
-    "Curve",
-    "estimate_noise",
-    "find_resolution",
-    "fit_slope",
-    "local_spread",
-    "median_filter",
-    "smooth",
-    "spread",
-    "take_early",
-    "trailing_median",
-]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

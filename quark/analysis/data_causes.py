@@ -21,8 +21,6 @@ from quark.analysis.histories import LayerHistory
 from quark.analysis.observations import observe
 from quark.analysis.onset import Cause, Onset
 
-__all__ = ["find_broken_batch", "find_changed_data", "find_odd_batch"]
-
 _NEAR_STEPS = 2  # before an onset: a bad batch acts at once
 _ODD = 4.0  # times what batches had before
 _LEAST_BEFORE = 5  # batches that say what is usual

@@ -34,12 +34,6 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.findings import AlertRecord, EvidenceRecord, HealthScoreRecord
 from quark_core.records.query import check_index
 
-__all__ = [
-    "AnalyzerResult",
-    "analyze_run",
-    "make_alert_id",
-]
-
 _log = logging.getLogger("quark")
 
 _RANKS: tuple[str, ...] = SEVERITIES

@@ -19,8 +19,6 @@ from quark.analysis.observations import format_number
 from quark.analysis.outcome import PERCENT_FROM, Outcome, Progress
 from quark_core.records.names import decode_name
 
-__all__ = ["find_doubt", "find_worse_than_guesses"]
-
 _GOOD_ACCURACY = 0.9
 _KEPT_LOSS = 0.75  # of the loss at the start: who keeps more has learned little, as far as is known
 _KEPT_OF_FEW, _FEW, _NEAR = 0.62, 12, 0.15  # likewise of a few classes, from guesses on

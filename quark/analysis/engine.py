@@ -21,8 +21,6 @@ from quark_core.records.checks import check_choice
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity, HealthScoreKey
 from quark_core.records.query import Query
 
-__all__ = ["ANALYZER_NAME", "AnalyzerEngine", "RuleExplanation", "load_baseline"]
-
 ANALYZER_NAME = "analyzer"
 """Under this name its generations are stored."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
     from quark_core.records.columns import Columns
 
-__all__ = ["EvidenceCurve", "place_evidence", "place_findings", "read_evidence"]
-
 Finding = TypeVar("Finding", AlertRecord, HealthScoreRecord, PhaseRecord)
 
 # What a figure is called that is worked out of a field, and what stands only in the metadata.

@@ -25,32 +25,6 @@ if TYPE_CHECKING:
     from quark.analysis.run_data import RunData
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "ARITHMETIC",
-    "BATCH_LOSS",
-    "Figure",
-    "FigureKind",
-    "Source",
-    "Text",
-    "add",
-    "at_step",
-    "between_steps",
-    "combine_norms",
-    "count_class",
-    "count_names",
-    "count_steps",
-    "keep_figures",
-    "limit",
-    "measure",
-    "measure_before",
-    "measure_best",
-    "measure_curve",
-    "measure_source",
-    "name_source",
-    "read_source",
-    "say",
-]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Arithmetic = Callable[[Floats], float]

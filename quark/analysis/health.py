@@ -22,8 +22,6 @@ from quark_core.records.kinds.findings import (
 if TYPE_CHECKING:
     from quark.analysis.learning import Learning
 
-__all__ = ["CATEGORIES", "Coverage", "Standing", "cap_score", "is_note", "score_health"]
-
 CATEGORIES = ("optimization", "representation", "generalization", "runtime")
 
 _PENALTY: Mapping[str, float] = {"info": 2.0, "warning": 15.0, "error": 35.0, "critical": 60.0}

@@ -14,17 +14,6 @@ from quark.analysis.curves import Curve
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "History",
-    "LayerHistory",
-    "ParameterHistory",
-    "as_floats",
-    "collect_layers",
-    "collect_parameters",
-    "factorize",
-    "strip_prefixes",
-]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

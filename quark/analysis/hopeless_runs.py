@@ -22,16 +22,6 @@ from quark.analysis.observations import format_number
 from quark.analysis.outcome import Progress, measure_progress, negate
 from quark_core.records.names import decode_name
 
-__all__ = [
-    "Breakage",
-    "FindPeers",
-    "Hopeless",
-    "Peer",
-    "judge_hopeless",
-    "list_judged_curves",
-    "make_peer",
-]
-
 Breakage = Literal["non_finite", "exploded", "nothing_learned"]
 
 _LEAST_NON_FINITE = 3  # points in a row at the end: one batch may hold anything

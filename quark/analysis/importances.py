@@ -25,8 +25,6 @@ from quark_core.records.checks import check_choice
 from quark_core.records.run_digests import is_seed
 from quark_core.records.sweeps import StoredSweep, StoredTrial
 
-__all__ = ["ImportanceMethod", "Importances", "measure_importances"]
-
 _log = logging.getLogger("quark")
 
 Floats = NDArray[np.float64]

@@ -8,8 +8,6 @@ import numpy as np
 
 from quark.analysis.histories import LayerHistory, ParameterHistory
 
-__all__ = ["LATEST_STEP", "find_equal_weights", "is_as_drawn"]
-
 LATEST_STEP = 50
 """Of a first probe that still shows the initialisation."""
 

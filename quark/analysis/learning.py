@@ -26,8 +26,6 @@ from quark.analysis.outcome import (
 )
 from quark_core.records.names import decode_name
 
-__all__ = ["Learning", "is_sound", "judge_learning"]
-
 _LEAST_POINTS, _ENOUGH_POINTS = 5, 10
 _MANY_STEPS = 50  # over which five points are enough as well
 _SIGNIFICANT = 4.0  # standard errors

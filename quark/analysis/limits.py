@@ -31,19 +31,6 @@ from quark.analysis.observations import count_run, list_stretches, observe
 from quark.analysis.rule import SEVERITIES, Finding
 from quark_core.records.kinds.findings import AlertSeverity
 
-__all__ = [
-    "WARM_UP_STEPS",
-    "join_findings",
-    "limit_activations",
-    "limit_gradient_norms",
-    "limit_overfitting_gap",
-    "limit_runtime",
-    "limit_stagnant_layers",
-    "limit_vanishing_gradients",
-    "list_levels",
-    "note_documented",
-]
-
 WARM_UP_STEPS = 3
 """First steps, whose time says nothing: they compile, and fill caches."""
 

@@ -28,8 +28,6 @@ from quark_core.runs.reading import read_rows, read_series
 if TYPE_CHECKING:
     from quark_core.backends.series import Series
 
-__all__ = ["LongCurves", "find_long_curves"]
-
 _ENTRY_POINTS = 128
 """Points that an entry stands for, at least, so that none of them needs to be read."""
 

@@ -18,8 +18,6 @@ from quark.analysis.observations import list_stretches, observe
 from quark.analysis.outcome import Progress
 from quark.analysis.rule import Finding
 
-__all__ = ["LOSS_FACTOR", "RECOVERED", "read_loss"]
-
 RECOVERED = 0.5
 """Of the rise of the loss is left at most before another one counts by itself."""
 

@@ -24,30 +24,6 @@ if TYPE_CHECKING:
     from quark.analysis.curves import Curve
     from quark_core.backends.run_summary import MetricSummary, RunSummary
 
-__all__ = [
-    "TRAIN_ACCURACY_KEYS",
-    "TRAIN_LOSS_KEYS",
-    "VALIDATION_ACCURACY_KEYS",
-    "VALIDATION_LOSS_KEYS",
-    "choose_loss",
-    "find_curve",
-    "find_gradient_norm",
-    "find_learning_rate",
-    "find_main_metric",
-    "find_named",
-    "find_train_accuracy",
-    "find_train_loss",
-    "find_validation_accuracy",
-    "find_validation_loss",
-    "is_held_out",
-    "is_loss",
-    "is_player_loss",
-    "is_reward",
-    "is_score",
-    "names_a_part",
-    "prefer_objective",
-]
-
 TRAIN_LOSS_KEYS = ("train/loss", "training/loss")
 VALIDATION_LOSS_KEYS = ("val/loss", "validation/loss")
 TRAIN_ACCURACY_KEYS = ("train/accuracy", "training/accuracy", "train/acc")

@@ -17,8 +17,6 @@ from quark_core.runs import composition
 from quark_core.runs.output_delivery import deliver_outputs, list_remembered_lanes
 from quark_core.runs.run_reader import RunReader
 
-__all__ = ["GatheredOutputs", "gather_outputs", "mirror_outputs"]
-
 _log = logging.getLogger("quark")
 
 

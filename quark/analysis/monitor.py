@@ -39,12 +39,6 @@ from quark_core.runs.opening import resolve_target
 from quark_core.runs.run_reader import RunReader
 from quark_core.system.weak_sets import list_members
 
-__all__ = [
-    "MONITOR_NAME",
-    "TrainingMonitor",
-    "monitor",
-]
-
 _log = logging.getLogger("quark")
 
 HaltOn = Literal["error", "critical"]

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import Batch, SupportsRead
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["RunFeed", "list_kinds"]
-
 _WAITING_BYTES = 64 * 1024 * 1024
 
 

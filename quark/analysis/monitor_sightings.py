@@ -12,8 +12,6 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.findings import AlertRecord
 from quark_core.runs.extensions import RunExtension
 
-__all__ = ["Pace", "RaisedAlerts", "Sightings", "describe_alert"]
-
 # A finding that stays away for so many looks is news when it comes back.
 _FORGET_LOOKS = 10
 

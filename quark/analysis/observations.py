@@ -9,15 +9,6 @@ from numpy.typing import NDArray
 
 from quark_core.records.kinds.findings import EvidenceRecord
 
-__all__ = [
-    "count_run",
-    "format_number",
-    "list_stretches",
-    "observe",
-    "rank_by",
-    "say_steps",
-]
-
 
 def observe(
     kind: str,

@@ -12,8 +12,6 @@ from quark.analysis.figures import Text
 from quark.analysis.rule import Finding
 from quark_core.records.kinds.findings import EvidenceRecord
 
-__all__ = ["Cause", "CauseKind", "Onset"]
-
 CauseKind = Literal[
     "learning_rate", "weight_decay", "gradient_clipping", "loss_scale", "batch", "data"
 ]

@@ -18,16 +18,6 @@ from quark.analysis.curves import (
 )
 from quark.analysis.metric_roles import is_reward, is_score
 
-__all__ = [
-    "PERCENT_FROM",
-    "Outcome",
-    "Progress",
-    "improves_clearly",
-    "judge_outcome",
-    "measure_progress",
-    "negate",
-]
-
 PERCENT_FROM = 1.5
 """An accuracy beyond it is in percent."""
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
     from quark_core.records.columns import Columns
 
-__all__ = ["AnalysisTarget", "identify", "open_analysis"]
-
 _log = logging.getLogger("quark")
 
 _MOST_LOOKED_AT = 50

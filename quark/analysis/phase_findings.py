@@ -35,12 +35,6 @@ from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
 from quark_core.records.names import decode_name
 
-__all__ = [
-    "PhaseName",
-    "find_phases",
-]
-
-
 PhaseName = Literal[
     "initialization_adaptation",
     "rapid_learning",

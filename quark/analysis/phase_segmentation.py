@@ -29,15 +29,6 @@ from numpy.typing import NDArray
 from quark.analysis.config import PhaseAnalyzerThresholds
 from quark.analysis.phase_tracks import Track, trim_outliers
 
-__all__ = [
-    "RAPID",
-    "Lines",
-    "Names",
-    "Piece",
-    "cut_track",
-    "name_blocks",
-]
-
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 

@@ -16,8 +16,6 @@ from quark.analysis.config import PhaseAnalyzerThresholds
 from quark.analysis.curves import Curve, fit_slope, median_filter, smooth
 from quark.analysis.phase_tracks import Track, trim_outliers
 
-__all__ = ["Rise", "find_divergence", "find_non_finite", "find_overfitting"]
-
 Floats = NDArray[np.float64]
 
 _SIGNIFICANT = 5.0

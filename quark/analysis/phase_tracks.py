@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from quark.analysis.curves import Curve, median_filter
 
-__all__ = ["Track", "reduce_curve", "trim_outliers"]
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 

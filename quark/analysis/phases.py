@@ -8,7 +8,7 @@ from typing import Any, NoReturn, get_args
 import msgspec
 import numpy as np
 
-from quark.analysis.config import PhaseAnalyzerConfig, PhaseAnalyzerThresholds
+from quark.analysis.config import PhaseAnalyzerConfig
 from quark.analysis.outputs import AnalysisTarget, identify, open_analysis
 from quark.analysis.phase_findings import PhaseName, find_phases
 from quark.analysis.run_data import RunData
@@ -16,14 +16,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records import PhaseRecord
 from quark_core.records.checks import check_choice
 from quark_core.records.query import check_index
-
-__all__ = [
-    "PhaseAnalysisResult",
-    "PhaseAnalyzer",
-    "PhaseAnalyzerConfig",
-    "PhaseAnalyzerThresholds",
-    "analyze_phases",
-]
 
 _ANALYZER = "phases"
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records.columns import Columns
 
-__all__ = ["RankPace", "RankPaces", "measure_paces"]
-
 _MAX_STEPS = 1000
 _MIN_STEPS = 50
 _MAX_ROWS = 200_000

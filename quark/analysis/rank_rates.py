@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["RATES", "RunRates", "measure_rates"]
-
 RATES = {
     "tokens_per_s": "system/runtime/tokens_per_s",
     "samples_per_s": "system/runtime/samples_per_s",

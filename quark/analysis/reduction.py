@@ -23,21 +23,6 @@ from numpy.typing import NDArray
 from quark.analysis.curves import Curve
 from quark_core.records.columns import Columns
 
-__all__ = [
-    "ALL_POINTS",
-    "METRIC_POINTS",
-    "PROBE_ROWS",
-    "STANDS_OUT",
-    "TABLE_ROWS",
-    "MetricSamples",
-    "RowSample",
-    "Points",
-    "make_curve",
-    "make_points",
-    "sample_probes",
-    "sample_rows",
-]
-
 METRIC_POINTS = 131_072
 """A metric of more points is judged by a half of so many, at least."""
 

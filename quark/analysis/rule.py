@@ -10,8 +10,6 @@ from quark_core.records.kinds.findings import AlertCategory, AlertSeverity, Evid
 if TYPE_CHECKING:
     from quark.analysis.case import Case
 
-__all__ = ["SEVERITIES", "Finding", "Rule", "Verdict", "grade"]
-
 SEVERITIES: tuple[AlertSeverity, ...] = ("info", "warning", "error", "critical")
 """From the mildest on."""
 

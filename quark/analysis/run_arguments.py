@@ -12,15 +12,6 @@ import msgspec
 
 from quark_core.records.run_digests import is_seed
 
-__all__ = [
-    "Argument",
-    "find_setting",
-    "index_names",
-    "parse_arguments",
-    "says_value",
-    "spell_argument",
-]
-
 _OPTION = re.compile(r"^--?[A-Za-z][\w.-]*$")
 _ASSIGNMENT = re.compile(r"^(\+{0,2}[A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)
 _SHORT_CARRIER = re.compile(r"^[A-Za-z]([A-Za-z_].*)$")

@@ -17,13 +17,10 @@ from numpy.typing import NDArray
 
 from quark.analysis.curves import Curve
 from quark.analysis.histories import (
-    History,
     LayerHistory,
     ParameterHistory,
     collect_layers,
     collect_parameters,
-    factorize,
-    strip_prefixes,
 )
 from quark.analysis.reduction import (
     TABLE_ROWS,
@@ -45,18 +42,6 @@ from quark_core.records.query import Query
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
-
-__all__ = [
-    "CurveSource",
-    "History",
-    "IterateColumns",
-    "LayerHistory",
-    "ParameterHistory",
-    "ReadColumns",
-    "RunData",
-    "factorize",
-    "strip_prefixes",
-]
 
 ReadColumns = Callable[[str, Query], "Columns"]
 """Reads the rows of one kind, in persistence order."""

@@ -19,8 +19,6 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.findings import AlertSeverity
 from quark_core.records.runs import RunEnding
 
-__all__ = ["BROKEN_OFF", "has_result", "is_of_another_end", "place_alert", "say_end", "tell_end"]
-
 BROKEN_OFF = "broken_off"
 """What stands for a rule's id in the alert."""
 

@@ -14,8 +14,6 @@ from quark_core.backends.run_summary import RunSummary
 from quark_core.errors import SchemaValidationError
 from quark_core.records.run_digests import is_seed
 
-__all__ = ["GROUPINGS", "GroupedRuns", "check_grouping", "group_runs"]
-
 GROUPINGS = ("config", "group", "structure", "code")
 """What runs are grouped by, beside `field.NAME` and `config.KEY`."""
 

@@ -27,14 +27,6 @@ from quark.analysis.metric_roles import find_learning_rate
 from quark.analysis.observations import observe
 from quark.analysis.onset import Cause, CauseKind, Onset
 
-__all__ = [
-    "find_clipping",
-    "find_decay",
-    "find_loss_scale",
-    "find_lowered_rate",
-    "find_raised_rate",
-]
-
 Floats = NDArray[np.float64]
 
 _JUMP = 3.0  # times, from one point to the next: no usual schedule rises so fast

@@ -26,8 +26,6 @@ from quark_core.runs.composition import open_reader
 from quark_core.runs.run_ids import find_run
 from quark_core.runs.searching import build_search, find_runs, summarize_run
 
-__all__ = ["SimilarBy", "SimilarRun", "find_similar_runs"]
-
 SimilarBy = Literal["structure", "config", "code", "trace"]
 _Parts = frozenset[Hashable]
 _PLAIN = frozenset({bool, float, str})

@@ -37,12 +37,6 @@ from quark_core.records.run_digests import digest_config, is_seed
 from quark_core.records.sweeps import StoredSweep, StoredTrial
 from quark_core.runs.reading import encode_key
 
-__all__ = [
-    "SweepVerdict",
-    "SweepVerdictWord",
-    "judge_sweep",
-]
-
 Floats = NDArray[np.float64]
 SweepVerdictWord = Literal["better", "no_difference", "cannot_tell"]
 

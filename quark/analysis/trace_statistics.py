@@ -25,14 +25,6 @@ from quark_core.runs.composition import open_reader
 from quark_core.runs.run_ids import name_store
 from quark_core.runs.searching import build_search, find_runs
 
-__all__ = [
-    "TraceStatistics",
-    "TraceVersion",
-    "collect_statistics",
-    "diff_versions",
-    "trace_statistics",
-]
-
 _MOST_CODES = 50
 _PYTHON = ".py"
 

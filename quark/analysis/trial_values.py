@@ -12,8 +12,6 @@ from quark_core.config.objective import ObjectiveMode
 from quark_core.records.run_digests import digest_config
 from quark_core.records.sweeps import StoredSweep, StoredTrial
 
-__all__ = ["find_best_trial", "list_objectives", "pick_comparable"]
-
 
 def list_objectives(definition: Mapping[str, Any]) -> list[tuple[str, ObjectiveMode]]:
     """The metrics of a sweep, each with its mode; what was defined wrongly is guessed or let go."""

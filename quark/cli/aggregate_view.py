@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
     from quark_core.runs.aggregates import AggregateSummary
 
-__all__ = ["print_aggregates"]
-
 _MOST_ROWS = 40
 _NAME_WIDTH = 12
 

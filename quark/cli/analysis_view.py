@@ -36,18 +36,6 @@ if TYPE_CHECKING:
         PhaseRecord,
     )
 
-__all__ = [
-    "CulpritCurve",
-    "PHASE_STYLES",
-    "SEVERITY_STYLES",
-    "describe_curve",
-    "draw_culprit",
-    "find_culprit_curve",
-    "print_analysis",
-    "print_explanations",
-    "print_trimmed",
-]
-
 SEVERITY_STYLES = {"info": "blue", "warning": "yellow", "error": "red", "critical": "bold red"}
 PHASE_STYLES = {
     "initialization_adaptation": "blue",

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
     from quark_core.runs.run_reader import RunReader
 
-__all__ = ["FAILED_CHECK", "analyze", "show_warnings"]
-
 FAILED_CHECK = 3
 """Exit status where a check that was asked for did not hold; 1 and 2 are mistakes and errors."""
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from quark_core.runs.artifact_versions import ArtifactVersion
 
-__all__ = ["alias", "get", "lineage", "versions"]
-
 _MOST_PROJECTS = 10
 _MOST_NAMES = 10
 

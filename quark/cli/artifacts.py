@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from quark_core.records import ArtifactRecord
     from quark_core.writers.artifact_reading import ArtifactReading
 
-__all__ = ["artifacts", "make_artifact_table"]
-
-
 _LIST = "list"
 
 

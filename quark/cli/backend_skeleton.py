@@ -15,8 +15,6 @@ from pathlib import Path
 from quark_core.backends.registry import BackendRegistry
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["FILES", "check_backend_name", "write_skeleton"]
-
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_.][a-z0-9]+)*")
 # Every distribution's begins so, by itself.
 _OWN_PREFIX = re.compile(r"^quark[-_.](?=.)")

@@ -15,8 +15,6 @@ from quark.cli.store_access import json_option, print_json
 if TYPE_CHECKING:
     from quark_core.backends.registry import BackendRegistry
 
-__all__ = ["backends"]
-
 
 @click.group(cls=SuggestingGroup, invoke_without_command=True)
 @json_option

@@ -15,8 +15,6 @@ from quark.cli.store_access import (
 from quark_backends.store.upkeep.backup_folder import BackupManifest
 from quark_core.config.arguments import resolve_storage_dir
 
-__all__ = ["backup", "describe_backup", "keep_going_option", "print_lacking"]
-
 keep_going_option = click.option(
     "--keep-going",
     is_flag=True,

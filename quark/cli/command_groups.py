@@ -6,8 +6,6 @@ from difflib import get_close_matches
 
 import click
 
-__all__ = ["LongInHelp", "SuggestingGroup"]
-
 _NEAR = 2
 # What other tools call it, which no likeness of letters finds.
 _CALLED_ELSEWHERE = {

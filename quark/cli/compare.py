@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from quark.analysis.comparison.results import MetricDiff
     from quark_core.runs.run_reader import RunReader
 
-__all__ = ["compare", "fail_on_ends", "tell_doubt"]
-
 
 @click.command()
 @click.argument("primary", metavar="RUN", shell_complete=complete_runs)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
         RunReference,
     )
 
-__all__ = ["metric_parts", "print_comparison", "target_parts"]
-
 _WIDEST = 100  # longer lines are hard to read
 _CHANGES = 12
 _LAYERS = 8

@@ -24,19 +24,6 @@ from click.shell_completion import CompletionItem, get_completion_class
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
 
-__all__ = [
-    "answer_shell",
-    "complete_groups",
-    "complete_metrics",
-    "complete_projects",
-    "complete_runs",
-    "complete_sweeps",
-    "complete_tags",
-    "install_completion",
-    "install_option",
-    "is_completing",
-]
-
 _VARIABLE = "_QUARK_COMPLETE"
 _PATIENCE_S = 2.0
 _MOST = 100

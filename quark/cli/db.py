@@ -12,8 +12,6 @@ from quark.cli.backup import describe_backup, keep_going_option, print_lacking
 from quark.cli.command_groups import SuggestingGroup
 from quark.cli.service_options import artifacts_option, open_deployment, store_option
 
-__all__ = ["db"]
-
 
 @click.group(cls=SuggestingGroup)
 def db() -> None:

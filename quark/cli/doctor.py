@@ -18,8 +18,6 @@ from quark_core.backends.removal import DamagedRecords
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SessionStoreError
 
-__all__ = ["doctor"]
-
 
 @click.command()
 @storage_option

@@ -23,8 +23,6 @@ from quark_core.errors import SessionStoreError
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["describe_bytes", "du", "measure", "print_usages", "shorten_ids"]
-
 
 @click.command()
 @storage_option

@@ -13,8 +13,6 @@ from quark.cli.store_access import find_run, json_option, open_store, print_json
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["edit"]
-
 
 @click.command()
 @click.argument("run", shell_complete=complete_runs)

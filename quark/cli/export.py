@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
 
-__all__ = ["export"]
-
 
 def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) -> tuple[str, ...]:
     known = _list_kinds()

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.dataframes import TableField
 
-__all__ = ["FORMATS", "FileSet", "check_format"]
-
 _BUFFER_BYTES = 1 << 20
 
 

@@ -13,8 +13,6 @@ from quark_core.system.terminal_text import clean_line
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
 
-__all__ = ["describe_fingerprints", "read_fingerprints"]
-
 _MOST_READ = 1000
 _MOST_SHOWN = 12
 _DIGEST_CHARACTERS = 12

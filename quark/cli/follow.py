@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from quark.cli.texts import Console
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["follow"]
-
 EXIT_STATUSES = {"failed": 3, "interrupted": 4, "lost": 5}
 """By how a run has ended; 0 where it is completed, or goes on and --once was given."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import MetricSummary
     from quark_core.records import AlertRecord, EventRecord, HealthScoreRecord
 
-__all__ = ["Frame", "LineTeller", "build_frame", "describe_end", "describe_look"]
-
 _PLOT_WIDTH = 38
 _GAP = 3
 _LEAST_ROWS = 3  # of a plot: its title, and two of the curve

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import MetricSummary, RunSummary
     from quark_core.records.columns import Columns
 
-__all__ = ["FollowedRun", "Look", "Points", "choose_metrics"]
-
 _ENTRIES = 500  # of a curve: more than a terminal has columns of dots
 _MOST_POINTS = 8 * _ENTRIES  # that were added one by one before the curve is read anew
 _MOST_NEW = 20_000

@@ -19,8 +19,6 @@ from quark_core.runs.run_ids import name_store
 if TYPE_CHECKING:
     from quark_core.backends.removal import Collection, SupportsRemoval
 
-__all__ = ["gc"]
-
 _DAY_S = 86_400.0
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records.expression import Field
 
-__all__ = ["make_group_table", "make_measure"]
-
 _SHOWN_RUNS = 3
 _RUN_CHARACTERS = 8
 _MOST_METRICS = 2

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     _Best = Mapping[tuple[str, str], tuple[float, str]]
 
-__all__ = ["groups"]
-
 _LIST = "list"
 _INDENT = "  "
 _RUN_CHARACTERS = 8

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from quark.importing.foreign import ForeignRun
     from quark.importing.intake import RunImport
 
-__all__ = ["import_runs"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LEAST_INTERVAL_S = 0.1

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quark_backends.service.server.workspaces.control_database import ControlDatabase, StoredKey
     from quark_backends.service.server.workspaces.deployment import Deployment
 
-__all__ = ["keys"]
-
 _DURATION = re.compile(r"(\d+)([smhdw])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _MICROSECONDS = 1_000_000

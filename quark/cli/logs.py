@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from quark_core.records.kinds.console import ConsoleRecord
     from quark_core.runs.console_lines import LineKey
 
-__all__ = ["logs"]
-
 _INTERRUPTED = 130
 _LOOK_S = 0.5
 _TAIL = 1000

@@ -28,8 +28,6 @@ from quark_core.version import __version__
 if TYPE_CHECKING:
     from quark.cli.plugin_commands import PluginCommand
 
-__all__ = ["cli", "main"]
-
 _COMMANDS = {
     "analyze": "Say what is wrong with a run, and how well it does.",
     "artifacts": "List artifacts, their versions and lineage, or copy them out.",

@@ -9,8 +9,6 @@ import click
 from quark.cli.run_source import backend_option
 from quark.cli.store_access import storage_option
 
-__all__ = ["mcp"]
-
 
 @click.command()
 @storage_option

@@ -9,8 +9,6 @@ from typing import Any
 from quark.cli.store_access import make_finite
 from quark_core.system.terminal_text import escape_json
 
-__all__ = ["MOST_CHARACTERS", "fit_reply"]
-
 MOST_CHARACTERS = 40_000
 """No reply is longer: whoever asks reads it whole."""
 

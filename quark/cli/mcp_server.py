@@ -32,8 +32,6 @@ from quark_core.version import __version__
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
 
-__all__ = ["answer_call", "serve_stdio"]
-
 _log = logging.getLogger("quark")
 
 _AT_ONCE = 4

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsPrimary, SupportsRead
     from quark_core.runs.backend_choice import BackendChoice
 
-__all__ = ["mirror"]
-
 _STYLES = {"delivered": "green", "delivering": "cyan", "waiting": "yellow", "begun": "yellow"}
 _SHOWN = 20
 

@@ -15,8 +15,6 @@ from quark_core.system.terminal_text import clean_line
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
 
-__all__ = ["print_origins"]
-
 
 def print_origins(stored: StoredRun, key: str, *, as_json: bool) -> None:
     """Print the origins of a setting and of those below it, a line for each.

@@ -9,8 +9,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["draw_curve"]
-
 _DOTS_ACROSS = 2
 _DOTS_UP = 4
 _ASCII_UP = 2

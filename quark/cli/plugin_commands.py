@@ -16,8 +16,6 @@ import click
 from quark_core.hookspecs import ENTRY_POINT_GROUP, PLUGIN_GROUP
 from quark_core.system.terminal_text import clean_text
 
-__all__ = ["PluginCommand", "find_plugin_commands"]
-
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _PLACE = re.compile(r"[\w.]+:\w+")
 

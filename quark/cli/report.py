@@ -15,8 +15,6 @@ from quark.cli.store_access import find_run, json_option, print_json, storage_op
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource
 
-__all__ = ["report", "write_file"]
-
 
 def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
     """Write a file that the user has named; what the system says against it is said in one line."""

@@ -12,8 +12,6 @@ from quark.cli.trash import choose_runs, open_for_removal
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.runs.run_ids import name_store
 
-__all__ = ["restore"]
-
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")

@@ -29,8 +29,6 @@ from quark_core.system.terminal_text import clean_line
 if TYPE_CHECKING:
     from quark_core.backends.removal import RunUsage
 
-__all__ = ["rm"]
-
 _SHOWN_IDS = 10
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
     from quark_core.runs.run_reader import RunReader
 
-__all__ = ["RunSource", "backend_option"]
-
 _MOST_PROJECTS = 10
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import MetricSummary, RunSummary
     from quark_core.records.expression import Field
 
-__all__ = ["MANY_RUNS", "list_blocks", "make_table"]
-
 # Fields of a run that have a column of their own anyway.
 _SHOWN = frozenset({"created", "duration", "id", "name", "project", "state", "status", "tags"})
 MANY_RUNS = 200

@@ -34,17 +34,6 @@ if TYPE_CHECKING:
         SystemTelemetryRecord,
     )
 
-__all__ = [
-    "MetricSummary",
-    "describe_contents",
-    "describe_late",
-    "describe_rates",
-    "list_points",
-    "print_contents",
-    "print_ranks",
-    "summarize_metrics",
-]
-
 # More than any terminal shows.
 _CURVE_POINTS = 500
 # The points of so many are read batch by batch, as often as there are curves.

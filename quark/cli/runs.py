@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records.expression import Field, RunSearch
 
-__all__ = ["runs"]
-
 # Journals of so many runs are looked at under a list.
 _MOST_ASKED = 20
 _SHOWN_GROUPS = 10

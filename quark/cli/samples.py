@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from quark.cli.texts import Console
     from quark_core.records.columns import Columns
 
-__all__ = ["samples"]
-
 _ROWS = 10
 _TEXT_CHARACTERS = 1_000
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from quark_backends.service.server.config import ServiceConfig
     from quark_backends.service.server.workspaces.deployment import Deployment
 
-__all__ = ["serve"]
-
 
 @click.command()
 @click.option("--host", help="Where to listen [default: 127.0.0.1, this machine only].")

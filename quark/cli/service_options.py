@@ -14,14 +14,6 @@ from quark_core.errors import SessionStoreError
 if TYPE_CHECKING:
     from quark_backends.service.server.workspaces.deployment import Deployment
 
-__all__ = [
-    "artifacts_option",
-    "make_files_private",
-    "open_deployment",
-    "require_service",
-    "store_option",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STORE = "QUARK_SERVE_STORE"

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from quark_core.records.runs import StopRequest
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["print_run", "print_session", "show"]
-
 _LOG_LINES = 8
 _METRICS = 100
 _CONFIG_LINES = 40

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from quark.provenance.kept_sources import KeptSource, KeptSources
     from quark.provenance.source_diffs import SourceDiff
 
-__all__ = ["sources"]
-
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 _SHOWN_DIGITS = 12
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsPrimary
     from quark_core.records.runs import StopRequest
 
-__all__ = ["stop"]
-
 _POLL_S = 0.5
 # Half a minute is three heartbeats: a training that looks has seen it by then.
 _WAIT_S = 30.0

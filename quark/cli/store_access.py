@@ -23,22 +23,6 @@ from quark_core.runs.composition import open_reader
 from quark_core.runs.run_ids import describe_near, find_labels, name_store
 from quark_core.system.terminal_text import clean_line, escape_json
 
-__all__ = [
-    "count_things",
-    "describe_analysis",
-    "describe_place",
-    "describe_several",
-    "describe_unstored",
-    "find_by_id",
-    "find_ids",
-    "find_run",
-    "json_option",
-    "make_finite",
-    "open_store",
-    "print_json",
-    "storage_option",
-]
-
 # As `quark.analysis.engine.ANALYZER_NAME`, which is too much to load for one line.
 _ANALYZER = "analyzer"
 _LISTED = 5

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from quark_core.backends.coordination import SupportsCoordination
     from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState
 
-__all__ = ["sweep"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SHOWN_TRIALS = 20

@@ -32,8 +32,6 @@ from quark_core.records.sweeps import StoredTrial, TrialResult
 if TYPE_CHECKING:
     from quark.sweeps.sweep import Sweep
 
-__all__ = ["ALL_FAILED", "INTERRUPTED", "AgentChoices", "SweepAgent"]
-
 ALL_FAILED = 3
 INTERRUPTED = 130
 _TERMINATED = 128

@@ -14,8 +14,6 @@ from typing import Any
 
 from quark_core.config.redaction import redact_text
 
-__all__ = ["TrialProcess", "describe_exit"]
-
 _CHUNK_BYTES = 65_536
 _TAIL_BYTES = 8_192
 _MOST_BYTES = 1_000_000

@@ -18,15 +18,6 @@ from typing import Any, Literal
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = [
-    "ArgumentForm",
-    "build_command",
-    "check_command",
-    "check_placeholders",
-    "describe_value",
-    "repeat_name",
-]
-
 ArgumentForm = Literal["flags", "assignments", "none"]
 """How parameters are appended: `--lr 0.01`, `lr=0.01` (Hydra, `quark.Layers`), or not at all."""
 

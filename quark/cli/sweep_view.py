@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from quark.cli.texts import Console
     from quark_core.records.sweeps import StoredSweep, StoredTrial
 
-__all__ = ["describe_best", "describe_counts", "make_sweeps_table", "print_sweep"]
-
 STATE_STYLES = {
     "completed": "green",
     "pruned": "yellow",

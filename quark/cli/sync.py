@@ -15,8 +15,6 @@ from quark_core.errors import SessionStoreError
 if TYPE_CHECKING:
     from quark_core.delivery.sync import LaneSync
 
-__all__ = ["print_lanes", "sync"]
-
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), required=False)

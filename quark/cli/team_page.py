@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from quark_backends.service.server.service import Service
     from quark_backends.service.server.workspaces.control_database import PageSession
 
-__all__ = ["make_team_page", "open_workspace_source"]
-
 _WRITES = frozenset(("write", "admin"))
 _MICROSECONDS = 1_000_000
 _STATUSES = {"unauthorized": 401, "forbidden": 403, "rate_limited": 429}

@@ -18,8 +18,6 @@ from quark_core.system.terminal_text import clean_text
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["GuardedStream", "guard_streams"]
-
 
 class GuardedStream:
     """A text stream that makes fit for a terminal what is written to it.

@@ -24,21 +24,6 @@ from quark_core.records import RunRecord
 from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line, clean_text
 
-__all__ = [
-    "UNBOUNDED",
-    "Console",
-    "Text",
-    "TextColumn",
-    "describe_age",
-    "describe_duration",
-    "describe_fork",
-    "describe_number",
-    "describe_run_state",
-    "describe_state",
-    "find_duration_s",
-]
-
-
 UNBOUNDED = 2_000
 """Columns of what is no terminal."""
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from quark.analysis.trace_statistics import TraceStatistics, TraceVersion
     from quark_core.config.objective import ObjectiveMode
 
-__all__ = ["traces"]
-
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 _SHOWN_DIGITS = 8
 _LEVELS = {

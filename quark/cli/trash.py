@@ -16,8 +16,6 @@ from quark_core.errors import RunNotFoundError
 if TYPE_CHECKING:
     from quark_core.backends.removal import SupportsRemoval
 
-__all__ = ["SHOWN_RUNS", "choose_runs", "count_runs", "open_for_removal", "yes_option"]
-
 SHOWN_RUNS = 20
 """Lines of a table of runs that are to go."""
 
@@ -30,7 +28,8 @@ def open_for_removal(root: Path) -> Iterator[SupportsRemoval]:
     from dataclasses import replace
 
     from quark_core.ranks.launches import RankInfo
-    from quark_core.runs.composition import open_primary, plan_backends
+    from quark_core.runs.backend_choice import plan_backends
+    from quark_core.runs.composition import open_primary
 
     choice = plan_backends((), RankInfo()).primary
     assert choice is not None

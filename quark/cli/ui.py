@@ -10,8 +10,6 @@ import click
 
 from quark.cli.run_source import backend_option
 
-__all__ = ["ui"]
-
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), required=False)

@@ -13,8 +13,6 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-__all__ = ["Waiting"]
-
 _TERMINATED = 128
 # What Windows has not, typed so that it is checked for Windows too.
 _select: Any = select

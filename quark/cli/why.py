@@ -19,8 +19,6 @@ from quark_core.runs.run_ids import shorten_run_id
 if TYPE_CHECKING:
     from quark.analysis.explanation.results import ChangeExplanation
 
-__all__ = ["why"]
-
 _ALGEBRA = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 

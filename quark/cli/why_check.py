@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from quark.provenance.kept_sources import KeptSource
     from quark_core.runs.run_reader import RunReader
 
-__all__ = ["check_causes"]
-
 _MOST_GROUPS = 16
 """Causes, or halves of them, of which runs are made in one go."""
 

@@ -13,8 +13,6 @@ from quark.cli.texts import Console, Text
 if TYPE_CHECKING:
     from quark.analysis.explanation.results import ChangeExplanation
 
-__all__ = ["print_explanation"]
-
 _WIDEST = 140  # longer lines are hard to read
 _STYLES = {"Probably": "bold red", "Possibly": "yellow", "Unlikely": "dim", "Ruled out": "green"}
 

@@ -42,8 +42,6 @@ from quark_core.runs.searching import build_search, find_runs
 if TYPE_CHECKING:
     from quark_backends.service.server.workspaces.stores import WorkspaceStore
 
-__all__ = ["WorkspaceNotices"]
-
 _log = logging.getLogger("quark.service")
 
 _LOOK_S = 10.0

@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "BATCH_ROWS",
-    "FIRST_US",
-    "LAST_US",
-    "encode_named",
-    "encode_points",
-    "keep_records",
-    "place_records",
-]
-
 BATCH_ROWS = 16_384
 """Records of one batch: small enough for every server, large enough to cost little."""
 

@@ -30,8 +30,6 @@ from quark_core.records.schema import TERMINAL_STATUSES
 from quark_core.records.times import now_us
 from quark_core.system.process import current_process
 
-__all__ = ["Changes", "Taken", "describe_start", "describe_process", "find_changes", "take_facts"]
-
 _COMMIT = re.compile(r"[\w.+:/-]{0,200}", re.ASCII)
 _MAX_NOTES = 100_000
 _MAX_TAGS = 1000

@@ -19,8 +19,6 @@ from quark_core.records.json_object import normalize_object
 from quark_core.records.names import split_name
 from quark_core.records.schema import validate_record
 
-__all__ = ["FileIntake"]
-
 
 class FileIntake:
     """Keeps payloads of one run.

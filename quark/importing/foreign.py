@@ -45,19 +45,6 @@ if TYPE_CHECKING:
     from quark.importing.losses import Losses
     from quark_core.records import StreamRecord
 
-__all__ = [
-    "PORTION_POINTS",
-    "ForeignFile",
-    "ForeignRun",
-    "ImportFailure",
-    "KnownPoints",
-    "PointList",
-    "Points",
-    "Portion",
-    "RunFacts",
-    "make_integers",
-]
-
 _FARTHEST_S = 1e12
 PORTION_POINTS = 50_000
 """About how many points one portion has at most."""

@@ -9,8 +9,6 @@ import msgspec
 
 from quark.importing.foreign import ForeignFile
 
-__all__ = ["make_histogram"]
-
 _MOST_BINS = 128
 
 

@@ -57,8 +57,6 @@ from quark_core.records.times import now_us
 from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import find_payload_directory, open_primary
 
-__all__ = ["ImportOptions", "RunImport", "RunIntake", "open_intake"]
-
 IMPORTED = "run_imported"
 """Type of the event that says what an import has brought."""
 

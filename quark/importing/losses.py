@@ -7,8 +7,6 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Loss", "Losses"]
-
 _MOST_NAMES = 200
 _OTHERS = "(others)"
 _SHOWN = 200

@@ -12,16 +12,6 @@ from typing import BinaryIO, cast
 from quark.importing.foreign import ImportFailure
 from quark_core.config import settings
 
-__all__ = [
-    "DOCUMENT_BYTES",
-    "find_files",
-    "open_archive",
-    "read_document",
-    "read_entry",
-    "read_entry_lines",
-    "unpack_entry",
-]
-
 DOCUMENT_BYTES = 64 * 2**20
 """A document, or a line of a file of lines, has so many bytes at most."""
 

@@ -19,8 +19,6 @@ from quark_core.backends.contract import SupportsRead
 from quark_core.records import LifecycleRecord
 from quark_core.records.query import Query
 
-__all__ = ["ACTION", "Story", "derive_run_id", "is_run_id", "load_story"]
-
 ACTION = "import"
 """The lifecycle action of the record."""
 

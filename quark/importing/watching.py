@@ -9,8 +9,6 @@ from contextlib import suppress
 from quark.importing.foreign import ForeignRun, ImportFailure
 from quark.importing.intake import RunImport, RunIntake
 
-__all__ = ["import_all", "watch_all"]
-
 _MOST_WORK = 0.1
 """A look takes this share of the time at most."""
 _LONGEST_PAUSE_S = 60.0

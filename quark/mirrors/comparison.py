@@ -13,8 +13,6 @@ from quark_core.errors import RunNotFoundError, UnknownKindError
 from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 from quark_core.records.query import Query
 
-__all__ = ["Comparison", "RecordCounts", "compare_counts", "count_records"]
-
 _ALL = Query(all_attempts=True)
 
 

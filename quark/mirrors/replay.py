@@ -41,8 +41,6 @@ from quark_core.runs.backend_choice import BackendChoice
 from quark_core.runs.chosen_backends import remember
 from quark_core.runs.composition import find_local_path
 
-__all__ = ["Replay", "replay_run"]
-
 _ALL = Query(all_attempts=True)
 _CHUNK = 256
 _Identity = tuple[str, str, int]

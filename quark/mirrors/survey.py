@@ -18,15 +18,6 @@ from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.sync import count_waiting
 from quark_core.records import RECORD_TYPES, StreamRecord
 
-__all__ = [
-    "MirrorState",
-    "find_journals",
-    "find_sent",
-    "load_generations",
-    "note_outputs",
-    "survey_mirrors",
-]
-
 
 @dataclass(slots=True, kw_only=True)
 class MirrorState:

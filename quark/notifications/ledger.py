@@ -10,8 +10,6 @@ from typing import Protocol
 
 from quark_core.system.folders import read_plain_file
 
-__all__ = ["FileLedger", "Ledger"]
-
 _MAX_BYTES = 4 * 1024 * 1024
 
 

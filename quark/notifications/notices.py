@@ -15,16 +15,6 @@ from quark_core.records.raised_alerts import is_user_alert
 from quark_core.records.times import now_us
 from quark_core.system.terminal_text import clean_text
 
-__all__ = [
-    "DEFAULT_CHOICE",
-    "Notice",
-    "NoticeChoice",
-    "describe_alert",
-    "describe_digest",
-    "describe_end",
-    "parse_choice",
-]
-
 _SEVERITIES: Final = ("info", "warning", "error", "critical")
 _ENDS: Final = ("failed", "lost", "interrupted", "finished")
 _STATUSES = {"completed": "finished"}

@@ -12,8 +12,6 @@ from quark.notifications.ledger import Ledger
 from quark.notifications.notices import Notice, NoticeChoice, describe_digest
 from quark.notifications.targets import Target
 
-__all__ = ["Notifier", "Pacing"]
-
 _log = logging.getLogger("quark")
 
 _MAX_WAITING = 1_000

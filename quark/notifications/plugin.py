@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["quark_finding_raised", "quark_run_settled", "quark_session_opened"]
-
 _log = logging.getLogger("quark")
 
 

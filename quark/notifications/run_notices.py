@@ -20,8 +20,6 @@ from quark_core.records.query import Query
 from quark_core.runs.extensions import RunExtension
 from quark_core.runs.open_run import OpenRun
 
-__all__ = ["NOTIFIED", "RunNotifier", "attach_notifier"]
-
 _log = logging.getLogger("quark")
 
 NOTIFIED = "notified"

@@ -21,8 +21,6 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["main"]
-
 _WEBHOOK = "webhook+"
 _TOO_MANY, _SERVER_ERROR = 429, 500
 _CODE = re.compile(r"error=(\d{3})\b")

@@ -20,13 +20,6 @@ from quark.notifications.webhook import find_secret, sign_notice
 from quark_core.errors import SchemaValidationError
 from quark_core.system.process import importing
 
-__all__ = [
-    "NotifyArgument",
-    "Outcome",
-    "Target",
-    "parse_targets",
-]
-
 _log = logging.getLogger("quark")
 
 NotifyArgument: TypeAlias = "str | Callable[[Notice], object] | Iterable[Any] | None"

@@ -24,13 +24,6 @@ from quark.notifications.notices import Notice
 from quark_core.config.settings import NOTIFY_SECRET, NOTIFY_SECRET_FILE
 from quark_core.errors import SchemaValidationError
 
-__all__ = [
-    "REPLAY_WINDOW_S",
-    "find_secret",
-    "sign_notice",
-    "verify_webhook",
-]
-
 REPLAY_WINDOW_S = 300
 """How far a timestamp may be off, by default."""
 

@@ -70,8 +70,6 @@ if TYPE_CHECKING:
     from quark.page.api.run_analysis import RunAnalyzer
     from quark.page.api.source import PageSource
 
-__all__ = ["PageApplication", "make_app", "send_static"]
-
 _log = logging.getLogger("quark")
 
 _ANSWER_S = 10.0

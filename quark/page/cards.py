@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
     Line = Sequence[NDArray[Any]]
 
-__all__ = [
-    "MOST_METRICS",
-    "draw_lines",
-    "list_findings",
-    "show_card",
-    "show_metrics",
-    "show_still",
-    "write_figure",
-]
-
 MOST_METRICS = 8
 """So many rows has the table of a card."""
 

@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 
 from quark.page.http_replies import RequestHeaders
 
-__all__ = ["CSRF_HEADER", "derive_csrf", "find_foreign_origin", "find_forgery"]
-
 CSRF_HEADER = b"quark-csrf"
 """The header that a request which changes something shows its token in."""
 

@@ -32,8 +32,6 @@ from quark.page.http_replies import (
 )
 from quark_core.config.private_files import read_private, write_private
 
-__all__ = ["Guard", "Sessions"]
-
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _log = logging.getLogger("quark")
 

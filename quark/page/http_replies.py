@@ -9,24 +9,6 @@ from typing import Any
 
 from quark.page.pack import encode_json
 
-__all__ = [
-    "AsgiApp",
-    "Headers",
-    "Message",
-    "PAGE_POLICY",
-    "Receive",
-    "RequestHeaders",
-    "SANDBOX_POLICY",
-    "Scope",
-    "Send",
-    "VISITOR",
-    "Visitor",
-    "add_headers",
-    "make_error",
-    "reply",
-    "strip_port",
-]
-
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 
 from quark_core.errors import SessionStoreError
 
-__all__ = ["find_imports", "link_modules"]
-
 _IMPORT = re.compile(r"""^import\s*\{([^}]*)\}\s*from\s*["'](\.[^"']+)["'];?""", re.M)
 _EXPORT = re.compile(
     r"(^|[;}])export\s+((?:async\s+)?(?:const|function\*?|class)\s+([\w$]+))", re.M

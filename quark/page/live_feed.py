@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from quark_core.records import AlertRecord
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["MOST_CURVES", "LiveFeed"]
-
 MOST_CURVES = 6
 """So many metrics are drawn."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from quark_core.records.runs import RunContext
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["LiveView", "RunWidget", "show_live"]
-
 _log = logging.getLogger("quark")
 
 _EVERY_S = 1.0

@@ -8,8 +8,6 @@ from collections import OrderedDict
 from html import escape
 from urllib.parse import urlsplit
 
-__all__ = ["LoginLimit", "check_next", "write_interstitial", "write_login"]
-
 _BURST = 10
 _FILL_EVERY_S = 6.0
 _MOST_ADDRESSES = 10_000

@@ -6,8 +6,6 @@ import html
 
 from quark_core.system.terminal_text import clean_text
 
-__all__ = ["escape"]
-
 
 def escape(text: str) -> str:
     """A text for HTML, whoever wrote it; see `clean_text` for what is spelled out."""

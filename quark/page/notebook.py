@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from quark_core.records.runs import RunContext
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["PAINTERS", "show_live", "show_report"]
-
 _MOST_ROWS = 50
 # Of more runs than these a card has no report; `quark.report` makes one.
 _MOST_REPORTED = 3

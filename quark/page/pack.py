@@ -15,8 +15,6 @@ import msgspec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PACK_TYPE", "choose_floats", "decode_pack", "encode_json", "encode_pack", "make_plain"]
-
 PACK_TYPE = "application/vnd.quark.pack"
 """Media type of a pack."""
 

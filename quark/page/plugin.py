@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from quark_core.hookspecs import hookimpl
 
-__all__ = ["quark_register_session_methods", "quark_render_html"]
-
 
 @hookimpl
 def quark_render_html(value: object) -> str | None:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from quark.page.api.run_analysis import Analysis
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["RunReport", "compose_report", "open_reader_source", "open_session_source", "report"]
-
 
 class RunReport:
     """What a report says of one run or several, as it was when it was made.

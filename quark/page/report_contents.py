@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["MOST_RUNS", "ReportOptions", "RunContents", "gather_run"]
-
 MOST_RUNS = 20
 """So many runs fit into one report."""
 

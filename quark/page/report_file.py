@@ -22,8 +22,6 @@ from quark.page.pack import encode_pack
 from quark.page.static_files import STATIC_DIRECTORY
 from quark_core.errors import SessionStoreError
 
-__all__ = ["link_widget", "write_report"]
-
 _ENTRY, _WIDGET = "report.js", "widget.js"
 # What stands in the place of what asks the server, and of what waits until it is in sight.
 _REPLACED = {

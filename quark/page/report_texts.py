@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 
     from quark.analysis.comparison.results import MetricDiff, RunComparisonResult, RunReference
 
-__all__ = [
-    "GLYPHS",
-    "draw_line",
-    "is_steep",
-    "show_comparison",
-    "show_run",
-    "tell_comparison",
-    "tell_run_in_words",
-    "write_comparison",
-    "write_run",
-]
-
 GLYPHS = {
     "critical": "■",
     "error": "◆",

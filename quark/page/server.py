@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark.page.static_files import StaticFiles
 
-__all__ = ["DEFAULT_PORT", "PageServer", "bind_socket", "check_base", "is_loopback"]
-
 DEFAULT_PORT = 7410
 
 _TRIED_PORTS = 20

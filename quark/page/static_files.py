@@ -12,8 +12,6 @@ from pathlib import Path
 from quark.page.linker import link_modules
 from quark_core.errors import SessionStoreError
 
-__all__ = ["STATIC_DIRECTORY", "StaticFiles", "load_installed_files", "load_static_files"]
-
 STATIC_DIRECTORY = Path(__file__).with_name("static")
 INDEX, SCRIPT = "index.html", "app.js"
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark.page.http_replies import AsgiApp
 
-__all__ = ["LoginRefused", "OpenWorkspace", "TeamHost", "TeamPage", "TeamSession"]
-
 _HTML = b"text/html; charset=utf-8"
 _MOST_WORKSPACES = 16
 _MOST_FORM = 16_384

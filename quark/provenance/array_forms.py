@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = npt.NDArray[Any]
 
-__all__ = ["ArrayForm", "Unseen", "form_array"]
-
 CHUNK_ITEMS = 1 << 16
 """Items of an array that are looked at in one go, so that memory is bounded."""
 

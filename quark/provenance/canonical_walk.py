@@ -27,8 +27,6 @@ from quark.provenance.array_forms import (
 from quark.provenance.table_forms import TABLE_FORMS
 from quark.provenance.value_types import find_reducer
 
-__all__ = ["SAMPLE_BYTES", "CanonicalWalk", "name_type", "spell_number"]
-
 SAMPLE_BYTES = 1024 * 1024
 """Arrays above this size are looked at in places, at level `sample`."""
 

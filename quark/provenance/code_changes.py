@@ -18,15 +18,6 @@ from quark.provenance.code_fingerprints import (
 )
 from quark.provenance.normal_form import LEVEL_SYNTAX
 
-__all__ = [
-    "ChangeKind",
-    "CodeChange",
-    "SourceText",
-    "compare_modules",
-    "compare_sources",
-    "count_changed_lines",
-]
-
 ChangeKind = Literal[
     "changed", "added", "removed", "renamed", "moved", "reordered", "cosmetic", "bytes", "unknown"
 ]

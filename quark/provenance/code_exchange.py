@@ -13,8 +13,6 @@ from quark.provenance.code_fingerprints import (
 )
 from quark.provenance.normal_form import LEVEL_SYNTAX
 
-__all__ = ["exchange_units"]
-
 
 def exchange_units(before: str, after: str, names: Collection[str]) -> str | None:
     """The text of a module with some functions and classes of its state after.

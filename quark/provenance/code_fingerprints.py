@@ -27,16 +27,6 @@ from quark.provenance.normal_form import (
     parse_source,
 )
 
-__all__ = [
-    "MODULE_UNIT",
-    "CodeUnit",
-    "FingerprintCache",
-    "ModuleFingerprint",
-    "fingerprint_module",
-    "fingerprint_modules",
-    "fingerprint_tree",
-]
-
 MODULE_UNIT: Final = "<module>"
 """What is left of a module without its functions and classes."""
 _FINGERPRINT_VERSION = 1

@@ -21,8 +21,6 @@ from quark.provenance.code_fingerprints import (
 from quark.provenance.code_references import ImportedName
 from quark.provenance.normal_form import digest_bytes
 
-__all__ = ["CodePlace", "CodeReach"]
-
 _CALLED = ("__call__", "forward")
 _BUILTINS = frozenset(dir(builtins))
 _BUILTIN_METHODS = frozenset().union(

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-__all__ = ["ImportedName", "list_imports", "list_references"]
-
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BY_NAME = frozenset({"getattr", "hasattr", "setattr", "methodcaller", "attrgetter"})
 _OPERATORS = {

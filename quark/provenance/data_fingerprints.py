@@ -15,8 +15,6 @@ from quark.provenance.file_fingerprints import fingerprint_path
 from quark.provenance.output_sketch import sketch_output, spread
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["DataFingerprint", "DataLevel", "plan_fingerprint"]
-
 DataLevel = Literal["sample", "full"]
 
 _ITEMS = 64

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-__all__ = ["detach_device_values", "has_device_values"]
-
 _MOST_ITEMS = 10_000
 _MOST_DEPTH = 16
 _MOST_CLONED_BYTES = 256 * 1024 * 1024

@@ -13,8 +13,6 @@ from typing import Any
 
 from quark.provenance.array_forms import PLACE_BYTES, PLACES
 
-__all__ = ["FileFingerprint", "fingerprint_path"]
-
 _MOST_FILES = 1_000_000
 _MOST_READ_FILES = 10_000
 _MOST_NAMED = 16

@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeAlias
 from quark.provenance.sketch_comparison import compare_sketches
 from quark_core.records.kinds.provenance import FingerprintRecord
 
-__all__ = ["FingerprintComparison", "FingerprintVerdict", "compare_fingerprints"]
-
 FingerprintVerdict: TypeAlias = Literal[
     "same", "other_order", "rounding", "different", "other_form", "unknown"
 ]

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from quark.provenance.data_fingerprints import DataFingerprint
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["FingerprintWriter", "find_writer", "fingerprint", "fingerprint_data"]
-
 _log = logging.getLogger("quark")
 
 _MOST_WAITING = 64

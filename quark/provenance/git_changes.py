@@ -10,8 +10,6 @@ from pathlib import Path
 
 from quark_core.config.redaction import redact_code
 
-__all__ = ["MOST_DIFF_BYTES", "read_git_diff"]
-
 MOST_DIFF_BYTES = 1_000_000
 """No more of a diff is kept."""
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from operator import itemgetter
 
-__all__ = ["InstalledPackages", "find_packages"]
-
 _INFO = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+?)-(?P<version>[0-9][^-]*)(?:-[^/]*)?\.(?:dist|egg)-info"
 )

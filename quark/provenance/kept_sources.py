@@ -17,21 +17,6 @@ from quark_core.records.artifact_layout import is_sha256
 from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
 from quark_core.records.query import Query
 
-__all__ = [
-    "CHANGES_KEY",
-    "GIT_DIFF",
-    "PACKAGES_KEY",
-    "REDACTED",
-    "KeptSource",
-    "KeptSources",
-    "digest_sources",
-    "list_attempts",
-    "read_git_changes",
-    "read_packages",
-    "read_source",
-    "read_sources",
-]
-
 CHANGES_KEY = "sources/git.diff"
 PACKAGES_KEY = "sources/packages.txt"
 GIT_DIFF = "git_diff"

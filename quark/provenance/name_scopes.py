@@ -10,8 +10,6 @@ import ast
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-__all__ = ["Scope", "ScopeKind", "Scopes", "find_scopes", "list_arguments"]
-
 
 class ScopeKind(Enum):
     """What makes a scope."""

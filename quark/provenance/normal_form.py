@@ -20,18 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from quark.provenance.name_scopes import Scope, ScopeKind, Scopes, find_scopes
 
-__all__ = [
-    "LEVEL_BYTES",
-    "LEVEL_SYNTAX",
-    "NORMAL_FORM_VERSION",
-    "FunctionNode",
-    "NormalForm",
-    "UnreadableSourceError",
-    "digest_bytes",
-    "digest_source",
-    "parse_source",
-]
-
 NORMAL_FORM_VERSION = 1
 """Digests of two versions say nothing of each other."""
 LEVEL_SYNTAX = "syntax"

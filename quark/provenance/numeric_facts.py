@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["NUMERIC_PACKAGES", "describe_machine", "describe_switches"]
-
 NUMERIC_PACKAGES = frozenset(
     """
     torch torchvision torchaudio numpy scipy jax jaxlib tensorflow keras cupy numba triton pandas

@@ -20,8 +20,6 @@ from quark.provenance.canonical_walk import SAMPLE_BYTES, CanonicalWalk, spell_n
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["OutputSketch", "SketchLevel", "sketch_output"]
-
 SketchLevel = Literal["full", "sample", "partial", "type"]
 
 _VALUES = 64

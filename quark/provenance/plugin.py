@@ -11,13 +11,6 @@ if TYPE_CHECKING:
     from quark.provenance.provenance_recorder import ProvenanceRecorder
     from quark_core.sessions.session import TrainingSession
 
-__all__ = [
-    "quark_describe_environment",
-    "quark_environment_recorded",
-    "quark_register_session_methods",
-    "quark_session_opened",
-]
-
 
 @hookimpl
 def quark_register_session_methods() -> Mapping[str, str]:

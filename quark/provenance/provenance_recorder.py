@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from quark.provenance.installed_packages import InstalledPackages
     from quark.provenance.source_keeping import SourceKeeper, SourceMode
 
-__all__ = ["KeepingPlace", "ProvenanceRecorder", "choose_mode"]
-
 _log = logging.getLogger("quark")
 
 _GIT_TIMEOUT_S = 10.0

@@ -11,8 +11,6 @@ from quark_core.records.query import check_index
 from quark_core.sessions.session import TrainingSession
 from quark_core.sessions.shortcuts import open_run
 
-__all__ = ["read_sources"]
-
 
 def read_sources(
     run: str | TrainingSession,

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, Protocol, TypeAlias
 
-__all__ = ["SketchComparison", "SketchVerdict", "Sketched", "compare_sketches"]
-
 SketchVerdict: TypeAlias = Literal["identical", "rounding", "different", "other_form", "unknown"]
 
 TOLERANCES: Mapping[str, float] = {

@@ -11,8 +11,6 @@ from typing import Literal
 
 from quark.provenance.kept_sources import KeptSource
 
-__all__ = ["SourceDiff", "count_equal", "diff_sources"]
-
 _MOST_LINES = 20_000
 _CONTEXT_LINES = 3
 # How often two lines are held beside one another; a second's worth.

@@ -10,15 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "CELLS_PATH",
-    "COMMAND_PATH",
-    "SourceRoot",
-    "SourceSurvey",
-    "find_root",
-    "survey_sources",
-]
-
 CELLS_PATH = "notebook-cells.py"
 """Under which the executed cells of a notebook are kept, as one document."""
 COMMAND_PATH = "command-line.py"

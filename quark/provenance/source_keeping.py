@@ -36,8 +36,6 @@ from quark_core.records.kinds.provenance import SOURCES_KEY
 if TYPE_CHECKING:
     from quark.provenance.provenance_recorder import KeepingPlace
 
-__all__ = ["SourceKeeper", "SourceMode"]
-
 _log = logging.getLogger("quark")
 
 SourceMode = Literal["keep", "digest", "off"]

@@ -17,8 +17,6 @@ import msgspec
 
 from quark_core.version import __version__
 
-__all__ = ["KnownFile", "KnownPack", "SourceNote", "know_file", "load_note", "save_note"]
-
 _log = logging.getLogger("quark")
 
 # A file that was written to as late as this before it was read may change without `stat`

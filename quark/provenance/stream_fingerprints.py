@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Hashes: TypeAlias = npt.NDArray[np.uint64]
 
-__all__ = ["StreamDigest", "hash_ids", "hash_samples"]
-
 _PLACES = 16
 _SHORT_BYTES = 4096
 # Above this a digest of each row is quicker than mixing all rows at once.

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["TABLE_FORMS"]
-
 
 def _take_pandas_frame(frame: Any) -> object:
     columns = [(name, _take_pandas_series(frame.iloc[:, at])) for at, name in enumerate(frame)]

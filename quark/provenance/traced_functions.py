@@ -16,17 +16,6 @@ from typing import Any
 
 from quark_core.config.redaction import redact_code
 
-__all__ = [
-    "LEVEL_BYTECODE",
-    "LEVEL_TEXT",
-    "MOST_TEXT_CHARACTERS",
-    "TRACE_MARK",
-    "TracedFunction",
-    "describe_function",
-    "list_traced",
-    "note_traced",
-]
-
 TRACE_MARK = "traced"
 """Place in the metadata of a fingerprint that says that it is of a traced function."""
 LEVEL_TEXT = "text"

@@ -25,8 +25,6 @@ from quark_core.backends.contract import SupportsRead
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.query import Query
 
-__all__ = ["TraceDigest", "digest_function", "read_traces"]
-
 _CODE = "code"
 _LOCALS = "<locals>"
 _MOST_NAMES = 16

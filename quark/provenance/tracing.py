@@ -18,8 +18,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.kinds.provenance import SOURCES_KEY
 from quark_core.runs.open_run import OpenRun, open_runs
 
-__all__ = ["trace"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _log = logging.getLogger("quark")

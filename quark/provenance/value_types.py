@@ -8,8 +8,6 @@ from typing import Any
 
 from quark_core.backends.registry import default_registry
 
-__all__ = ["find_reducer"]
-
 _log = logging.getLogger("quark")
 _known: dict[str, Callable[[Any], object]] | None = None
 

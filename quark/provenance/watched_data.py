@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quark.provenance.stream_fingerprints import StreamDigest
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["WatchedData", "watch_data"]
-
 _log = logging.getLogger("quark")
 
 # After so many passes only those at powers of two are noted.

@@ -17,8 +17,6 @@ from quark_core.backends.coordination import SupportsCoordination
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import StoredTrial
 
-__all__ = ["AshaSearch"]
-
 _SOURCE = "asha"
 _RUNGS = 3
 _MOST_RUNGS = 1_000

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["BROKEN_EVENT_TYPE", "watch_trial"]
-
 BROKEN_EVENT_TYPE = "trial_broken"
 """The type of the event that tells why a trial was stopped."""
 

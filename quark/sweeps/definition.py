@@ -15,17 +15,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.checks import check_choice
 from quark_core.records.names import check_name, encode_name
 
-__all__ = [
-    "Constraint",
-    "Goal",
-    "SearchChoice",
-    "SweepDefinition",
-    "find_difference",
-    "parse_search",
-    "read_constraints",
-    "read_goals",
-]
-
 _MOST_METRICS = 20
 _MOST_CONSTRAINTS = 20
 _MOST_CHARACTERS = 1_000

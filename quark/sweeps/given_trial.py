@@ -14,8 +14,6 @@ from quark_core.config import settings
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.records.sweeps import TrialClaim
 
-__all__ = ["find_given", "open_given_trial"]
-
 _lock = threading.Lock()
 _given: dict[str, Trial] = {}
 

@@ -12,8 +12,6 @@ from quark.sweeps.search import Proposal, Search, count_new
 from quark_core.backends.coordination import MOST_TRIALS, NewTrial
 from quark_core.records.sweeps import StoredTrial
 
-__all__ = ["GridSearch"]
-
 _SOURCE = "grid"
 
 

@@ -18,8 +18,6 @@ from quark_core.backends.coordination import MOST_TRIALS, NewTrial
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import StoredTrial
 
-__all__ = ["HalvingSearch"]
-
 _SOURCE = "halving"
 
 

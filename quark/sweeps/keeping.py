@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from quark_core.errors import QuarkError
 
-__all__ = ["LeaseKeeper"]
-
 _log = logging.getLogger("quark")
 
 # Heartbeats of a run come every 10 s, which is too seldom for a shorter lease than this.

@@ -13,8 +13,6 @@ from quark_core.delivery.metric_rows import MetricKey
 from quark_core.records import MetricRecord
 from quark_core.runs.open_run import OpenRun
 
-__all__ = ["MetricWatch"]
-
 _MOST_WAITING = 100_000
 _MOST_SHAPES = 1_000
 

@@ -16,8 +16,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import StoredSweep, derive_sweep_key, make_sweep_id
 from quark_core.runs.run_ids import name_store
 
-__all__ = ["join_sweep", "sweep"]
-
 
 def sweep(
     name: str,

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from quark.sweeps.search import Search
     from quark_core.backends.coordination import SupportsCoordination
 
-__all__ = ["describe_optuna_search", "open_optuna_search"]
-
 
 def open_optuna_search(
     definition: SweepDefinition, sweep_id: str, store: SupportsCoordination, given: object = None

@@ -20,8 +20,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from quark.sweeps.optuna_samplers import mix_seed
 
-__all__ = ["ReplayedCmaSampler"]
-
 _GENERATION = "quark:cma_generation"
 _PARENTS = "quark:cma_parents"
 _SIGMA = 1 / 6  # of the range of each parameter, which is 0 to 1

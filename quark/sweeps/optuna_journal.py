@@ -27,8 +27,6 @@ from optuna.storages.journal import BaseJournalBackend
 from quark_core.backends.coordination import MOST_ENTRIES, AppendedEntries
 from quark_core.errors import SessionStoreError
 
-__all__ = ["EntryJournal", "EntryLog"]
-
 _log = logging.getLogger("quark")
 
 _TRIES = 3

@@ -22,8 +22,6 @@ from quark_core.backends.registry import default_registry
 from quark_core.config.arguments import describe_argument
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["Methods", "SeededSampler", "choose_methods", "describe_objects", "mix_seed"]
-
 _log = logging.getLogger("quark")
 
 _OWN_NAMES = ("grid", "random", "halving", "asha")  # that need no Optuna

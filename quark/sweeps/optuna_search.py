@@ -36,8 +36,6 @@ from quark_core.backends.coordination import NewTrial
 from quark_core.errors import QuarkError, SessionStoreError
 from quark_core.records.sweeps import StoredTrial
 
-__all__ = ["OptunaSearch"]
-
 _IDLE_PATIENCE_S = 2.0
 
 _NUMBER = "optuna"  # in the origin of a trial of ours: its number there

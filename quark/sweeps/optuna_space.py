@@ -16,8 +16,6 @@ from optuna.distributions import (
 
 from quark.sweeps.space import Choices, Integers, ParameterRange, Space, Uniform
 
-__all__ = ["OptunaSpace"]
-
 
 class OptunaSpace:
     """What Optuna is asked for, of a sweep's space.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from quark_core.runs.extensions import RunDraft
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["quark_register_session_methods", "quark_run_starting", "quark_session_opened"]
-
 _BINDING = "quark.sweeps.trial_binding"
 
 

@@ -23,8 +23,6 @@ from quark_core.errors import QuarkError, SchemaValidationError, SessionStoreErr
 from quark_core.ranks.launches import detect_rank, find_launch
 from quark_core.system.process import ProcessIdentity, current_process, find_age_s, is_alive
 
-__all__ = ["GivenTrial", "RankAgreement", "find_agreement"]
-
 _log = logging.getLogger("quark")
 
 _POLL_S, _SLOW_POLL_S = 0.02, 0.25

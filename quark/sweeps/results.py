@@ -12,8 +12,6 @@ from quark_core.backends.contract import SupportsPrimary, SupportsSearch
 from quark_core.errors import QuarkError
 from quark_core.records.sweeps import StoredTrial
 
-__all__ = ["choose_best", "choose_front", "fill_values"]
-
 
 def fill_values(
     store: SupportsPrimary, trials: Sequence[StoredTrial], definition: SweepDefinition

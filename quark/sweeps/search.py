@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol
 from quark_core.backends.coordination import NewTrial
 from quark_core.records.sweeps import StoredTrial
 
-__all__ = ["PATIENCE_S", "Proposal", "Search", "choose_better", "count_new"]
-
 PATIENCE_S = 10.0
 """How long the figures of a completed trial are waited for: what a training returns, or what
 another store has of its run, comes after the run's end."""

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from quark.sweeps.definition import SearchChoice
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["read_options"]
-
 _MOST = 1_000_000_000
 
 

@@ -15,8 +15,6 @@ from quark.sweeps.search_options import read_options
 from quark_core.backends.coordination import SupportsCoordination
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["OWN_SEARCHES", "choose_search", "open_search"]
-
 OWN_SEARCHES = ("random", "grid", "halving", "asha")
 """Searches that need nothing but Quark."""
 

@@ -15,19 +15,6 @@ from quark_core.config.arguments import check_label, describe_argument
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import normalize_json
 
-__all__ = [
-    "MOST_GRID_TRIALS",
-    "Choices",
-    "Integers",
-    "ParameterRange",
-    "RANGE_TEXT",
-    "Space",
-    "Uniform",
-    "integers",
-    "read_space",
-    "uniform",
-]
-
 MOST_GRID_TRIALS = 1_000_000
 """How many trials a grid may have."""
 

@@ -12,8 +12,6 @@ from typing import Any
 from quark.sweeps.space import RANGE_TEXT, integers, uniform
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["FORMS", "read_setting", "read_space_file"]
-
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH or logint:LOW:HIGH, or choices A,B,C"
 """What stands behind a parameter's name, for messages."""
 

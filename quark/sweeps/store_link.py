@@ -19,8 +19,6 @@ from quark_core.errors import QuarkError, SessionStoreError, StoreUnauthorizedEr
 from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary
 
-__all__ = ["StoreLink"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("quark")

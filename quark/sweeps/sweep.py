@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from quark.analysis.importances import Importances
     from quark.analysis.sweep_verdict import SweepVerdict
 
-__all__ = ["Sweep"]
-
 _log = logging.getLogger("quark")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0

@@ -49,8 +49,6 @@ from quark_core.writers.scalars import to_float
 if TYPE_CHECKING:
     from quark_core.records.sweeps import TrialState
 
-__all__ = ["STOPPED_BY", "SweepPart", "Trial"]
-
 _log = logging.getLogger("quark")
 
 STOPPED_BY = "quark sweep"

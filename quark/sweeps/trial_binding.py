@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.sessions.session import TrainingSession
 
-__all__ = ["TrialBinding", "bind_draft", "current_trial", "find_bound_trial"]
-
 current_trial: ContextVar[Trial | None] = ContextVar("quark_current_trial", default=None)
 """The trial that is being worked at here, or None."""
 

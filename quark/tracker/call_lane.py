@@ -15,8 +15,6 @@ import msgspec
 
 from quark_core.backends.tracker_backend import TrackerBackend
 
-__all__ = ["CallLane", "CallReport"]
-
 _log = logging.getLogger("quark")
 _MAX_WAITING = 100_000
 # A thread that wakes for each call takes the interpreter from training each time.

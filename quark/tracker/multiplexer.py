@@ -25,8 +25,6 @@ from quark_core.errors import StopRequested, TrainingHalted
 from quark_core.runs.backend_choice import choose_backend
 from quark_core.sessions.session import TrainingSession
 
-__all__ = ["NullTracker", "Tracker"]
-
 _log = logging.getLogger("quark")
 _START_TIMEOUT_S = 5.0
 _WATCH_TIMEOUT_S = 5.0

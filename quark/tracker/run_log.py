@@ -26,8 +26,6 @@ from quark_core.writers.artifacts import ArtifactStore
 from quark_core.writers.events import EventLogger
 from quark_core.writers.metrics import MetricsLogger
 
-__all__ = ["VALUES_EVENT", "RunLog"]
-
 VALUES_EVENT = "tracker_values"
 """Type of the event that has what was logged and is no number."""
 

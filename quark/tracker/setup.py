@@ -23,8 +23,6 @@ from quark_core.ranks.launches import detect_rank
 from quark_core.runs.backend_choice import choose_backend
 from quark_core.sessions.session import TrainingSession
 
-__all__ = ["register_backend", "setup_tracker", "start_session"]
-
 _log = logging.getLogger("quark")
 
 _NOTHING = "none"

@@ -11,8 +11,6 @@ from quark_core.records.json_object import normalize_json
 from quark_core.records.names import MAX_NAME_LENGTH, encode_name
 from quark_core.writers.scalars import to_float
 
-__all__ = ["settle_table", "snapshot_values", "split_values"]
-
 _MAX_TEXT = 10_000
 _MAX_DEPTH = 16
 

@@ -62,8 +62,6 @@ from quark_core.api import (
 if TYPE_CHECKING:
     from quark_core.api import Columns, Payload, Query
 
-__all__ = ["EVENT_HEADER", "METRIC_HEADER", "CsvBackend"]
-
 METRIC_HEADER = find_form(MetricRecord.KIND).header
 EVENT_HEADER = find_form(EventRecord.KIND).header
 _WIDE_EVERY_S = 60.0

@@ -16,15 +16,6 @@ import msgspec
 from quark_backends.mirroring.saved_state import load_state, replace_file
 from quark_core.api import ProcessIdentity, current_process, is_alive
 
-__all__ = [
-    "AppendOnlyTable",
-    "CsvState",
-    "CsvWriter",
-    "FolderClaim",
-    "encode_rows",
-    "load_csv_state",
-]
-
 _OWNER = "owner.json"
 # Windows would translate line ends without it.
 _BINARY = getattr(os, "O_BINARY", 0)

@@ -10,8 +10,6 @@ from quark_core.api import (
     TrackerForm,
 )
 
-__all__ = ["quark_register_backends"]
-
 _open = open_late(__name__, "quark_backends.csv.backend:CsvBackend")
 
 quark_register_backends = declare(

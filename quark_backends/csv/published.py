@@ -35,8 +35,6 @@ from quark_core.api import (
     split_path,
 )
 
-__all__ = ["find_tables", "name_payloads", "publish_config", "publish_table"]
-
 _OURS = ("metrics",)
 _ROOT = ARTIFACT_STORAGE_LAYOUT["root"]
 

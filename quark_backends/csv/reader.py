@@ -15,8 +15,6 @@ from quark_core.api import RECORD_TYPES, RunNotFoundError, SessionStoreError, St
 if TYPE_CHECKING:
     from quark_core.api import Columns, Query
 
-__all__ = ["CsvReader", "read_in_order", "read_rows"]
-
 _RUN_FOLDER = "csv"
 # As long as a 32-bit C long can say.
 _LONGEST_CELL = 2**31 - 1

@@ -31,8 +31,6 @@ from quark_core.api import (
     split_name,
 )
 
-__all__ = ["RowForm", "find_form"]
-
 _WRITER = "writer"
 _ORIGIN_COLUMNS = {"writer_id": _WRITER, "attempt": "attempt", "rank": "rank"}
 # Tables that are older than the rule for all others.

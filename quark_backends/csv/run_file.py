@@ -25,8 +25,6 @@ from quark_core.api import (
     renew_process,
 )
 
-__all__ = ["RunFile"]
-
 _RUN = "run.json"
 _CONFIG = "config.json"
 

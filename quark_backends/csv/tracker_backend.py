@@ -9,8 +9,6 @@ from urllib.parse import quote
 
 from quark_core.api import BackendConfig, MirrorBackend, MirrorRun, RunRecord
 
-__all__ = ["CSVBackend", "describe_run", "make_backend"]
-
 
 class CSVBackend(MirrorBackend):
     """metrics.csv, config.json and a CSV file per table in a folder.

@@ -17,8 +17,6 @@ from quark_backends.csv.reader import read_in_order
 from quark_backends.mirroring.saved_state import replace_file
 from quark_core.api import decode_name, importing, lower_priority
 
-__all__ = ["derive_aside", "main", "render_wide_tables", "write_wide_tables"]
-
 _AXES = ("step", "epoch")
 
 

@@ -67,8 +67,6 @@ if TYPE_CHECKING:
     from quark_core.records.query import Query
     from quark_core.records.runs import StopRequest
 
-__all__ = ["EmbeddedBackend"]
-
 _log = logging.getLogger("quark")
 
 T = TypeVar("T")

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from quark_backends.store.databases.layout import StoreLayout
     from quark_backends.store.upkeep.compaction import Compactor, Work
 
-__all__ = ["LEASE", "compact_root", "compact_store", "find_helper"]
-
 _log = logging.getLogger("quark")
 
 LEASE = "compaction.lease"

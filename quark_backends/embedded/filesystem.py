@@ -6,8 +6,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["JOURNAL_ONLY", "find_network_filesystem"]
-
 JOURNAL_ONLY = "QUARK_JOURNAL_ONLY"
 
 _MOUNTS = Path("/proc/self/mounts")

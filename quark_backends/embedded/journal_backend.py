@@ -78,8 +78,6 @@ if TYPE_CHECKING:
     from quark_core.records.query import Query
     from quark_core.records.runs import StopRequest
 
-__all__ = ["GenerationFiles", "JournalBackend"]
-
 _FOLDER = "generations"
 _SUFFIX = ".qg"
 

@@ -16,8 +16,6 @@ from quark_core.records.runs import StopRequest
 from quark_core.system.folders import describe_link, find_foreign_link
 from quark_core.system.process import current_process
 
-__all__ = ["find_stop", "write_edit"]
-
 
 def write_edit(
     storage_dir: Path, run_path: Path, stored: StoredRun, batches: Sequence[Batch]

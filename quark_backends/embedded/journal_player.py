@@ -39,8 +39,6 @@ from quark_core.delivery.sending import GROUP_BATCHES, cut_groups
 from quark_core.errors import BackendRejected
 from quark_core.system.folders import read_plain_file
 
-__all__ = ["IndexedSegments", "JournalPlayer"]
-
 _log = logging.getLogger("quark")
 
 _FUNCTION = "quark_part"

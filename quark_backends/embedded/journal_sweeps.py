@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
     from quark_core.system.process import ProcessIdentity
 
-__all__ = ["KeepsNoSweeps"]
-
 
 class KeepsNoSweeps(ABC):
     """Has the methods of `SupportsCoordination`; those that would change something refuse it."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from quark_backends.declaration import declare
 from quark_core.backends.contract import Backend, BackendConfig, BackendDefinition, Capability
 
-__all__ = ["quark_register_backends"]
-
 
 def _open(config: BackendConfig) -> Backend:
     from quark_backends.embedded.filesystem import find_network_filesystem

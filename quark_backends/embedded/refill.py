@@ -32,8 +32,6 @@ from quark_core.delivery.journal_folder import (
 from quark_core.delivery.lost_batches import make_stand_ins
 from quark_core.errors import BackendRejected, RunNotFoundError
 
-__all__ = ["has_run", "restore_run"]
-
 _log = logging.getLogger("quark")
 
 _MANY = 256

@@ -33,26 +33,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.codec import compress_frame, decompress_frame
 from quark_core.system.folders import read_plain_file
 
-__all__ = [
-    "INDEX_SUFFIX",
-    "LEAST_BYTES",
-    "ChunkHead",
-    "DamagedIndex",
-    "IndexHead",
-    "JournalLook",
-    "KeptBatch",
-    "Part",
-    "SegmentIndex",
-    "SegmentState",
-    "digest_segment",
-    "encode_index",
-    "find_index",
-    "find_state",
-    "load_index",
-    "name_index",
-    "write_index",
-]
-
 _log = logging.getLogger("quark")
 
 INDEX_SUFFIX = ".qx"

@@ -39,8 +39,6 @@ from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.system.folders import read_plain_file
 
-__all__ = ["build_index", "index_root"]
-
 _log = logging.getLogger("quark")
 
 # What is less stays as it came.

@@ -16,15 +16,6 @@ from quark_core.api import (
     make_digests,
 )
 
-__all__ = [
-    "change_belonging",
-    "change_by_edit",
-    "find_code_digest",
-    "list_data_digests",
-    "list_digests",
-    "list_notes",
-]
-
 
 def change_belonging(run: Mapping[str, Any], record: LifecycleRecord) -> dict[str, Any]:
     """What changes of a run, as its start has told of it, by a `group`, `fields` or `edit`.

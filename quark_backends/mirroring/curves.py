@@ -46,16 +46,6 @@ from quark_core.api import (
     decode_name,
 )
 
-__all__ = [
-    "ALERT_LEVELS",
-    "MlflowCurves",
-    "Place",
-    "Curves",
-    "find_place",
-    "find_raised_rule",
-    "rank_prefix",
-]
-
 ALERT_LEVELS = {"info": 1, "warning": 2, "error": 3, "critical": 4}
 """An alert's severity as a number."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from quark_core.api import SampleRecord
 
-__all__ = ["tabulate_samples"]
-
 _FIXED = ("prompt", "completion", "reward")
 
 

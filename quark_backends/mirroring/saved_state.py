@@ -27,17 +27,6 @@ from quark_core.api import (
     object_path,
 )
 
-__all__ = [
-    "digest_batch",
-    "is_new",
-    "keep_payload",
-    "load_newest_note",
-    "load_state",
-    "make_file_name",
-    "replace_file",
-    "save_state",
-]
-
 _State = TypeVar("_State", bound=msgspec.Struct)
 
 

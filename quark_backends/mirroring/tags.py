@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["split_tag"]
-
 # A time, a Windows path and an address have no key before their colon.
 _PAIR = re.compile(
     r"(?P<key>[^=:/\\]*[^\W\d][^=:/\\]*?)\s*(?:=|:(?!//|\\|\d\d\b))\s*(?P<text>\S.*)", re.DOTALL

@@ -23,8 +23,6 @@ from quark_core.api import (
     encode_records,
 )
 
-__all__ = ["needs_file", "reduce_batch"]
-
 
 def reduce_batch(batch: Batch, records: Sequence[Any]) -> Batch | None:
     """The part of a batch that is kept, under its number; None where nothing of it is.

@@ -85,8 +85,6 @@ from quark_core.api import (
 if TYPE_CHECKING:
     from quark_core.api import Columns, Query
 
-__all__ = ["MlflowBackend", "hash_sample_ids"]
-
 
 class MlflowBackend:
     """Mirrors one run into MLflow, and reads any run of it; see the module for what.

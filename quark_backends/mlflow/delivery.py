@@ -22,8 +22,6 @@ from quark_backends.mlflow.server import Server
 from quark_backends.mlflow.state import MlflowWriter
 from quark_core.api import BackendRejected, Batch, MetricRecord
 
-__all__ = ["PointSender", "group_batches"]
-
 
 class PointSender:
     """Brings metric records into MLflow, each point once.

@@ -19,16 +19,6 @@ import msgspec
 
 from quark_core.api import BackendUnauthorized, BackendUnavailable, BackendUnusable, redact_text
 
-__all__ = [
-    "AlreadyExists",
-    "Missing",
-    "Refused",
-    "RefusedRecords",
-    "translate",
-    "unavailable",
-    "unusable",
-]
-
 _REFUSED = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST"})
 _CREDENTIALS = frozenset({"UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED"})
 # Addresses of objects differ at each try, but a reason is logged once only where it is the same.

@@ -63,15 +63,6 @@ from quark_core.api import (
 if TYPE_CHECKING:
     from quark_core.api import Columns
 
-__all__ = [
-    "MirrorFiles",
-    "RECORDS",
-    "encode_lines",
-    "make_tables",
-    "name_loose_payload",
-    "name_payload",
-]
-
 _log = logging.getLogger("quark")
 RECORDS = "quark/records"
 _METRICS_META = "quark/metrics_meta.json"

@@ -21,8 +21,6 @@ from quark_core.api import (
     split_generation,
 )
 
-__all__ = ["ShownGenerations", "list_finding_tags", "list_raised_tags", "tag_last_error"]
-
 _ERRORS = ("error", "critical")
 _PHASE_FIELDS = ("phase_name", "step_start", "step_end", "epoch_start", "epoch_end", "summary")
 

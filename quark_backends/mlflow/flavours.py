@@ -15,8 +15,6 @@ from typing import Any
 
 from quark_core.api import ArtifactRecord
 
-__all__ = ["FLAVOURS", "describe_models", "find_flavour", "make_model_files"]
-
 FLAVOURS = ("pytorch", "sklearn")
 _MAX_TOLD = 50
 

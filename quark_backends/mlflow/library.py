@@ -14,8 +14,6 @@ from quark_backends.mlflow.new_database import make_database
 from quark_backends.mlflow.server import Server
 from quark_core.api import importing, redact_text
 
-__all__ = ["check_credentials_are_for", "find_uri", "open_server"]
-
 _log = logging.getLogger("quark")
 _URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _CREDENTIALS = (

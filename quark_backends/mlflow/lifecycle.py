@@ -31,17 +31,6 @@ from quark_backends.mlflow.run import PARENT_TAG, MirroredRun
 from quark_backends.mlflow.server import Server
 from quark_core.api import LifecycleRecord, StreamRecord, encode_json
 
-__all__ = [
-    "OLD_USER_TAG",
-    "PARAM_LIMITS",
-    "TAG_LIMITS",
-    "Lifecycle",
-    "fit",
-    "flatten",
-    "is_same",
-    "make_user_tags",
-]
-
 PARAM_LIMITS = (6000, 500, 250)
 """Longest value of a param: today's servers, and what older ones still ask for."""
 TAG_LIMITS = (8000, 5000, 500)

@@ -25,8 +25,6 @@ from quark_backends.mlflow.flavours import find_flavour, make_model_files
 from quark_backends.mlflow.names import encode_name
 from quark_core.api import ArtifactRecord, Batch, SampleRecord, decode_name
 
-__all__ = ["NativeFile", "Shown", "extend_tables", "list_native", "list_sample_tables"]
-
 _log = logging.getLogger("quark")
 _THUMBNAIL_SIZE = 256
 _MAX_DECODED_BYTES = 64 * 1024 * 1024

@@ -27,8 +27,6 @@ import msgspec
 from quark_backends.mirroring.saved_state import replace_file
 from quark_core.api import decode_name
 
-__all__ = ["MAX_NAME_LENGTH", "NAME_MAP_VERSION", "NameMap", "encode_name"]
-
 MAX_NAME_LENGTH = 250
 NAME_MAP_VERSION = 1
 _KEPT_LENGTH = 230

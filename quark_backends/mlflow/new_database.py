@@ -22,8 +22,6 @@ try:
 except ImportError:  # Windows has none: there the first file that is whole stays
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["make_database"]
-
 # Two minutes on a busy machine with one slow disk.
 _WAIT_S = 120.0
 _LOOK_EVERY_S = 0.1

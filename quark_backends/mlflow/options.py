@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from quark_backends.mlflow.errors import unusable
 from quark_core.api import SOURCES_OPTION
 
-__all__ = ["Options"]
-
 _NUMBERS = ("layers", "max_params", "max_payload_mb")
 _TEXTS = ("experiment",)
 _CHOICES = {

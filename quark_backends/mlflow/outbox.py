@@ -17,8 +17,6 @@ from quark_backends.mirroring.saved_state import replace_file
 from quark_backends.mlflow.errors import Missing, Refused
 from quark_core.api import BackendUnavailable
 
-__all__ = ["Outbox", "write_at"]
-
 _SCRATCH = ".part"
 
 

@@ -44,8 +44,6 @@ from quark_core.api import (
 if TYPE_CHECKING:
     from quark_core.api import Columns
 
-__all__ = ["OwnRun", "RunStory", "SegmentCopies", "find_extra"]
-
 _Identity = tuple[int, int, float | None]
 
 

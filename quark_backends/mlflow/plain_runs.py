@@ -38,16 +38,6 @@ from quark_core.api import (
 if TYPE_CHECKING:
     from quark_core.api import Columns
 
-__all__ = [
-    "STATUSES",
-    "LoadPoints",
-    "Series",
-    "describe_run",
-    "make_columns",
-    "name_series",
-    "parse_param",
-]
-
 LoadPoints = Callable[[str], Sequence[tuple[int, int, float]]]
 """Name in MLflow -> timestamp in ms, step and value of each of its points."""
 Series = tuple[str, int, str]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from quark_backends.declaration import declare, load_late, open_late
 from quark_core.api import BackendDefinition, Capability, TrackerForm
 
-__all__ = ["quark_register_backends"]
-
 _open = open_late(__name__, "quark_backends.mlflow.backend:MlflowBackend")
 
 quark_register_backends = declare(

@@ -23,21 +23,6 @@ from quark_core.api import (
     decode_name,
 )
 
-__all__ = [
-    "Point",
-    "CurveValue",
-    "TimeRange",
-    "chunk",
-    "count_events",
-    "key_and_text",
-    "list_raised_alerts",
-    "list_values",
-    "make_metric",
-    "make_points",
-    "name_key",
-    "note_infinities",
-]
-
 MAX_POINTS = 1000
 MAX_BYTES = 800_000
 """Servers take requests up to 1 MB, and so do proxies before them."""

@@ -38,8 +38,6 @@ from quark_core.api import (
 if TYPE_CHECKING:
     from quark_core.api import Columns, Query
 
-__all__ = ["MlflowReader"]
-
 _MAX_DEPTH = 50
 
 

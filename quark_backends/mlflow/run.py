@@ -16,8 +16,6 @@ from quark_backends.mlflow.server import MlflowRun, Server
 from quark_backends.mlflow.state import MlflowFolder, RunState
 from quark_core.api import LifecycleRecord
 
-__all__ = ["PARENT_TAG", "STATUSES", "WHOLE_TAG", "MirroredRun"]
-
 _log = logging.getLogger("quark")
 
 STATUSES: Mapping[str, str] = {

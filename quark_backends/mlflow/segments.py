@@ -27,8 +27,6 @@ from quark_backends.mirroring.saved_state import make_file_name
 from quark_backends.mlflow.outbox import write_at
 from quark_core.api import Batch, FrameSearch
 
-__all__ = ["SUFFIX", "SegmentFiles", "name_segment", "read_segment"]
-
 _log = logging.getLogger("quark")
 
 SUFFIX = ".qrec"

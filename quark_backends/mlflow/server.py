@@ -20,8 +20,6 @@ from quark_backends.mlflow.errors import AlreadyExists, Missing, translate
 from quark_backends.mlflow.points import Point
 from quark_core.api import redact_text, split_path
 
-__all__ = ["ArtifactFile", "MlflowRun", "Server", "bounded"]
-
 # MLflow's own retries take minutes; the lane waits and tries again itself.
 _BOUNDS: Mapping[str, str] = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",

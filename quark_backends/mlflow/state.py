@@ -30,8 +30,6 @@ from quark_backends.mirroring.saved_state import load_state, make_file_name, sav
 from quark_backends.mlflow.points import TimeRange
 from quark_core.api import ProcessIdentity, current_process, is_alive
 
-__all__ = ["MlflowFolder", "MlflowWriter", "RunState"]
-
 # Longer than the calls take within their bounds.
 _CLAIM_S = 120.0
 

@@ -9,8 +9,6 @@ from typing import Any
 from quark_backends.mirroring.saved_state import load_newest_note
 from quark_core.api import BackendConfig, MirrorRun, ProjectMirror, RunRecord, redact_text
 
-__all__ = ["MLflowBackend", "describe_run"]
-
 
 class MLflowBackend(ProjectMirror):
     """The MLflow mirror, at MLFLOW_TRACKING_URI.

@@ -9,8 +9,6 @@ from msgspec import Meta
 
 from quark_core.backends.belonging import BelongingEdit
 
-__all__ = ["BelongingRequest", "GroupList"]
-
 _Text = Annotated[str, Meta(max_length=512)]
 
 

@@ -11,24 +11,6 @@ from quark_core.backends.coordination import MOST_ENTRIES, MOST_TRIALS, NewTrial
 from quark_core.records.sweeps import SweepState, TrialResult
 from quark_core.system.process import ProcessIdentity
 
-__all__ = [
-    "PAGE_BYTES",
-    "PAGE_TRIALS",
-    "AddTrialsRequest",
-    "AppendRequest",
-    "ClaimRequest",
-    "CompareBelongingRequest",
-    "CompareReply",
-    "CompareRequest",
-    "EntryList",
-    "OpenSweepRequest",
-    "SettleRequest",
-    "SweepList",
-    "SweepStateRequest",
-    "TrialList",
-    "TrialReply",
-]
-
 PAGE_TRIALS = 1000
 """A page of trials has at most so many."""
 

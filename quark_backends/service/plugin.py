@@ -5,8 +5,6 @@ from __future__ import annotations
 from quark_backends.declaration import declare, load_late
 from quark_core.backends.contract import BackendDefinition, Capability
 
-__all__ = ["SERVICE", "quark_register_backends"]
-
 SERVICE = BackendDefinition(
     name="service",
     summary="A Quark persistence service: QUARK_PERSISTENCE_URL and QUARK_USER_KEY",

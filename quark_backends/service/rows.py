@@ -19,17 +19,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.codec import decode_body
 from quark_core.records.columns import Columns, encode_rows, split_by_origin
 
-__all__ = [
-    "MAX_FRAME_BYTES",
-    "End",
-    "Failure",
-    "Frame",
-    "Rows",
-    "decode_frame",
-    "encode_columns",
-    "encode_frame",
-]
-
 MAX_FRAME_BYTES = 128 * 2**20
 """A client refuses a frame that claims to be longer."""
 

@@ -49,8 +49,6 @@ from quark_core.api import (
     StreamRecord,
 )
 
-__all__ = ["TensorboardBackend"]
-
 
 class TensorboardBackend:
     """Mirrors one run into event files; see the module for which."""

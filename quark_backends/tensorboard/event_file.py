@@ -19,8 +19,6 @@ import msgspec
 from quark_backends.mirroring.saved_state import load_state, make_file_name, save_state
 from quark_core.api import split_generation
 
-__all__ = ["EventFile", "EventFileState", "claim_folder", "load_writer", "save_writer"]
-
 _FOLDER = "state"
 _PLACE = re.compile(r"(?:\.|attempt-[0-9]+)?(?:/writer-[A-Za-z0-9_-]+)?")
 _NAME = re.compile(r"events\.out\.tfevents\.[0-9]+\.[A-Za-z0-9_-]*")

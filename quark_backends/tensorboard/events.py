@@ -25,8 +25,6 @@ from quark_core.api import (
     normalize_object,
 )
 
-__all__ = ["Events", "EventMaker"]
-
 _MAX_IMAGE_BYTES = 8 * 1024 * 1024
 _PNG = b"\x89PNG\r\n\x1a\n"
 _IMAGE_FORMATS = (_PNG, b"\xff\xd8\xff", b"GIF8")

@@ -9,8 +9,6 @@ from typing import Any
 
 from quark_core.api import BackendUnavailable, BackendUnusable, importing
 
-__all__ = ["Library"]
-
 _MODULES = {
     "event": "tensorboard.compat.proto.event_pb2",
     "summary": "tensorboard.compat.proto.summary_pb2",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from quark_backends.declaration import declare, open_late
 from quark_core.api import BackendDefinition, Capability
 
-__all__ = ["quark_register_backends"]
-
 _open = open_late(__name__, "quark_backends.tensorboard.backend:TensorboardBackend")
 
 quark_register_backends = declare(

@@ -33,8 +33,6 @@ from quark_core.api import (
     unpack_sources,
 )
 
-__all__ = ["Attachments", "make_artifact_name"]
-
 _MAX_NAME_LENGTH = 128
 _MAX_METADATA = 100
 _MAX_ROWS = 1000

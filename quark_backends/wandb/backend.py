@@ -53,8 +53,6 @@ from quark_core.api import (
     exit_timeout_s,
 )
 
-__all__ = ["WandbBackend"]
-
 _log = logging.getLogger("quark")
 _OPEN_TIMEOUT_S = 60.0
 # W&B's own timeout for its server is 20 s, within which the first batch must begin.

@@ -17,8 +17,6 @@ from quark_core.api import (
     read_objective,
 )
 
-__all__ = ["describe_best", "forget_from", "note_best"]
-
 _MOST_KEPT = 100
 
 

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HISTORY_KEY", "LogFile", "mark_artifact"]
-
 HISTORY_KEY = "quark/seq"
 """Key of the marks of a row's parts, `<writer>.<batch>.<part>`, with spaces between."""
 

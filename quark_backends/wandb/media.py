@@ -17,8 +17,6 @@ import msgspec
 
 from quark_core.api import ArtifactRecord, PayloadFolder
 
-__all__ = ["Media", "Rows", "describe_media", "showing"]
-
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp"})
 _SUFFIXES: Mapping[str, frozenset[str]] = {
     "image": _IMAGES,

@@ -54,8 +54,6 @@ from quark_core.api import (
     is_user_alert,
 )
 
-__all__ = ["WandbMirror"]
-
 _POLL_S = 0.002
 _FILE_TIMEOUT_S = 30.0
 _MAX_TITLE_LENGTH = 60

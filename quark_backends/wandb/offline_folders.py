@@ -17,8 +17,6 @@ from typing import Any, BinaryIO
 
 from quark_backends.wandb.log_file import HISTORY_KEY, LogFile
 
-__all__ = ["join_folders"]
-
 _BLOCK_BYTES = 32768
 _HEADER_BYTES = 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4

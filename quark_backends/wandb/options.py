@@ -27,8 +27,6 @@ import msgspec
 from quark_backends.mirroring.saved_state import make_file_name
 from quark_core.api import SOURCES_OPTION, BackendConfig, BackendUnusable
 
-__all__ = ["WandbOptions", "choose_folder", "read_options"]
-
 _MODES = ("online", "offline", "disabled")
 _NAMES = (
     "mode",

@@ -16,16 +16,6 @@ import msgspec
 from quark_backends.wandb.options import WandbOptions
 from quark_core.api import Batch, ChildGone, ChildProcess
 
-__all__ = [
-    "Apply",
-    "Finish",
-    "Message",
-    "OpenRun",
-    "Reply",
-    "WorkerGone",
-    "WorkerProcess",
-]
-
 
 class OpenRun(msgspec.Struct, frozen=True, tag=True):
     """Get ready to mirror a run; W&B itself is asked at the first batch.

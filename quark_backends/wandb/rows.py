@@ -29,8 +29,6 @@ from quark_core.api import (
     decode_name,
 )
 
-__all__ = ["AXES", "KeyTable", "RowMaker"]
-
 AXES = ("quark/step", "quark/epoch", "quark/time", "quark/attempt", HISTORY_KEY)
 """What each row carries beside its values."""
 

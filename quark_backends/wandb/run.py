@@ -18,15 +18,6 @@ from quark_backends.wandb.rows import AXES
 from quark_backends.wandb.state import WandbState
 from quark_core.api import BackendUnauthorized, BackendUnavailable, lower_started, redact_text
 
-__all__ = [
-    "define_steps",
-    "describe_start",
-    "find_exit_code",
-    "init_run",
-    "make_wandb_id",
-    "note_page",
-]
-
 FLUSH_INTERVAL_S = 0.02
 """How often W&B writes its file: the mirror waits for that at each batch."""
 

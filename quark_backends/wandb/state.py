@@ -9,8 +9,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["STATE_NAME", "WandbFile", "WandbState", "WriterHead"]
-
 STATE_NAME = "state.json"
 
 

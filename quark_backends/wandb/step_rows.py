@@ -21,8 +21,6 @@ from quark_backends.wandb.log_file import HISTORY_KEY
 from quark_backends.wandb.media import Media, Rows
 from quark_backends.wandb.state import WandbState
 
-__all__ = ["Histogram", "Part", "StepRow", "StepRows", "join_parts"]
-
 _MAX_RIDERS = 2000
 # What finds no room near by is tried again among later rows.
 _MAX_TRIES = 64

@@ -10,8 +10,6 @@ from quark_backends.mirroring.saved_state import load_newest_note
 from quark_backends.wandb.options import read_options
 from quark_core.api import BackendConfig, MirrorRun, ProjectMirror, RunRecord
 
-__all__ = ["WandbBackend", "describe_run"]
-
 _OPTIONS = ("mode", "entity", "group", "job_type")
 
 

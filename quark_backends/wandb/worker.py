@@ -39,8 +39,6 @@ from quark_core.api import (
     write_frame,
 )
 
-__all__: list[str] = []
-
 _GRACE_S = 5.0
 # A type to msgspec, and to the checker one that a message may be taken for.
 _ANY_MESSAGE: Any = Message

@@ -15,8 +15,6 @@ from quark_core.records.dataframes import import_library
 if TYPE_CHECKING:
     from quark_core.records.columns import Array
 
-__all__ = ["BOX_FORMATS", "EncodedMask", "describe_boxes", "describe_labels", "encode_masks"]
-
 BOX_FORMATS = ("xyxy", "xywh", "cxcywh")
 """How the four numbers of a box may be meant."""
 

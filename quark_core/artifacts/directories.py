@@ -16,8 +16,6 @@ from quark_core.artifacts.payload_folder import CHUNK_BYTES
 from quark_core.errors import SchemaValidationError
 from quark_core.records.artifact_layout import is_sha256, split_path
 
-__all__ = ["DirectoryScan", "describe_reference", "scan_directory"]
-
 MOST_FILES = 100_000
 """So many files a directory may have."""
 

@@ -11,8 +11,6 @@ from quark_core.errors import SchemaValidationError
 if TYPE_CHECKING:
     from quark_core.records.columns import Array
 
-__all__ = ["count_confusions", "describe_curves", "measure_histogram", "take_confusions"]
-
 _MOST_CLASSES = 1_000
 _MOST_CURVES = 100
 _MOST_POINTS = 1_000

@@ -12,18 +12,6 @@ from quark_core.records.dataframes import import_library
 if TYPE_CHECKING:
     from quark_core.records.columns import Array
 
-__all__ = [
-    "EncodedImage",
-    "MATPLOTLIB_FORMATS",
-    "draw_matplotlib",
-    "encode_image",
-    "find_matplotlib_figure",
-    "identify_image",
-    "is_cell_image",
-    "is_plotly_figure",
-    "read_pixels",
-]
-
 _LAYOUTS = ("HWC", "CHW", "HW")
 _CHANNELS = (1, 3, 4)
 _NUMBER_MODES = ("F", "I")

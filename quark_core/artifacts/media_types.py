@@ -5,8 +5,6 @@ from __future__ import annotations
 import codecs
 import re
 
-__all__ = ["HEAD_BYTES", "identify_media"]
-
 HEAD_BYTES = 4096
 """So much of a payload is looked at."""
 

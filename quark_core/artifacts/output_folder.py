@@ -13,8 +13,6 @@ from typing import IO
 
 import xxhash
 
-__all__ = ["OutputFolder", "make_file_name"]
-
 _REFUSED = re.compile(r'[<>:"/\\|?*]')
 # What Windows takes for a device, whatever comes after a dot.
 _DEVICES = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)

@@ -18,16 +18,6 @@ from quark_core.artifacts.media_types import HEAD_BYTES
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT, is_sha256, object_path
 
-__all__ = [
-    "CHUNK_BYTES",
-    "NoPayloadFolder",
-    "PayloadFolder",
-    "PayloadSpool",
-    "PutPayload",
-    "is_plain_file",
-    "open_source",
-]
-
 CHUNK_BYTES = 1024 * 1024
 """How much of a streamed payload is in memory at a time."""
 

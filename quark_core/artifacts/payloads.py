@@ -11,8 +11,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import encode_json, normalize_json
 from quark_core.records.schema import ARTIFACT_PAYLOAD_FORMATS
 
-__all__ = ["EXTENSIONS", "choose_format", "decode_payload", "encode_payload"]
-
 EXTENSIONS = {"json": "json", "text": "txt", "bytes": "bin"}
 """Payload format -> what its file's name ends in, where nothing else is known."""
 

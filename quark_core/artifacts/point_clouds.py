@@ -7,8 +7,6 @@ from typing import Any
 from quark_core.artifacts.recordings import read_array
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["encode_points"]
-
 _AXES = 3
 _WITH_VALUE, _WITH_COLOR = 4, 6
 _BYTE = 255

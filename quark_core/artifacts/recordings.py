@@ -14,8 +14,6 @@ from quark_core.records.dataframes import import_library
 if TYPE_CHECKING:
     from quark_core.records.columns import Array
 
-__all__ = ["encode_audio", "encode_video", "read_array"]
-
 _MOST_RATE_HZ = 768_000
 _MOST_CHANNELS = 32
 _MOST_FPS = 1_000.0

@@ -21,18 +21,6 @@ import msgspec
 from quark_core.errors import ArtifactDamagedError, RunNotFoundError, SessionStoreError
 from quark_core.records.artifact_layout import is_sha256, split_path
 
-__all__ = [
-    "MANIFEST_KEY",
-    "MOST_FILE_BYTES",
-    "PACK_KEY",
-    "ManifestEntry",
-    "SourcePacks",
-    "decode_manifest",
-    "encode_manifest",
-    "make_pack",
-    "unpack_sources",
-]
-
 MANIFEST_KEY = "sources/manifest"
 """Key of the artifact that lists the source files of a run; `unpack_sources` reads it."""
 

@@ -11,9 +11,6 @@ from typing import Any
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import normalize_json
 
-__all__ = ["encode_table", "list_column_types"]
-
-
 # As they are; anything else is looked at, one by one.
 _PLAIN = (int, bool, type(None))
 _NON_FINITE = ("NaN", "Infinity", "-Infinity")

@@ -20,21 +20,6 @@ from quark_core.config.arguments import check_notes, check_tags
 from quark_core.config.belonging import check_field_names, check_fields
 from quark_core.errors import SchemaValidationError, SessionStoreError
 
-__all__ = [
-    "BelongingEdit",
-    "Inherited",
-    "StoredGroup",
-    "StoredProject",
-    "SupportsBelonging",
-    "apply_belonging_edit",
-    "check_belonging_edit",
-    "gather_groups",
-    "inherit",
-    "list_groups_by_reading",
-    "refuse_belonging",
-    "unknown_project",
-]
-
 _Text = Annotated[str, Meta(max_length=250)]
 _Texts = Annotated[tuple[_Text, ...], Meta(max_length=1000)]
 

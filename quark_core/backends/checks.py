@@ -27,8 +27,6 @@ from quark_core.backends.edits import SupportsEdits
 from quark_core.backends.removal import SupportsRemoval
 from quark_core.errors import BackendContractError, BackendUnusable
 
-__all__ = ["PROTOCOLS", "check_capabilities", "find_missing_library", "require_libraries"]
-
 
 def find_missing_library(definition: BackendDefinition) -> str | None:
     """Name of the first library that a backend needs and this Python lacks, or None."""

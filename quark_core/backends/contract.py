@@ -56,35 +56,6 @@ if TYPE_CHECKING:
     from quark_core.records.expression import RunSearch
     from quark_core.records.query import Query
 
-__all__ = [
-    "API_VERSION",
-    "Backend",
-    "BackendConfig",
-    "BackendDefinition",
-    "Batch",
-    "Capability",
-    "Generation",
-    "HELD_FILE",
-    "SOURCES_OPTION",
-    "MirrorRun",
-    "Payload",
-    "RankPolicy",
-    "RunLocation",
-    "StoredRun",
-    "SupportsArtifacts",
-    "SupportsChanges",
-    "SupportsGenerations",
-    "SupportsGrid",
-    "SupportsGroups",
-    "SupportsPages",
-    "SupportsPrimary",
-    "SupportsRead",
-    "SupportsReplay",
-    "SupportsSearch",
-    "SupportsSeries",
-    "TrackerForm",
-]
-
 SOURCES_OPTION = "sources"
 """Option of a mirror: with `1` it is given the code that runs are made of, and says so by an
 attribute `keeps_sources`; without it the payloads of that code never reach it."""

@@ -32,31 +32,6 @@ from quark_core.records.sweeps import (
 )
 from quark_core.system.process import ProcessIdentity
 
-__all__ = [
-    "MOST_ENTRIES",
-    "MOST_LOSSES",
-    "MOST_READ_CHARACTERS",
-    "MOST_TRIALS",
-    "AppendedEntries",
-    "NewTrial",
-    "SupportsCoordination",
-    "TrialWish",
-    "FieldExchange",
-    "check_entries",
-    "check_exchange",
-    "check_key",
-    "check_lease",
-    "check_new_trials",
-    "lacks_values",
-    "check_result",
-    "check_sweep",
-    "clean_result",
-    "refuse_coordination",
-    "settle_state",
-    "unknown_sweep",
-    "unknown_trial",
-]
-
 MOST_LOSSES = 10
 """After how many workers that were gone without a word a trial is broken, as one may be that
 takes all memory of any machine."""

@@ -28,28 +28,6 @@ if TYPE_CHECKING:
 
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "AXES",
-    "EACH_RANK",
-    "Axis",
-    "Curve",
-    "CurveQuery",
-    "CurveSet",
-    "Cursor",
-    "RankChoice",
-    "RunChanges",
-    "RunHeads",
-    "Window",
-    "check_cursor",
-    "check_keys",
-    "extend_series",
-    "find_first_steps",
-    "make_curve",
-    "merge_curves",
-    "reduce_curves",
-    "sort_curve",
-]
-
 Axis = Literal["step", "epoch", "time_us"]
 """What a window may be a range of: columns of a metric."""
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["DeliveryReport", "LaneReport"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneReport:

@@ -40,24 +40,6 @@ from quark_core.records.times import now_us
 if TYPE_CHECKING:
     from quark_core.backends.contract import Batch, StoredRun
 
-__all__ = [
-    "EDIT_WRITER",
-    "RUN_EDITED",
-    "STOP_REQUESTED",
-    "STOP_SEEN",
-    "AliasEdit",
-    "PlannedStop",
-    "RunEdit",
-    "SupportsEdits",
-    "apply_edit",
-    "apply_stop",
-    "check_edit",
-    "check_reason",
-    "edit_fields",
-    "make_edit",
-    "make_stop",
-]
-
 EDIT_WRITER = "edit-"
 """What the ids of writers of edits begin with; the moment follows, so that they sort by it."""
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from quark_core.records import RunRecord
     from quark_core.records.columns import Columns
 
-__all__ = ["FORKED_KINDS", "Beginning", "find_beginnings", "read_with_beginnings"]
-
 _log = logging.getLogger("quark")
 
 FORKED_KINDS = frozenset(

@@ -16,21 +16,6 @@ if TYPE_CHECKING:
 
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "EMPTY",
-    "FINITE",
-    "GRID_KINDS",
-    "MOST_BINS",
-    "MOST_ROWS",
-    "NOT_FINITE",
-    "Grid",
-    "GridBuilder",
-    "GridQuery",
-    "find_broken",
-    "find_counters",
-    "list_grid_fields",
-]
-
 EMPTY, FINITE, NOT_FINITE = 0, 1, 2
 """What a mark of a cell says."""
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
 
-__all__ = ["describe_run", "dump_batch", "restore_batch", "select_rows"]
-
 _ORIGIN = ("run_id", "writer_id", "attempt", "rank")
 _IDENTITY = (*_ORIGIN, "number", "kind")
 

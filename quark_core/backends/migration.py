@@ -11,8 +11,6 @@ from quark_core.errors import SchemaMigrationError, SchemaValidationError, Sessi
 from quark_core.records import format_time, parse_time
 from quark_core.records.times import now_us
 
-__all__ = ["migrate_store"]
-
 
 def migrate_store(storage_dir: str | Path | None = None, *, generated_at: str | None = None) -> int:
     """Migrate a local store, written by an older Quark, to the current schema.

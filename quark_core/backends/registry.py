@@ -18,8 +18,6 @@ from quark_core.backends.contract import API_VERSION, BackendDefinition, Tracker
 from quark_core.errors import BackendContractError, QuarkError, UnknownBackendError
 from quark_core.system.terminal_text import clean_text
 
-__all__ = ["BackendRegistry", "LeftOut", "default_registry"]
-
 _log = logging.getLogger("quark")
 _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 

@@ -6,15 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = [
-    "Collection",
-    "CollectionProgress",
-    "DamagedRecords",
-    "RunUsage",
-    "StoreUsage",
-    "SupportsRemoval",
-]
-
 CollectionProgress = Callable[[str, int, int], None]
 """Told of what is being done, how many bytes of it are done, and of how many."""
 

@@ -15,24 +15,6 @@ import msgspec
 from quark_core.errors import SchemaValidationError
 from quark_core.records.expression import VALUE_SCOPES, Field, RunSearch
 
-__all__ = [
-    "ConfigName",
-    "MOST_COLUMNS",
-    "MOST_NAMES",
-    "MOST_PAGE_RUNS",
-    "PageCursor",
-    "PageSearch",
-    "RunConfiguration",
-    "RunLabel",
-    "RunNames",
-    "RunPage",
-    "RunRow",
-    "SupportsConfigurations",
-    "SupportsLabels",
-    "TagName",
-    "checksum_search",
-]
-
 MOST_PAGE_RUNS = 1_000
 MOST_COLUMNS = 60
 MOST_NAMES = 500

@@ -17,15 +17,6 @@ from quark_core.records.run_digests import make_digests
 from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequest
 from quark_core.records.sweeps import TrialClaim
 
-__all__ = [
-    "MetricSummaries",
-    "MetricSummary",
-    "RunSummary",
-    "RunsFound",
-    "restore_run",
-    "restore_summary",
-]
-
 T = TypeVar("T")
 
 

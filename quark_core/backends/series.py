@@ -12,17 +12,6 @@ from quark_core.records.query import check_index
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "ENTRY_ARRAYS",
-    "Series",
-    "check_max_points",
-    "choose_rank_points",
-    "group_entries",
-    "join_series",
-    "merge_ranks",
-    "reduce_points",
-]
-
 _RANK_POINTS = 1_024
 
 

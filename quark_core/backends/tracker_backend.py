@@ -16,8 +16,6 @@ from quark_core.ranks.launches import detect_rank
 if TYPE_CHECKING:
     from quark_core.backends.contract import MirrorRun
 
-__all__ = ["MirrorBackend", "ProjectMirror", "TrackerBackend", "is_first"]
-
 
 class TrackerBackend(ABC):
     """Base class of a backend of one's own, which a `Tracker` drives.

@@ -13,19 +13,6 @@ from quark_core.config.storage_root import find_storage_root
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.names import check_name
 
-__all__ = [
-    "check_label",
-    "check_notes",
-    "check_run_id",
-    "check_tag",
-    "check_tags",
-    "describe_argument",
-    "list_given",
-    "may_be_run_id",
-    "resolve_storage_dir",
-    "working_directory",
-]
-
 _MAX_NOTES = 100_000
 _MAX_TAGS = 10_000
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")

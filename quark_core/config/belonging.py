@@ -10,21 +10,6 @@ from quark_core.config.redaction import redact_values
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject, encode_json, normalize_json
 
-__all__ = [
-    "EXCHANGED_FIELD",
-    "IfDone",
-    "MAX_FIELD_BYTES",
-    "REVISION_FIELD",
-    "UID_FIELD",
-    "VERSION_FIELD",
-    "check_field_names",
-    "check_fields",
-    "check_group_path",
-    "check_groups",
-    "check_if_done",
-    "is_below",
-]
-
 REVISION_FIELD = "revision"
 """Which one of the runs of one configuration a run is, from 1 on, where it was asked for."""
 

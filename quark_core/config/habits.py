@@ -13,17 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 if TYPE_CHECKING:
     import inspect
 
-__all__ = [
-    "NOT_GIVEN",
-    "answer_habits",
-    "explain_argument_errors",
-    "explain_arguments",
-    "explain_attribute",
-    "explain_item",
-    "hide_refused",
-    "refuse_assignments",
-]
-
 NOT_GIVEN: Any = object()
 """The default of an argument that must be given, which the call itself says."""
 

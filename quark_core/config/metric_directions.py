@@ -15,22 +15,6 @@ from typing import Literal
 from quark_core.config.objective import Objective, ObjectiveMode
 from quark_core.records.names import decode_name, encode_name
 
-__all__ = [
-    "ACCURACIES",
-    "ANOTHER_FIGURE",
-    "LOSSES",
-    "NAMED_LOSSES",
-    "REWARDS",
-    "SCORES",
-    "MetricDirection",
-    "find_mode",
-    "infer_direction",
-    "infer_mode",
-    "is_rate_name",
-    "name_direction",
-    "split_name",
-]
-
 MetricDirection = Literal["higher", "lower", "none"]
 
 LOSSES = frozenset("loss losses cost costs objective criterion".split())

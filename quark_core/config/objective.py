@@ -19,18 +19,6 @@ from quark_core.records import ConfigSnapshot
 from quark_core.records.checks import check_choice
 from quark_core.records.json_object import JsonObject
 
-__all__ = [
-    "MODE_KEY",
-    "OBJECTIVE_KEY",
-    "Objective",
-    "ObjectiveMode",
-    "check_objective",
-    "choose_objective",
-    "keep_objective",
-    "parse_objective",
-    "read_objective",
-]
-
 ObjectiveMode = Literal["min", "max"]
 
 OBJECTIVE_KEY = "quark_objective"

@@ -6,8 +6,6 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["find_private_folder", "read_private", "write_private"]
-
 _MAX_BYTES = 64 * 1024
 
 

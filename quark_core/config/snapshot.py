@@ -28,14 +28,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import JsonObject, mark_key, normalize_json
 
-__all__ = [
-    "ConfigDescription",
-    "make_converter",
-    "read_fields",
-    "read_named_tuple",
-    "snapshot_config",
-]
-
 _MAX_DEPTH = 32
 _MAX_NODES = 100_000
 _MAX_NOTES = 100

@@ -14,8 +14,6 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["find_storage_root"]
-
 _STORE, _MARKER = ".quark", "store.json"
 
 _log = logging.getLogger("quark")

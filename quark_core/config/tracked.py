@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["TrackedConfig", "find_plain", "list_reads", "tracked"]
-
 _MAX_DEPTH = 32
 _READ = 1
 

@@ -11,8 +11,6 @@ import msgspec
 from quark_core.backends.contract import Batch
 from quark_core.delivery.metric_rows import MetricRow, count_items
 
-__all__ = ["Spans", "StreamAccounts", "list_item_spans", "list_spans"]
-
 # Beyond this many, the oldest gap is only counted: nothing of it can turn up any more.
 _MOST_SPANS = 64
 

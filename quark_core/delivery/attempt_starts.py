@@ -26,8 +26,6 @@ from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import EventRecord, LifecycleRecord
 from quark_core.records.query import Query
 
-__all__ = ["SETTLED", "StartWatch", "begins_attempt", "has_start", "order_journals"]
-
 _log = logging.getLogger("quark")
 
 # The start is in the first tick, whose lifecycle comes after its other kinds.

@@ -15,8 +15,6 @@ from quark_core.delivery.black_box import BlackBox
 from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.segments import encode_frame
 
-__all__ = ["BatchLog", "Cursor"]
-
 _log = logging.getLogger("quark")
 
 DEFAULT_CAPACITY_BYTES = 64 * 1024 * 1024

@@ -55,15 +55,6 @@ from quark_core.records import EventRecord, LifecycleRecord, MetricRecord
 from quark_core.records.fields import ORIGIN_FIELDS
 from quark_core.records.json_object import JsonObject
 
-__all__ = [
-    "BlackBox",
-    "BoxMark",
-    "find_box_path",
-    "is_own_box",
-    "open_black_box",
-    "remove_black_box",
-]
-
 _log = logging.getLogger("quark")
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it is shared memory that is wanted

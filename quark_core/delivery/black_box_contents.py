@@ -38,14 +38,6 @@ from quark_core.records.fields import column_types, restorers
 from quark_core.records.json_object import JsonObject, decode_json
 from quark_core.records.names import split_name
 
-__all__ = [
-    "BoxContents",
-    "find_entry_span",
-    "iterate_entries",
-    "read_black_box",
-    "restore_records",
-]
-
 _KINDS = {1: MetricRecord.KIND, 3: EventRecord.KIND, 4: LifecycleRecord.KIND}
 
 # The ring that version 0.1 kept: one file, entries with numbers, padded to 8 bytes.

@@ -46,17 +46,6 @@ from quark_core.records.times import now_us
 from quark_core.system.folders import find_moved, is_surely_gone
 from quark_core.system.process import ProcessIdentity, is_alive
 
-__all__ = [
-    "Unjournaled",
-    "describe_gone",
-    "find_black_box",
-    "find_orphan_boxes",
-    "find_unjournaled",
-    "recover_black_box",
-    "revive_journals",
-    "sweep_black_boxes",
-]
-
 _log = logging.getLogger("quark")
 
 _BATCH_RECORDS = 5_000

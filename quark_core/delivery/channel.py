@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import Batch
     from quark_core.records import StreamRecord
 
-__all__ = [
-    "Channel",
-    "FRAME_BYTES",
-    "ITEM_BYTES",
-    "LONG_FRAME_RECORDS",
-    "MemoryBound",
-    "choose_capacity",
-    "encode_frame_body",
-]
-
 _Record = TypeVar("_Record", bound="StreamRecord")
 
 FRAME_BYTES = 256 * 1024

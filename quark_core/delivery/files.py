@@ -7,8 +7,6 @@ from pathlib import Path
 
 from quark_core.system.folders import read_plain_file
 
-__all__ = ["Files", "identify_file"]
-
 # Windows has no fdatasync, and would translate line ends without O_BINARY.
 _SYNC = getattr(os, "fdatasync", os.fsync)
 _BINARY = getattr(os, "O_BINARY", 0)

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-__all__ = ["FrameSearch", "Span"]
-
 # What merely looks like frames is checked up to so many times the length of it all.
 _CHECKED_SHARE = 16
 _CHECKED_BYTES = 1024 * 1024

@@ -11,8 +11,6 @@ from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.channel import FRAME_BYTES, Channel, encode_frame_body
 from quark_core.delivery.segments import Origin
 
-__all__ = ["Framer"]
-
 _log = logging.getLogger("quark")
 
 # A loop that logs without a pause must not make the thread spin.

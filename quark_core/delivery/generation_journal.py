@@ -20,8 +20,6 @@ from quark_core.records import RECORD_TYPES, StreamRecord
 from quark_core.records.codec import decode_body, encode_records
 from quark_core.system.process import current_process
 
-__all__ = ["frame_outputs", "journal_outputs", "split_generation"]
-
 _WRITER = re.compile(r"(?P<analyzer>.+)\.(?P<number>[1-9][0-9]*)", re.DOTALL)
 _BATCH_RECORDS = 500
 

@@ -31,8 +31,6 @@ from quark_core.delivery.segments import (
 )
 from quark_core.system.folders import NotPlainFile
 
-__all__ = ["SEGMENT_BYTES", "Journal", "JournalReader", "KnownSegment"]
-
 _log = logging.getLogger("quark")
 
 SEGMENT_BYTES = 16 * 1024 * 1024

@@ -28,19 +28,6 @@ from quark_core.records.times import now_us
 from quark_core.system.folders import Place, decode_foreign, describe_link, read_plain_file
 from quark_core.system.process import ProcessIdentity, is_alive
 
-__all__ = [
-    "DamageNote",
-    "JournalFolder",
-    "LaneEntry",
-    "LostBatches",
-    "Manifest",
-    "find_damaged",
-    "find_folders",
-    "find_paths",
-    "find_unreadable",
-    "journal_directory",
-]
-
 _log = logging.getLogger("quark")
 _MANIFEST = "journal.json"
 _ASIDE = "journal.aside.json"

@@ -42,8 +42,6 @@ from quark_core.errors import (
 )
 from quark_core.system.credentials import list_credentials
 
-__all__ = ["AWAIT_CAP_S", "Lane", "RetryPolicy", "check_run_is_there", "wait_for_run"]
-
 _log = logging.getLogger("quark")
 # What comes meanwhile goes into the same transaction, which costs training a tenth of many small
 # ones; nobody waits for it, since whoever does nudges the lane.

@@ -21,16 +21,6 @@ from quark_core.delivery.files import identify_file
 from quark_core.system.folders import decode_foreign, read_plain_file
 from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
-__all__ = [
-    "LEASE_STALE_S",
-    "LaneMark",
-    "Lease",
-    "LedgerLine",
-    "append_lines",
-    "lane_folder_name",
-    "read_lines",
-]
-
 LEASE_STALE_S = 60.0
 """A lease of another host is stale after this long without a beat; they come every 10 s."""
 

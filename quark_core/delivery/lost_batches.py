@@ -20,8 +20,6 @@ from quark_core.records import EventRecord, LifecycleRecord, ProjectRecord, Stre
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
 
-__all__ = ["make_stand_ins"]
-
 _REASON = "the journal was damaged"
 
 

@@ -27,8 +27,6 @@ from quark_core.records.codec import (
 )
 from quark_core.records.fields import column_types
 
-__all__ = ["MetricItem", "MetricKey", "MetricRow", "count_items", "encode_items", "expand_row"]
-
 
 class MetricKey(NamedTuple):
     """A stored metric key and its two parts."""

@@ -17,8 +17,6 @@ from pathlib import Path
 from quark_core.delivery.journal_folder import JournalFolder
 from quark_core.delivery.segments import SEGMENT_SUFFIX, segment_name
 
-__all__ = ["find_other_part", "join_parts"]
-
 _log = logging.getLogger("quark")
 
 _JOURNALS = "journal"

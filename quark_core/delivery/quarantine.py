@@ -13,8 +13,6 @@ import msgspec
 
 from quark_core.backends.contract import Batch
 
-__all__ = ["Quarantine", "QuarantinedBatch"]
-
 _log = logging.getLogger("quark")
 
 

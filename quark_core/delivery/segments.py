@@ -24,25 +24,6 @@ import xxhash
 from quark_core.backends.contract import Batch
 from quark_core.delivery.frame_search import FrameSearch
 
-__all__ = [
-    "DamagedPart",
-    "DamagedSegment",
-    "END_MARK",
-    "FORMAT_VERSION",
-    "NewerSegment",
-    "Origin",
-    "ParsedSegment",
-    "SEGMENT_SUFFIX",
-    "encode_end_mark",
-    "encode_frame",
-    "encode_header",
-    "make_writer_id",
-    "parse_segment",
-    "read_end_mark",
-    "read_origin",
-    "segment_name",
-]
-
 
 def make_writer_id() -> str:
     """A new id for one process's stream; it is never used twice."""

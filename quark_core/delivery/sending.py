@@ -17,16 +17,6 @@ from quark_core.backends.contract import (
 from quark_core.records import ArtifactRecord
 from quark_core.records.artifact_layout import KEPT_SOURCES, SOURCE_TEXTS
 
-__all__ = [
-    "FindPayload",
-    "GROUP_BATCHES",
-    "GROUP_RECORDS",
-    "cut_groups",
-    "list_payloads",
-    "send_payloads",
-    "set_payloads_aside",
-]
-
 GROUP_BATCHES = 64
 """No group has more batches."""
 

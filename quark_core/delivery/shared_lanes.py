@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from quark_core.backends.contract import Backend
+from quark_core.delivery.black_box_recovery import OpenLane
 from quark_core.delivery.journal_folder import (
     JournalFolder,
     LaneEntry,
@@ -14,10 +15,7 @@ from quark_core.delivery.journal_folder import (
     journal_directory,
 )
 from quark_core.delivery.lane_files import lane_folder_name
-from quark_core.delivery.sync import OpenLane
 from quark_core.errors import BackendUnavailable, describe_error
-
-__all__ = ["SharedLanes"]
 
 _log = logging.getLogger("quark")
 

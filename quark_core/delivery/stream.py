@@ -23,8 +23,6 @@ from quark_core.delivery.segments import Origin
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import RECORD_TYPES, LifecycleRecord
 
-__all__ = ["FlushLevel", "RunStream", "StandInStream"]
-
 _log = logging.getLogger("quark")
 
 FlushLevel = Literal["journaled", "durable", "stored"]

@@ -56,17 +56,6 @@ from quark_core.errors import (
 )
 from quark_core.system.folders import describe_link, find_foreign_link
 
-__all__ = [
-    "KeepLane",
-    "LaneSync",
-    "OpenLane",
-    "SyncLog",
-    "count_boxed",
-    "count_waiting",
-    "find_next",
-    "sync_folder",
-]
-
 _log = logging.getLogger("quark")
 
 KeepLane = Callable[[Backend, Exception | None], bool]

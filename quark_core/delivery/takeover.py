@@ -17,14 +17,12 @@ from pathlib import Path
 from quark_core.config import settings
 from quark_core.delivery.attempt_starts import order_journals
 from quark_core.delivery.black_box import find_box_path
-from quark_core.delivery.black_box_recovery import revive_journals
+from quark_core.delivery.black_box_recovery import OpenLane, revive_journals
 from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_folders
 from quark_core.delivery.moved_journals import join_parts
-from quark_core.delivery.sync import OpenLane, sync_folder
+from quark_core.delivery.sync import sync_folder
 from quark_core.errors import describe_error
 from quark_core.system.process import is_alive
-
-__all__ = ["Takeover"]
 
 _log = logging.getLogger("quark")
 

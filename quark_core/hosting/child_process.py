@@ -21,14 +21,6 @@ from quark_core.system.exit_status import call_last
 from quark_core.system.process import importing
 from quark_core.system.weak_sets import list_members
 
-__all__ = [
-    "ChildGone",
-    "ChildProcess",
-    "measure_work",
-    "prefer_helpers",
-    "start_helpers_as_equals",
-]
-
 _log = logging.getLogger("quark")
 _KILL_WAIT_S = 5.0
 # What a session of its own is on Windows.

@@ -18,14 +18,6 @@ from typing import NoReturn
 
 from quark_core.hosting.messages import AS_EQUAL
 
-__all__ = [
-    "extend_import_path",
-    "lower_priority",
-    "lower_started",
-    "restore_priority",
-    "serve_parent",
-]
-
 _NICENESS = 10
 _OUT_OF_MEMORY_SCORE = 500
 # Linux lets a user ask once in 0.1 s, whichever process asks.

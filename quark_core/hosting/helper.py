@@ -35,8 +35,6 @@ from quark_core.hosting.opener import describe_opener
 from quark_core.system.credentials import list_credentials
 from quark_core.system.process import current_process
 
-__all__ = ["Helper", "HelperEnded"]
-
 _log = logging.getLogger("quark")
 _MODULE = "quark_core.hosting.worker"
 _BACKEND_ERRORS: Mapping[str, type[BackendError]] = {

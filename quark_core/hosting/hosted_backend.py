@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
     from quark_core.system.process import ProcessIdentity
 
-__all__ = ["can_be_hosted", "open_hosted"]
-
 _log = logging.getLogger("quark")
 # A backend that is at one write for so long does nothing any more. Payloads may take longer.
 _WRITE_TIMEOUT_S = 600.0

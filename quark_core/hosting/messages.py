@@ -22,22 +22,6 @@ import msgspec
 from quark_core.backends.contract import Batch
 from quark_core.system.process import ProcessIdentity
 
-__all__ = [
-    "AS_EQUAL",
-    "CallMethod",
-    "CloseBackend",
-    "Message",
-    "OpenBackend",
-    "PutPayload",
-    "ReadPayload",
-    "Reply",
-    "WriteBatches",
-    "dump_value",
-    "load_value",
-    "read_frame",
-    "write_frame",
-]
-
 AS_EQUAL = "as-equal"
 """Argument of a helper process that is to have the priority of the one that starts it."""
 

@@ -9,8 +9,6 @@ from dataclasses import replace
 from quark_core.backends.contract import BackendDefinition
 from quark_core.errors import BackendContractError
 
-__all__ = ["describe_opener", "load_definition", "refuse_hidden"]
-
 _MAIN = "__main__"
 _HELP = (
     "its `open` is not a function of a module that another process can import, so that it "

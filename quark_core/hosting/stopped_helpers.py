@@ -16,8 +16,6 @@ import msgspec
 
 from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
-__all__ = ["describe_helper", "end_stopped_helpers"]
-
 HELPER = "QUARK_HELPER_OF"
 _PROCESSES = "/proc"
 # Windows has none, nor any of these processes.

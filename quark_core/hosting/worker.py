@@ -52,8 +52,6 @@ from quark_core.hosting.messages import (
 from quark_core.hosting.opener import load_definition
 from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
-__all__: list[str] = []
-
 _PREDECESSOR_WAIT_S = 5.0
 _POLL_S = 0.02
 # Windows has no other.

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from quark_core.config import settings
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["ALL_RANKS", "RANK_ZERO", "RankChoice", "choose_ranks", "parse_ranks"]
-
 _MAX_RANK = 10**7
 _ENTRY = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?")
 _FORMS = '"zero", "all", or ranks such as [0, 8] or "0,8-11"'

@@ -26,8 +26,6 @@ from quark_core.ranks.launches import Launch
 from quark_core.system.folders import decode_foreign, read_plain_file
 from quark_core.system.process import ProcessIdentity, current_process, find_age_s, is_alive
 
-__all__ = ["Claim", "RunClaims"]
-
 _log = logging.getLogger("quark")
 
 _KEPT_S = 30 * 86400.0

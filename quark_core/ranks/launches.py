@@ -27,8 +27,6 @@ import xxhash
 
 from quark_core.system.process import current_process
 
-__all__ = ["Launch", "RankInfo", "detect_rank", "find_launch", "leave_launch"]
-
 # In this order: a launcher inside a batch job (torchrun inside SLURM) knows better.
 _LAUNCHERS = (
     ("torchrun", "RANK", "LOCAL_RANK", "WORLD_SIZE"),

@@ -11,8 +11,6 @@ from quark_core.records.checks import check_choice
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["RankStatistics", "check_axis", "compare_ranks"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatistics:

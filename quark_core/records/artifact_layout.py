@@ -10,20 +10,6 @@ from types import MappingProxyType
 from quark_core.errors import SchemaValidationError
 from quark_core.records.names import check_name, encode_name, is_plain_name, join_name
 
-__all__ = [
-    "ARTIFACT_STORAGE_LAYOUT",
-    "KEPT_SOURCES",
-    "SOURCE_TEXTS",
-    "check_artifact_key",
-    "check_artifact_path",
-    "check_artifact_type",
-    "choose_stem",
-    "encode_artifact_key",
-    "is_sha256",
-    "object_path",
-    "split_path",
-]
-
 ARTIFACT_STORAGE_LAYOUT: Mapping[str, str] = MappingProxyType(
     {
         "root": "artifacts",

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["LATEST", "MOST_PINNED", "ArtifactName", "check_alias", "parse_artifact_name"]
-
 LATEST = "latest"
 """The alias of the newest version, which nobody sets."""
 

@@ -21,19 +21,6 @@ from quark_core.records.fields import column_types
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "REPLACED_KINDS",
-    "HiddenRows",
-    "Reach",
-    "ReachesByAttempt",
-    "can_be_hidden",
-    "find_hiding_step",
-    "find_series",
-    "hide_superseded",
-    "join_ranks",
-    "list_later_reaches",
-]
-
 REPLACED_KINDS = frozenset(
     {"metric", "telemetry", "layer", "parameter", "parameter_distribution", "batch", "aggregate"}
 )

@@ -13,16 +13,6 @@ import msgspec
 
 from quark_core.errors import UnknownKindError
 
-__all__ = [
-    "RECORD_TYPES",
-    "FieldRules",
-    "Record",
-    "StreamRecord",
-    "format_time",
-    "parse_time",
-    "start_fields",
-]
-
 # Where a record belongs; the rest of its numbers are figures.
 _PLACES = frozenset({"attempt", "rank", "sequence", "time_us", "step", "epoch"})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

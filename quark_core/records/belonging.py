@@ -13,8 +13,6 @@ import msgspec
 
 from quark_core.records.runs import RunProgress
 
-__all__ = ["change_fields", "change_groups", "read_progress"]
-
 
 def change_groups(known: Iterable[str], data: Mapping[str, Any]) -> list[str]:
     """The groups of a run after a record `group`, sorted.

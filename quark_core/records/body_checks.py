@@ -26,8 +26,6 @@ from quark_core.records.json_object import JsonObject, check_plain, count_values
 from quark_core.records.kinds.basic import EventRecord, MetricRecord
 from quark_core.records.names import split_name
 
-__all__ = ["check_body", "open_body_of"]
-
 _MOST_COLUMNS = 256
 _MOST_UNKNOWN_BYTES = 64 * 1024
 # Values within the JSON of one batch: each may take 72 bytes of memory, and 2 bytes of a body.

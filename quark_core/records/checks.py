@@ -10,15 +10,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.artifact_layout import check_artifact_path, check_artifact_type, is_sha256
 from quark_core.records.names import check_name, split_name
 
-__all__ = [
-    "check_choice",
-    "check_event_type",
-    "check_finite",
-    "check_histogram",
-    "check_key",
-    "check_places",
-]
-
 _EVENT_TYPE = re.compile(r"[a-z][a-z0-9_./-]*")
 
 

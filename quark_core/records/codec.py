@@ -51,27 +51,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = [
-    "BODY_VERSION",
-    "Column",
-    "DecodedBody",
-    "MISSING_INDEX",
-    "compress_frame",
-    "decode_body",
-    "BODY_HEAD_BYTES",
-    "decompress_frame",
-    "encode_columns",
-    "encode_float_array",
-    "encode_floats",
-    "encode_indexes",
-    "encode_integer_array",
-    "encode_records",
-    "encode_repeated",
-    "encode_spread",
-    "measure_body",
-    "unpack_body",
-]
-
 BODY_VERSION = 1
 MISSING_INDEX = -1
 """What stands in an integer array where a record has None; no valid value is negative."""

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     import polars
     import pyarrow  # type: ignore[import-untyped]
 
-__all__ = [
-    "Array",
-    "Columns",
-    "MakeArray",
-    "encode_rows",
-    "fill_array",
-    "match_rows",
-    "split_by_origin",
-]
-
 Array = NDArray[Any]
 MakeArray = Callable[[], Array]
 

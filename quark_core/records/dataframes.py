@@ -37,18 +37,6 @@ if TYPE_CHECKING:
 
     from quark_core.records.columns import Array, Columns
 
-__all__ = [
-    "MissingLibraryError",
-    "TableField",
-    "build_arrow_schema",
-    "encode_canonical",
-    "import_library",
-    "table_fields",
-    "to_arrow",
-    "to_pandas",
-    "to_polars",
-]
-
 _LIST_ITEMS = {int: "i", float: "f", str: "t"}
 
 

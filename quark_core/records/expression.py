@@ -6,32 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-__all__ = [
-    "And",
-    "Comparison",
-    "Contains",
-    "Expression",
-    "Field",
-    "HasTag",
-    "InGroup",
-    "IsNull",
-    "Membership",
-    "Mismatch",
-    "Not",
-    "Operator",
-    "Or",
-    "OrderBy",
-    "Place",
-    "RunSearch",
-    "Scope",
-    "SearchSource",
-    "Statistic",
-    "VALUE_SCOPES",
-    "Value",
-    "find_fields",
-    "map_fields",
-]
-
 Scope = Literal["run", "config", "field", "fingerprint", "metric"]
 Statistic = Literal["last", "first", "min", "max", "count"]
 Operator = Literal["==", "!=", "<", "<=", ">", ">="]

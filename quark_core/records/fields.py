@@ -11,18 +11,6 @@ import msgspec
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, Record
 
-__all__ = [
-    "ORIGIN_FIELDS",
-    "RecordField",
-    "boolean_fields",
-    "column_types",
-    "default_value",
-    "describe_fields",
-    "optional_fields",
-    "restore_object",
-    "restorers",
-]
-
 ORIGIN_FIELDS = ("run_id", "writer_id", "attempt", "rank")
 """Fields that a batch carries once for all of its records."""
 

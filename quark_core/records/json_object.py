@@ -12,19 +12,6 @@ import msgspec
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = [
-    "JsonObject",
-    "check_plain",
-    "clean_text",
-    "count_values",
-    "decode_json",
-    "encode_json",
-    "flatten_json",
-    "mark_key",
-    "normalize_json",
-    "normalize_object",
-]
-
 _MAX_DEPTH = 64
 # A record wraps what it was given in levels of its own: a field's value lies in two more.
 _MAX_STORED_DEPTH = _MAX_DEPTH + 8

@@ -11,8 +11,6 @@ from quark_core.records.fields import column_types
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MALFORMED", "mend_body"]
-
 MALFORMED = (
     AssertionError,
     AttributeError,

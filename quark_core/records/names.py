@@ -22,18 +22,6 @@ import sys
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = [
-    "MAX_NAME_LENGTH",
-    "check_key",
-    "check_name",
-    "check_text",
-    "decode_name",
-    "encode_name",
-    "is_plain_name",
-    "join_name",
-    "split_name",
-]
-
 MAX_NAME_LENGTH = 250
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")

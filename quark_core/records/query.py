@@ -12,16 +12,6 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 from quark_core.errors import SchemaValidationError
 from quark_core.records.names import check_text
 
-__all__ = [
-    "MetricFilters",
-    "Query",
-    "ReadBounds",
-    "check_index",
-    "check_step",
-    "find_whole",
-    "spell_out",
-]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from quark_core.records.json_object import JsonObject
 
-__all__ = ["ALERT_RAISED", "USER_ALERT", "complete_alert", "is_user_alert"]
-
 ALERT_RAISED = "alert_raised"
 """The type of the event that records a raised alert."""
 

@@ -17,18 +17,6 @@ import msgspec
 from quark_core.records.json_object import flatten_json
 from quark_core.records.runs import RunDigests
 
-__all__ = [
-    "digest_config",
-    "digest_environment",
-    "digest_structure",
-    "is_idle_package",
-    "is_seed",
-    "list_imported",
-    "make_digests",
-    "renew_digests",
-    "was_seed",
-]
-
 _DIGEST_BYTES = 16
 # No setting that anybody reads is a list of lists of lists of lists of lists.
 _MOST_LISTS = 5

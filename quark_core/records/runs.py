@@ -13,22 +13,6 @@ import xxhash
 from quark_core.records.base import FieldRules, Record, parse_time
 from quark_core.records.json_object import JsonObject
 
-__all__ = [
-    "ConfigSnapshot",
-    "EnvironmentSnapshot",
-    "list_odd_parts",
-    "ProjectRecord",
-    "RunContext",
-    "EndCause",
-    "RunDigests",
-    "RunEnding",
-    "RunProgress",
-    "RunRecord",
-    "RunStatus",
-    "SettingOrigin",
-    "StopRequest",
-]
-
 RunStatus = Literal["running", "completed", "failed", "interrupted"]
 """The states that a run records of itself."""
 EndCause = Literal[

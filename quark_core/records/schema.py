@@ -14,7 +14,7 @@ from quark_core.records import (
     StreamRecord,
     format_time,
 )
-from quark_core.records.checks import check_event_type, check_finite, check_histogram
+from quark_core.records.checks import check_finite
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.diagnostics import (
     ArtifactPayloadFormat,
@@ -25,25 +25,6 @@ from quark_core.records.kinds.diagnostics import (
     TelemetryBoundary,
 )
 from quark_core.records.names import check_name
-
-__all__ = [
-    "CURRENT_SCHEMA_VERSION",
-    "EVENT_SEVERITIES",
-    "ARTIFACT_PAYLOAD_FORMATS",
-    "HOOK_DIRECTIONS",
-    "LAYER_SUMMARY_TYPES",
-    "LOG_IDENTIFIERS",
-    "PARAMETER_DISTRIBUTION_TYPES",
-    "PARAMETER_ROLES",
-    "RESERVED_LOG_KEYS",
-    "RUN_STATUSES",
-    "TELEMETRY_BOUNDARIES",
-    "TERMINAL_STATUSES",
-    "check_event_type",
-    "check_histogram",
-    "dump_record",
-    "validate_record",
-]
 
 CURRENT_SCHEMA_VERSION = 6
 """Version of the records and of the stores that hold them."""

@@ -17,21 +17,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.base import FieldRules, Record
 from quark_core.records.json_object import JsonObject
 
-__all__ = [
-    "FINAL_TRIAL_STATES",
-    "TRIAL_STATES",
-    "StoredSweep",
-    "StoredTrial",
-    "SweepState",
-    "TrialClaim",
-    "TrialResult",
-    "TrialState",
-    "derive_sweep_key",
-    "describe_parameters",
-    "make_sweep_id",
-    "read_trial_result",
-]
-
 TrialState = Literal[
     "waiting", "running", "suspended", "completed", "pruned", "failed", "broken", "cancelled"
 ]

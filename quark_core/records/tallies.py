@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import floor, isfinite, log2
 from typing import Any
 
-__all__ = ["BUCKETS_PER_OCTAVE", "Tally"]
-
 BUCKETS_PER_OCTAVE = 8
 """A bucket's ends are 9 % apart, so that its middle is within 4.5 % of whatever is in it."""
 

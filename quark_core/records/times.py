@@ -8,8 +8,6 @@ from time import time_ns
 from quark_core.errors import SchemaValidationError
 from quark_core.records import parse_time
 
-__all__ = ["check_timestamp", "now_us"]
-
 
 def now_us() -> int:
     """Microseconds since the epoch, UTC."""

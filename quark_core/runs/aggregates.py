@@ -14,15 +14,6 @@ from quark_core.runs.reading import encode_key, read_rows
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
 
-__all__ = [
-    "AggregateSummary",
-    "AggregateTable",
-    "build_query",
-    "describe_amount",
-    "read_summaries",
-    "summarize_records",
-]
-
 _SHOWN_QUANTILES = (0.5, 0.99)
 _MOST_WINDOWS = 50_000
 _UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))

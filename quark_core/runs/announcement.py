@@ -16,7 +16,7 @@ from quark_core.ranks.launches import RankInfo
 from quark_core.records import ConfigSnapshot, RunRecord, parse_time
 from quark_core.records.json_object import JsonObject
 from quark_core.runs import recovery
-from quark_core.runs.composition import Plan
+from quark_core.runs.backend_choice import Plan
 from quark_core.runs.environment import GitState, capture_environment
 from quark_core.runs.environment_recorder import EnvironmentRecorder
 from quark_core.runs.extensions import ask_extensions
@@ -26,8 +26,6 @@ from quark_core.runs.primary_reach import PrimaryReach
 from quark_core.runs.streams import HAND_OVER_S
 from quark_core.system.memory_kills import find_memory_kills
 from quark_core.system.process import current_process
-
-__all__ = ["announce", "announce_rank"]
 
 _log = logging.getLogger("quark")
 

@@ -27,15 +27,6 @@ from quark_core.runs.run_ids import name_store
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
 
-__all__ = [
-    "HIDDEN_TYPES",
-    "ArtifactVersion",
-    "RunLineage",
-    "find_version",
-    "list_lineage",
-    "list_versions",
-]
-
 HIDDEN_TYPES = frozenset({"directory_file", "image_mask", "table_image", KEPT_SOURCES})
 """Types of artifacts that are parts of others, and have no versions of their own."""
 

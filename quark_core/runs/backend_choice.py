@@ -18,8 +18,6 @@ from quark_core.hosting.opener import refuse_hidden
 from quark_core.ranks.choice import ALL_RANKS, RANK_ZERO, RankChoice, parse_ranks
 from quark_core.ranks.launches import RankInfo
 
-__all__ = ["BackendChoice", "Plan", "choose_backend", "choose_primary", "plan_backends"]
-
 _SPECIFICATION = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(?:(?P<mark>[+:])(?P<rest>.*))?")
 _KEEP_NOTHING = "none"
 

@@ -11,8 +11,6 @@ from quark_core.records.query import check_step
 from quark_core.records.runs import RunContext
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 
-__all__ = ["Checkpoint", "make_state", "read_state"]
-
 
 class Checkpoint(NamedTuple):
     """What a state says.

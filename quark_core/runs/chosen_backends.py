@@ -29,8 +29,6 @@ from quark_core.config.redaction import redact_text
 from quark_core.errors import BackendError, BackendUnavailable
 from quark_core.runs.backend_choice import BackendChoice, choose_backend
 
-__all__ = ["find_chosen", "remember"]
-
 _log = logging.getLogger("quark")
 
 

@@ -32,6 +32,7 @@ from quark_core.config import settings
 from quark_core.config.redaction import redact_text
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.black_box import BlackBox, open_black_box
+from quark_core.delivery.black_box_recovery import OpenLane
 from quark_core.delivery.channel import choose_capacity
 from quark_core.delivery.journal import Journal
 from quark_core.delivery.journal_folder import (
@@ -51,7 +52,6 @@ from quark_core.delivery.lane_files import Lease, lane_folder_name
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import RunStream
-from quark_core.delivery.sync import OpenLane
 from quark_core.delivery.takeover import Takeover
 from quark_core.errors import BackendUnavailable, SessionStoreError
 from quark_core.runs.backend_choice import (
@@ -59,28 +59,10 @@ from quark_core.runs.backend_choice import (
     Plan,
     choose_backend,
     choose_primary,
-    plan_backends,
 )
 from quark_core.runs.chosen_backends import find_chosen, remember
 from quark_core.system.folders import describe_link, find_foreign_link, note_place
 from quark_core.system.process import current_process, importing
-
-__all__ = [
-    "BackendChoice",
-    "Plan",
-    "describe_lanes",
-    "find_local_path",
-    "find_payload_directory",
-    "locate_run",
-    "make_lane_opener",
-    "make_takeover",
-    "open_lane",
-    "open_primary",
-    "open_reader",
-    "open_run_primary",
-    "open_stream",
-    "plan_backends",
-]
 
 _log = logging.getLogger("quark")
 

@@ -11,8 +11,6 @@ from quark_core.backends.registry import default_registry
 from quark_core.config.snapshot import ConfigDescription, snapshot_config
 from quark_core.records import ConfigSnapshot
 
-__all__ = ["change_config", "read_config"]
-
 _log = logging.getLogger("quark")
 
 

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "ConsoleFollower",
-    "LineKey",
-    "find_key",
-    "fold_lines",
-    "read_lines",
-    "read_newest_events",
-    "read_text_lines",
-    "sort_by_time",
-]
-
 LineKey = tuple[str, str, int]
 """Writer, stream and number of a line."""
 

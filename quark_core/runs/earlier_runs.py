@@ -34,8 +34,6 @@ from quark_core.records.json_object import JsonObject, flatten_json
 from quark_core.records.run_digests import digest_config, is_seed, was_seed
 from quark_core.runs.primary_reach import PrimaryReach
 
-__all__ = ["EarlierRuns", "hold_configuration", "look_back"]
-
 _log = logging.getLogger("quark")
 
 _FINISHED = "completed"

@@ -16,15 +16,6 @@ from quark_core.records import EnvironmentSnapshot
 from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.system.process import importing
 
-__all__ = [
-    "SECTIONS",
-    "WELL_KNOWN_PACKAGES",
-    "GitState",
-    "capture_environment",
-    "complete_environment",
-    "read_git_state",
-]
-
 _PACKAGES = """
     quark-tracker torch torchvision torchaudio numpy scipy pandas polars scikit-learn jax jaxlib
     flax tensorflow keras transformers datasets tokenizers accelerate diffusers peft trl lightning

@@ -15,8 +15,6 @@ from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.runs.environment import GitState, complete_environment
 from quark_core.runs.open_run import OpenRun
 
-__all__ = ["EnvironmentRecorder"]
-
 _log = logging.getLogger("quark")
 
 # What the training thread still imports for its first value comes before it.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from quark_core.config.objective import Objective
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["RunDraft", "RunExtension", "ask_extensions"]
-
 T = TypeVar("T")
 _log = logging.getLogger("quark")
 

@@ -16,8 +16,6 @@ from quark_core.runs.backend_choice import choose_primary
 from quark_core.runs.composition import open_primary, open_reader
 from quark_core.runs.run_editing import find_user
 
-__all__ = ["exchange_group_field", "exchange_run_field"]
-
 
 def exchange_run_field(context: RunContext, field: str, expect: Any, value: Any) -> bool:
     """Set a field of a run where it has a value; whether it had it.

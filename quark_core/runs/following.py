@@ -34,18 +34,6 @@ from quark_core.runs.reading import check_rows, read_own_rows
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "CHANGED_ROWS",
-    "find_changes",
-    "note_heads",
-    "read_beginning_curves",
-    "read_changes",
-    "read_heads",
-    "read_mark",
-    "read_series_many",
-    "reduce_series_many",
-]
-
 CHANGED_ROWS = 100_000
 """About how many records one answer to `read_changes` has, where nobody says otherwise."""
 

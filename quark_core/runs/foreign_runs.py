@@ -18,8 +18,6 @@ from quark_core.runs.late_delivery import wait_for_late_delivery
 from quark_core.runs.run_ids import find_run
 from quark_core.runs.run_reader import RunReader, describe_context
 
-__all__ = ["ForeignStore", "find_backend", "open_foreign_store"]
-
 
 @dataclass(frozen=True, slots=True)
 class ForeignStore:

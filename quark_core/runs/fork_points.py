@@ -11,8 +11,6 @@ from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records.query import check_step
 from quark_core.runs.open_run import open_runs
 
-__all__ = ["ForkPoint", "check_fork_from"]
-
 _log = logging.getLogger("quark")
 
 _FORM = (

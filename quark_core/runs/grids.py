@@ -13,8 +13,6 @@ from quark_core.runs.reading import iterate, iterate_own
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
 
-__all__ = ["read_grid", "read_grid_of_records"]
-
 
 def read_grid(reader: SupportsRead, run_id: str, query: GridQuery) -> Grid:
     """A figure over rows and steps; without rows where the run has no such records.

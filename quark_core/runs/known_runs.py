@@ -28,15 +28,6 @@ from quark_core.runs.run_ids import LEAST_CHARACTERS, find_run, shorten_run_id
 from quark_core.system.process import ProcessIdentity, current_process, is_alive
 from quark_core.system.terminal_text import clean_line
 
-__all__ = [
-    "KnownRun",
-    "check_resumable",
-    "complete_known_id",
-    "find_known_run",
-    "find_parent",
-    "note_run",
-]
-
 _log = logging.getLogger("quark")
 
 _KEPT_S = 90 * 86400.0

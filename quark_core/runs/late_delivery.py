@@ -27,8 +27,6 @@ from quark_core.system.process import importing
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["start_late_delivery", "wait_for_late_delivery"]
-
 _log = logging.getLogger("quark")
 
 _NOTE = "late_delivery"

@@ -16,8 +16,6 @@ from quark_core.runs.composition import find_local_path, open_lane
 from quark_core.runs.output_delivery import deliver_outputs, list_remembered_lanes
 from quark_core.system.folders import describe_link, find_foreign_link
 
-__all__ = ["mirror_newest_edit"]
-
 _log = logging.getLogger("quark")
 _MAX_BATCHES = 16
 

@@ -13,8 +13,6 @@ from quark_core.records.names import decode_name, encode_name
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["describe_unknown_metric", "refuse_unknown_metric", "tell_unknown_metric"]
-
 _log = logging.getLogger("quark")
 
 # Beyond this the comparison of names would take longer than the read that found nothing.

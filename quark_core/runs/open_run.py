@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from quark_core.runs.backend_choice import BackendChoice
     from quark_core.runs.recovery import ChildDelivery
 
-__all__ = ["OpenRun", "OpenRuns", "open_runs"]
-
 R = TypeVar("R", bound=StreamRecord)
 
 _AGGREGATE = "aggregate"

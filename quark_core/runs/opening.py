@@ -70,8 +70,6 @@ from quark_core.runs.streams import HAND_OVER_S, open_part, open_run_stream
 if TYPE_CHECKING:
     from quark_core.runs.earlier_runs import EarlierRuns
 
-__all__ = ["attach_run", "open_for_reading", "resolve_target", "start"]
-
 _log = logging.getLogger("quark")
 
 # What an attempt that was killed at its beginning has left, and its restart must know first.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quark_core.backends.contract import Backend
 from quark_core.delivery.attempt_starts import order_journals
+from quark_core.delivery.black_box_recovery import OpenLane
 from quark_core.delivery.generation_journal import split_generation
 from quark_core.delivery.journal_folder import (
     JournalFolder,
@@ -19,10 +20,8 @@ from quark_core.delivery.journal_folder import (
 )
 from quark_core.delivery.lane_files import lane_folder_name, read_lines
 from quark_core.delivery.shared_lanes import SharedLanes
-from quark_core.delivery.sync import OpenLane, SyncLog, sync_folder
+from quark_core.delivery.sync import SyncLog, sync_folder
 from quark_core.errors import BackendUnavailable
-
-__all__ = ["OutputDelivery", "deliver_outputs", "find_owner", "list_remembered_lanes"]
 
 _log = logging.getLogger("quark")
 

@@ -34,11 +34,9 @@ from quark_core.errors import (
     StoreUnavailableError,
 )
 from quark_core.runs import composition
+from quark_core.runs.backend_choice import Plan
 from quark_core.runs.chosen_backends import remember
-from quark_core.runs.composition import Plan
 from quark_core.runs.open_run import OpenRun
-
-__all__ = ["ATTACHING", "JOINING", "PrimaryReach", "StartPolicy", "choose_policy"]
 
 T = TypeVar("T")
 

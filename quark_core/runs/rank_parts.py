@@ -15,26 +15,10 @@ from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.ranks.choice import RANK_ZERO
 from quark_core.ranks.claims import RunClaims
 from quark_core.ranks.launches import Launch, RankInfo, find_launch
-from quark_core.runs.composition import Plan
+from quark_core.runs.backend_choice import Plan
 from quark_core.runs.known_runs import KnownRun
 from quark_core.runs.primary_reach import PrimaryReach
 from quark_core.runs.run_ids import complete_id
-
-__all__ = [
-    "RankPart",
-    "find_given_run_id",
-    "find_resume_claims",
-    "find_stored",
-    "follow",
-    "follow_resumed",
-    "is_leader",
-    "is_restarted",
-    "lead",
-    "lead_checkpoint",
-    "lead_earlier",
-    "number_offline",
-    "settle_attempt",
-]
 
 _log = logging.getLogger("quark")
 

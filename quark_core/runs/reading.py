@@ -33,22 +33,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.runs.run_reader import RunReader
 
-__all__ = [
-    "PART_ROWS",
-    "check_rows",
-    "encode_key",
-    "iterate",
-    "iterate_own",
-    "iterate_run",
-    "read_beginning",
-    "read_own_rows",
-    "read_rows",
-    "read_run_series",
-    "read_series",
-    "reduce_columns",
-    "series",
-]
-
 PART_ROWS = 65_536
 """Rows of one part, where nobody says otherwise."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from quark_core.delivery.attempt_starts import order_journals
 from quark_core.delivery.black_box_recovery import (
+    OpenLane,
     find_orphan_boxes,
     recover_black_box,
     revive_journals,
@@ -32,34 +33,11 @@ from quark_core.delivery.moved_journals import find_other_part, join_parts
 from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.shared_lanes import SharedLanes
-from quark_core.delivery.sync import (
-    LaneSync,
-    OpenLane,
-    SyncLog,
-    count_boxed,
-    count_waiting,
-    sync_folder,
-)
+from quark_core.delivery.sync import LaneSync, SyncLog, count_boxed, count_waiting, sync_folder
 from quark_core.hosting.stopped_helpers import end_stopped_helpers
 from quark_core.runs.composition import open_lane
 from quark_core.runs.output_delivery import OutputDelivery, find_owner
 from quark_core.runs.refused_records import deliver_refused
-
-__all__ = [
-    "ChildDelivery",
-    "DamagedJournal",
-    "QuarantinedCount",
-    "adopt_orphans",
-    "adopt_run",
-    "clear_leftovers_at_start",
-    "count_quarantined",
-    "count_unstored",
-    "has_journals",
-    "journal_black_boxes",
-    "list_lost",
-    "survey",
-    "sync",
-]
 
 _log = logging.getLogger("quark")
 

@@ -20,6 +20,7 @@ import msgspec
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backends.contract import Backend, Batch, SupportsRead
 from quark_core.delivery.attempt_starts import has_start
+from quark_core.delivery.black_box_recovery import OpenLane
 from quark_core.delivery.journal_folder import (
     JournalFolder,
     LaneEntry,
@@ -29,7 +30,7 @@ from quark_core.delivery.journal_folder import (
 from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.delivery.quarantine import Quarantine, QuarantinedBatch
 from quark_core.delivery.sending import FindPayload, send_payloads
-from quark_core.delivery.sync import LaneSync, OpenLane, find_next
+from quark_core.delivery.sync import LaneSync, find_next
 from quark_core.errors import BackendRejected, QuarkError, SchemaValidationError
 from quark_core.records import RECORD_TYPES, LifecycleRecord, StreamRecord
 from quark_core.records.codec import encode_records
@@ -37,8 +38,6 @@ from quark_core.records.malformed_bodies import MALFORMED, mend_body
 from quark_core.records.query import Query
 from quark_core.runs.output_delivery import find_owner
 from quark_core.system.process import current_process
-
-__all__ = ["deliver_refused"]
 
 _log = logging.getLogger("quark")
 

@@ -13,8 +13,6 @@ from quark_core.records.names import decode_name
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.primary_reach import PrimaryReach
 
-__all__ = ["find_reached_steps", "watch_for_repeated_steps"]
-
 _log = logging.getLogger("quark")
 
 

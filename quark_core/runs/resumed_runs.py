@@ -21,7 +21,7 @@ from quark_core.records.runs import RunContext
 from quark_core.records.times import now_us
 from quark_core.runs import composition, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
-from quark_core.runs.composition import Plan
+from quark_core.runs.backend_choice import Plan
 from quark_core.runs.environment import read_git_state
 from quark_core.runs.extensions import RunDraft
 from quark_core.runs.known_runs import (
@@ -36,8 +36,6 @@ from quark_core.runs.rank_parts import RankPart
 from quark_core.runs.repeated_steps import find_reached_steps, watch_for_repeated_steps
 from quark_core.runs.run_ids import find_run
 from quark_core.runs.streams import open_part
-
-__all__ = ["continue_run", "reach_run", "resume"]
 
 
 def resume(

@@ -23,8 +23,6 @@ from quark_core.runs.composition import open_primary, open_reader
 from quark_core.runs.mirrored_edits import mirror_newest_edit
 from quark_core.runs.run_ids import find_run_id
 
-__all__ = ["edit_run", "find_user", "open_editor", "stop_run"]
-
 
 def edit_run(
     run: object,

@@ -25,17 +25,6 @@ from quark_core.system.terminal_text import clean_line
 if TYPE_CHECKING:
     from quark_core.backends.run_pages import RunLabel
 
-__all__ = [
-    "LEAST_CHARACTERS",
-    "complete_id",
-    "describe_near",
-    "find_labels",
-    "find_run",
-    "find_run_id",
-    "name_store",
-    "shorten_run_id",
-]
-
 LEAST_CHARACTERS = 4
 """How much of an id is taken for its beginning."""
 

@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
 
-__all__ = [
-    "RunReader",
-    "describe_context",
-    "find_primary",
-    "find_session_run",
-    "open_context_primary",
-    "open_run_reader",
-    "read_run",
-    "read_stored",
-]
-
 
 class RunReader:
     """One run, as it can be read. Every method may be called from any thread.

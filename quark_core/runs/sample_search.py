@@ -17,15 +17,6 @@ if TYPE_CHECKING:
 
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "Condition",
-    "SampleFilter",
-    "find_samples",
-    "list_columns",
-    "order_samples",
-    "read_conditions",
-]
-
 _CONDITION = re.compile(
     r"\s*(?P<column>`[^`]+`|[^\s=!<>~`][^=!<>~]*?)\s*(?P<operator>==|!=|<=|>=|=|<|>|~)\s*(?P<value>.*?)\s*",
     re.DOTALL,

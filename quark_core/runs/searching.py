@@ -27,16 +27,6 @@ from quark_core.records.expression import (
 )
 from quark_core.records.query import check_index
 
-__all__ = [
-    "build_page_search",
-    "build_search",
-    "find_page",
-    "find_runs",
-    "list_names",
-    "search_runs",
-    "summarize_run",
-]
-
 _MAX_ORDERS = 10
 _PAGE_RUNS = 200
 _NAMES = 100

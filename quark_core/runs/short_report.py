@@ -17,8 +17,6 @@ from quark_core.system.terminal_text import clean_line
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
 
-__all__ = ["ShortReport", "read_short_report"]
-
 _MOST_EVENTS = 1_000
 _MOST_ERRORS = 20
 _ERRORS = frozenset({"error", "critical"})

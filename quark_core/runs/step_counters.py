@@ -12,8 +12,6 @@ from quark_core.records.query import check_index, find_whole
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["find_newest_step", "read_step"]
-
 _log = logging.getLogger("quark")
 
 _WIDTH = re.compile(r"int(\d+)$")

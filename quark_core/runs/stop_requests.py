@@ -14,8 +14,6 @@ from quark_core.records.runs import StopRequest
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["StopLookout"]
-
 _log = logging.getLogger("quark")
 
 

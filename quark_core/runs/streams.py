@@ -18,14 +18,12 @@ from quark_core.ranks.launches import RankInfo
 from quark_core.records import LifecycleRecord
 from quark_core.records.runs import RunContext
 from quark_core.runs import composition, recovery
-from quark_core.runs.composition import Plan
+from quark_core.runs.backend_choice import Plan
 from quark_core.runs.extensions import ask_extensions
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.rank_parts import RankPart
 from quark_core.runs.stop_requests import StopLookout
 from quark_core.system.memory_kills import find_memory_kills
-
-__all__ = ["HAND_OVER_S", "open_part", "open_run_stream"]
 
 _log = logging.getLogger("quark")
 

@@ -26,18 +26,6 @@ from quark_core.records.json_object import JsonObject, encode_json, normalize_ob
 from quark_core.records.names import MAX_NAME_LENGTH, check_text
 from quark_core.records.query import check_index
 
-__all__ = [
-    "BatchContents",
-    "BatchMetadata",
-    "BatchMetadataAdapter",
-    "MappingBatchMetadataAdapter",
-    "NoteProblem",
-    "count_labels",
-    "spell_sample_id",
-    "take_lengths",
-    "take_sample_ids",
-]
-
 NoteProblem: TypeAlias = Callable[[SchemaValidationError], None]
 
 

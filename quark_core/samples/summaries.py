@@ -10,18 +10,6 @@ from dataclasses import dataclass
 from quark_core.records.base import Record
 from quark_core.records.json_object import JsonObject
 
-__all__ = [
-    "BatchOutlier",
-    "DataDiagnosticsSummary",
-    "DiagnosticRules",
-    "DiagnosticThresholds",
-    "ExposureSummary",
-    "HardBatchFinding",
-    "LossSummary",
-    "SampleExposure",
-    "SequenceLengthSummary",
-]
-
 
 class LossSummary(Record, frozen=True, gc=False):
     """The losses of all batches; statistics are over the finite ones, each batch counting once.

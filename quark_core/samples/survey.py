@@ -54,15 +54,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = [
-    "BatchSurvey",
-    "Distribution",
-    "ExposureCount",
-    "RankedBatches",
-    "describe_counted",
-    "normalize_entropy",
-]
-
 _LARGEST = 1.7976931348623157e308
 
 

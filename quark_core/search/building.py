@@ -39,8 +39,6 @@ from quark_core.search.resolution import (
     suggest_names,
 )
 
-__all__ = ["ExpressionBuilder"]
-
 _INT64_MAX = 2**63 - 1
 _MIRRORED: dict[str, Operator] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _WORDS: dict[str, Value | None] = {"TRUE": True, "FALSE": False, "NULL": None}

@@ -36,17 +36,6 @@ from quark_core.records.times import now_us
 from quark_core.search.periods import parse_period
 from quark_core.search.resolution import RUN_FIELDS
 
-__all__ = [
-    "compare_time",
-    "compare_values",
-    "evaluate",
-    "find_cell",
-    "find_keys",
-    "find_value",
-    "flatten_values",
-    "sort_runs",
-]
-
 _COMPARE: dict[Operator, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
     "!=": operator.ne,

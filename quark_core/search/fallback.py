@@ -20,14 +20,6 @@ from quark_core.search.resolution import resolve_names
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "list_runs",
-    "search_by_reading",
-    "select_runs",
-    "summarize_by_reading",
-    "summarize_columns",
-]
-
 
 def search_by_reading(reader: SupportsRead, search: RunSearch) -> list[RunSummary]:
     """What `SupportsSearch.search` returns, from any store that is read.

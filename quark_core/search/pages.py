@@ -33,15 +33,6 @@ from quark_core.search.fallback import (
 )
 from quark_core.search.resolution import RUN_FIELDS, spell_name, write_name
 
-__all__ = [
-    "describe_key",
-    "list_names_by_reading",
-    "open_cursor",
-    "order_names",
-    "search_page_by_reading",
-    "select_page",
-]
-
 _MOST_VALUES = 8
 # Where every point must be read to know a run's metrics, those of older runs are not named.
 _READ_RUNS = 20

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
     from lark.visitors import Transformer_NonRecursive
 
-__all__ = ["parse_column", "parse_order", "parse_where", "parse_with"]
-
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 50
 MAX_TERMS = 400

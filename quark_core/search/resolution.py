@@ -22,19 +22,6 @@ from quark_core.records.expression import (
 )
 from quark_core.records.names import decode_name, encode_name
 
-__all__ = [
-    "ALIASES",
-    "CHOICES",
-    "RUN_FIELDS",
-    "RunFieldType",
-    "Vocabulary",
-    "point_at",
-    "resolve_names",
-    "spell_name",
-    "suggest_names",
-    "write_name",
-]
-
 _WIDTH = 100
 _CONTEXT = 60
 _SUGGESTIONS = 3

@@ -36,8 +36,6 @@ from quark_core.search.resolution import RunFieldType, point_at
 if TYPE_CHECKING:
     from lark import Token, Transformer_NonRecursive
 
-__all__ = ["TRIAL_FIELDS", "check_trial_where", "compile_trial_where", "fits_trial"]
-
 TRIAL_FIELDS: Mapping[str, RunFieldType] = {
     "budget": "number",
     "claimed": "time",

@@ -22,8 +22,6 @@ from quark_core.system.terminal_text import clean_line
 if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["Belonging"]
-
 _JOURNAL_TIMEOUT_S = 1.0
 
 

@@ -8,8 +8,6 @@ from quark_core.records.json_object import JsonObject
 from quark_core.runs.open_run import OpenRun
 from quark_core.writers.records import write_records
 
-__all__ = ["CONFIG_READS", "ConfigReads", "note_reads"]
-
 CONFIG_READS = "config_reads"
 """Key of the fingerprint, of the subject environment, that says it."""
 

@@ -8,8 +8,6 @@ from quark_core.records.runs import RunEnding
 from quark_core.sessions.signals import describe_signal, find_received
 from quark_core.system.exit_status import find_signal, read_exit_code
 
-__all__ = ["find_ending", "is_interruption", "word_error"]
-
 
 def is_interruption(error: BaseException) -> bool:
     """Whether what leaves a program says that it was interrupted, rather than that it failed."""

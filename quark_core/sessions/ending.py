@@ -28,8 +28,6 @@ from quark_core.sessions.signals import describe_signal, find_received, watch_si
 from quark_core.system.exit_status import ExitWatch, find_signal, make_last_calls, read_exit_code
 from quark_core.writers.events import make_log_payload
 
-__all__ = ["emit_end", "log_error", "watch_process"]
-
 _log = logging.getLogger("quark")
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from quark_core.backends.registry import default_registry
 from quark_core.errors import QuarkError
 
-__all__ = ["find_method"]
-
 # Method -> the function that does its work, once it was called.
 _found: dict[str, Callable[..., Any]] = {}
 

@@ -9,8 +9,6 @@ from typing import Any, Literal
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.sessions.feature_methods import find_method
 
-__all__ = ["Fingerprints", "PendingFingerprint", "SampleIds"]
-
 _FEATURE = "provenance"
 
 SampleIds = str | Callable[[Any], Any] | None

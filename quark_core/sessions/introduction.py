@@ -35,8 +35,6 @@ from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
 from quark_core.writers.logging_handler import LoggingHandler
 
-__all__ = ["Introduction", "find_page", "find_store_option", "print_line", "tell_done"]
-
 _log = logging.getLogger("quark")
 
 _NAME_CHARACTERS = 60

@@ -26,8 +26,6 @@ from quark_core.writers.events import make_log_payload
 if TYPE_CHECKING:
     from quark_core.runs.open_run import RunHolder
 
-__all__ = ["end_run_of_this_cell", "find_status", "note_cell"]
-
 _log = logging.getLogger("quark")
 
 _CELL_FAILED, _CELL_INTERRUPTED = "cell_failed", "cell_interrupted"

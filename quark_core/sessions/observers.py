@@ -13,8 +13,6 @@ from quark_core.runs.open_run import OpenRun
 from quark_core.writers.console import CaptureMode, ConsoleCapture
 from quark_core.writers.system_metrics import SystemMetrics
 
-__all__ = ["AUTOMATIC", "CaptureChoice", "Observers", "choose_observers"]
-
 _log = logging.getLogger("quark")
 
 AUTOMATIC: Literal["auto"] = "auto"

@@ -12,8 +12,6 @@ from quark_core.records.json_object import JsonObject
 from quark_core.runs.config_reading import change_config, read_config
 from quark_core.runs.open_run import OpenRun
 
-__all__ = ["CONFIG_CHANGED", "RunConfig"]
-
 CONFIG_CHANGED = "config_changed"
 """The type of the event that a change is told by."""
 

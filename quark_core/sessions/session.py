@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
     from quark_core.writers.used_artifacts import UsedArtifact
 
-__all__ = ["TrainingSession"]
-
 _log = logging.getLogger("quark")
 _JOURNAL_TIMEOUT_S = 1.0
 

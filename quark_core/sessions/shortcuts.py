@@ -14,17 +14,6 @@ from quark_core.runs.open_run import open_runs
 from quark_core.sessions.fingerprints import SampleIds
 from quark_core.sessions.session import TrainingSession
 
-__all__ = [
-    "add_log",
-    "add_tag",
-    "end_run",
-    "open_run",
-    "resume_run",
-    "start_run",
-    "watch_data",
-]
-
-
 start_run = TrainingSession.start_run
 resume_run = TrainingSession.resume_run
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from quark_core.backends.delivery_report import DeliveryReport
     from quark_core.delivery.stream import RunStream
 
-__all__ = ["describe_signal", "find_received", "say_what_is_left", "watch_signals"]
-
 _log = logging.getLogger("quark")
 
 _JOURNAL_S = 2.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 
-__all__ = ["list_credentials"]
-
 _NAME = re.compile(
     "token|key|secret|password|credential|auth|username|profile|session|role|cert|netrc|sas",
     re.IGNORECASE,

@@ -32,15 +32,6 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import NoReturn
 
-__all__ = [
-    "ExitWatch",
-    "call_last",
-    "find_signal",
-    "handler_codes",
-    "make_last_calls",
-    "read_exit_code",
-]
-
 _log = logging.getLogger("quark")
 _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 

@@ -12,18 +12,6 @@ from typing import TypeVar
 
 import msgspec
 
-__all__ = [
-    "NotPlainFile",
-    "Place",
-    "decode_foreign",
-    "describe_link",
-    "find_foreign_link",
-    "find_moved",
-    "is_surely_gone",
-    "note_place",
-    "read_plain_file",
-]
-
 _T = TypeVar("_T")
 
 # W&B links its own log, which it keeps in the user's cache, and writes a new link each time.

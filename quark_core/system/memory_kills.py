@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["MemoryKills", "count_more_kills", "find_memory_kills", "renew_process"]
-
 CGROUPS = Path("/sys/fs/cgroup")
 _COUNTER = "oom_kill"
 

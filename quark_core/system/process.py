@@ -23,19 +23,6 @@ import msgspec
 from quark_core.records.runs import RunEnding
 from quark_core.system.memory_kills import MemoryKills, count_more_kills
 
-__all__ = [
-    "LOST_AFTER_S",
-    "ProcessIdentity",
-    "ForkGate",
-    "current_process",
-    "find_age_s",
-    "find_loss",
-    "find_lost_reason",
-    "importing",
-    "is_alive",
-    "writing_gate",
-]
-
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
     """A process, told apart from any other that ever had its pid.

@@ -14,8 +14,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["TerminalFilter", "clean_line", "clean_text", "escape_json", "guard_logger"]
-
 # Within these a joiner shapes what is seen: emoji of several parts, Arabic and Indic scripts.
 _JOINED = "\u0600-\u0dff\u2190-\u2bff\ufe0f\U0001f000-\U0001faff"
 _UNFIT = re.compile(

@@ -26,8 +26,6 @@ from quark_core.records.names import split_name
 from quark_core.records.sweeps import TrialClaim
 from quark_core.system.process import ProcessIdentity, current_process
 
-__all__ = ["BatchMaker", "FIRST_TIME_US", "ODD_TEXT", "make_samples"]
-
 FIRST_TIME_US = 1_767_225_600_000_000
 """Time of the first record: 2026-01-01, UTC."""
 

@@ -13,8 +13,6 @@ from quark_core.runs.searching import build_search, find_runs
 from quark_core.testing.batches import BatchMaker
 from quark_core.testing.kit import RUN_ID, BackendKit, Opener
 
-__all__ = ["BelongingConformance"]
-
 _RUN = RUN_ID
 
 

@@ -33,14 +33,11 @@ from typing import Any
 from quark_core.testing.belonging_conformance import BelongingConformance
 from quark_core.testing.coordination_conformance import CoordinationConformance
 from quark_core.testing.following_conformance import FollowingConformance
-from quark_core.testing.kit import Observation, OldStore
 from quark_core.testing.process_conformance import ProcessConformance
 from quark_core.testing.reading_conformance import ArtifactConformance, ReadingConformance
 from quark_core.testing.store_conformance import PrimaryConformance, StoreConformance
 from quark_core.testing.workers_conformance import WorkersConformance
 from quark_core.testing.writing_conformance import OnceConformance, WritingConformance
-
-__all__ = ["BackendConformance", "Observation", "OldStore"]
 
 
 class BackendConformance(

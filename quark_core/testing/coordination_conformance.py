@@ -35,8 +35,6 @@ from quark_core.testing.batches import ODD_TEXT, BatchMaker
 from quark_core.testing.kit import RUN_ID, BackendKit, Opener
 from quark_core.testing.trial_workers import begin_run, end_run, run_id_of, value_of, when_reached
 
-__all__ = ["CoordinationConformance", "SweepKit"]
-
 _NAME = "Suche 'nach' 学習率; 1"
 _HOUR_S = 3600.0
 _BRIEF_S = 0.05

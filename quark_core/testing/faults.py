@@ -22,8 +22,6 @@ from quark_core.errors import (
     BackendUnusable,
 )
 
-__all__ = ["Fault", "ScriptedBackend", "define_scripted"]
-
 Fault = Literal[
     "ok",
     "unavailable",

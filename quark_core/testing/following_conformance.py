@@ -16,8 +16,6 @@ from quark_core.runs.following import read_changes, read_heads, read_mark, read_
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 from quark_core.testing.kit import RUN_ID, BackendKit, Opener
 
-__all__ = ["FollowingConformance"]
-
 _RUN = RUN_ID
 
 

@@ -24,17 +24,6 @@ from quark_core.backends.contract import (
 from quark_core.testing.batches import BatchMaker
 from quark_core.testing.time_limits import stretch_s
 
-__all__ = [
-    "BackendKit",
-    "Observation",
-    "Observe",
-    "OldStore",
-    "Opener",
-    "Outage",
-    "RUN_ID",
-    "bound_time",
-]
-
 _LONG_TIMES = 4
 
 

@@ -36,8 +36,6 @@ from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 from quark_core.testing.kit import BackendKit, Observe, OldStore, Opener
 from quark_core.testing.time_limits import stretch_s
 
-__all__ = ["ProcessConformance", "WritingProcess", "main", "write_as_lane"]
-
 _ROWS = 20
 _NEVER_REACHED = 20_000
 _ACKNOWLEDGED = (1, 4, 9)

@@ -24,8 +24,6 @@ from quark_core.records.runs import SettingOrigin
 from quark_core.testing.batches import FIRST_TIME_US, ODD_TEXT, BatchMaker, make_samples
 from quark_core.testing.kit import RUN_ID, BackendKit, Opener
 
-__all__ = ["ArtifactConformance", "ReadingConformance"]
-
 _ODD_TEXTS = {
     "scripts": ODD_TEXT,
     "empty": "",

@@ -19,16 +19,6 @@ from typing import Any
 
 import pytest
 
-__all__ = [
-    "BackendReport",
-    "MARK",
-    "TestOutcome",
-    "format_page",
-    "pytest_addoption",
-    "pytest_configure",
-    "write_page",
-]
-
 _PLUGIN = "quark-conformance-report"
 _PROPERTY = "quark_conformance"
 _ORDER = ("failed", "xpassed", "xfailed", "skipped", "passed")

@@ -38,8 +38,6 @@ from quark_core.search.pages import search_page_by_reading
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 from quark_core.testing.kit import RUN_ID, BackendKit, Observe, Opener
 
-__all__ = ["PrimaryConformance", "StoreConformance"]
-
 _RUN = RUN_ID
 
 

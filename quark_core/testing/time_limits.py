@@ -7,8 +7,6 @@ import os
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["TIMEOUT_FACTOR", "stretch_s"]
-
 TIMEOUT_FACTOR = "QUARK_KIT_TIMEOUT_FACTOR"
 
 

@@ -38,18 +38,6 @@ from quark_core.system.process import ProcessIdentity, current_process
 from quark_core.testing.batches import BatchMaker
 from quark_core.testing.time_limits import stretch_s
 
-__all__ = [
-    "Note",
-    "TrialWorkers",
-    "WorkerTask",
-    "begin_run",
-    "end_run",
-    "main",
-    "run_id_of",
-    "value_of",
-    "when_reached",
-]
-
 _PATIENCE_S = 45.0
 _RETRY_S = 0.02
 _TICK_S = 0.05

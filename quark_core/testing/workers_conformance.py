@@ -32,8 +32,6 @@ from quark_core.testing.trial_workers import (
     value_of,
 )
 
-__all__ = ["WorkersConformance"]
-
 _SIZES = ("short", "long")
 _WORKERS = 12
 _SHIFTS_S = (0.0, 3600.0, -3600.0)

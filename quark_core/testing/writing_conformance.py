@@ -25,8 +25,6 @@ from quark_core.records.query import Query
 from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 from quark_core.testing.kit import BackendKit, Observation, Observe, Opener, Outage, bound_time
 
-__all__ = ["ODD_KEYS", "OnceConformance", "WritingConformance"]
-
 ODD_KEYS = (
     *("a", "9", "0.5", "A.b-c_d", "loss", "Loss", "LOSS", "a/b/c/d/e", "con", "x.", "null", "nan"),
     *("step", "key", "value", "rank", "True", "-".join("ab"), "val/mean_x40_1", "x5f_step"),

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.writers.device_timing import PendingSteps
 
-__all__ = ["Aggregates", "Gathering", "LONG_QUEUE", "RING_VALUES", "find_aggregates"]
-
 _log = logging.getLogger("quark")
 
 RING_VALUES = 50

@@ -16,8 +16,6 @@ from quark_core.errors import InvalidRunStateError, SessionStoreError
 if TYPE_CHECKING:
     from quark_core.records import ArtifactRecord
 
-__all__ = ["ArtifactThread", "PendingArtifact", "map_in_threads"]
-
 _log = logging.getLogger("quark")
 
 A = TypeVar("A")

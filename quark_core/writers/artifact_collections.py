@@ -23,8 +23,6 @@ from quark_core.writers.artifact_intake import Intake, describe_intake, open_fil
 from quark_core.writers.artifact_links import LinkedArtifacts, check_aliases
 from quark_core.writers.artifact_reading import NOT_KEPT
 
-__all__ = ["DIRECTORY", "DIRECTORY_FILE", "REFERENCE", "CollectionArtifacts"]
-
 DIRECTORY = "directory"
 """Type of the manifest of a directory."""
 

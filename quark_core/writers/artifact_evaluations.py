@@ -14,11 +14,9 @@ from quark_core.artifacts.evaluations import (
 from quark_core.artifacts.payloads import encode_payload
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ArtifactRecord
-from quark_core.records.schema import check_histogram
+from quark_core.records.checks import check_histogram
 from quark_core.writers.artifact_intake import describe_intake
 from quark_core.writers.artifact_links import LinkedArtifacts
-
-__all__ = ["EvaluationArtifacts"]
 
 _BINS = 64
 _HISTOGRAM = "histogram"

@@ -44,17 +44,6 @@ from quark_core.writers.artifact_background import ArtifactThread, PendingArtifa
 from quark_core.writers.artifact_reading import NOT_KEPT
 from quark_core.writers.base import BufferedWriter
 
-__all__ = [
-    "ArtifactIntake",
-    "Intake",
-    "OpenedFile",
-    "RetentionHook",
-    "describe_intake",
-    "hide_secrets",
-    "open_file",
-    "write_record_files",
-]
-
 _log = logging.getLogger("quark")
 
 RetentionHook: TypeAlias = Callable[[Any, ArtifactRecord], object]

@@ -15,8 +15,6 @@ from quark_core.writers.artifact_reading import ArtifactReading
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["LinkedArtifacts", "put_link"]
-
 
 class LinkedArtifacts(ArtifactIntake, ArtifactReading):
     """What gives an artifact its aliases; see `ArtifactStore`."""

@@ -30,8 +30,6 @@ from quark_core.records.json_object import decode_json
 from quark_core.writers.artifact_intake import Intake, describe_intake
 from quark_core.writers.artifact_links import LinkedArtifacts, check_aliases
 
-__all__ = ["MediaArtifacts"]
-
 _IMAGE = "image"
 _TABLE = "table"
 _FIGURE = "figure"

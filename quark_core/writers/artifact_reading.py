@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.runs.run_reader import RunReader
 
-__all__ = ["NOT_KEPT", "ArtifactReading", "copy_payload", "load_payload", "open_payload"]
-
 NOT_KEPT = "not_kept"
 """Key in an artifact's metadata under which it says why its payload could not be kept."""
 

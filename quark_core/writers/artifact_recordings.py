@@ -17,8 +17,6 @@ from quark_core.writers.artifact_background import PendingArtifact
 from quark_core.writers.artifact_intake import Intake, describe_intake
 from quark_core.writers.artifact_links import LinkedArtifacts
 
-__all__ = ["RecordingArtifacts"]
-
 _CAPTION_LENGTH = 2_000
 
 

@@ -13,15 +13,12 @@ from quark_core.records.artifact_layout import (
 )
 from quark_core.writers.artifact_collections import CollectionArtifacts
 from quark_core.writers.artifact_evaluations import EvaluationArtifacts
-from quark_core.writers.artifact_intake import RetentionHook
 from quark_core.writers.artifact_links import check_aliases
 from quark_core.writers.artifact_media import MediaArtifacts
 from quark_core.writers.artifact_recordings import RecordingArtifacts
 
 if TYPE_CHECKING:
     pass
-
-__all__ = ["ArtifactStore", "RetentionHook"]
 
 
 class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, CollectionArtifacts):

@@ -14,8 +14,6 @@ from quark_core.records.runs import RunContext
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.opening import resolve_target
 
-__all__ = ["BufferedWriter"]
-
 R = TypeVar("R", bound=StreamRecord)
 
 

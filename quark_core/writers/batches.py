@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.runs.run_reader import RunReader
 
-__all__ = ["BatchReading", "DataDiagnostics", "DataDiagnosticsConfig"]
-
 _PART_ROWS = 4096
 
 

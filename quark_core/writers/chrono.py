@@ -25,8 +25,6 @@ from quark_core.writers.device_timing import (
 if TYPE_CHECKING:
     from quark_core.writers.aggregates import Aggregates
 
-__all__ = ["Chrono", "DeviceChrono", "find_pending"]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

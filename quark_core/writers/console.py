@@ -15,8 +15,6 @@ from quark_core.runs.open_run import OpenRun
 from quark_core.system.console.lines import Line
 from quark_core.system.console.taps import NAMES, console_taps
 
-__all__ = ["CaptureMode", "ConsoleCapture"]
-
 CaptureMode = Literal["sys", "fd"]
 
 _log = logging.getLogger("quark")

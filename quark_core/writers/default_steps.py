@@ -17,8 +17,6 @@ from quark_core.runs.step_counters import read_step
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["StepCount", "StepScope", "describe_missing_step", "find_next_step"]
-
 _log = logging.getLogger("quark")
 
 _MAX_NAMES = 100_000

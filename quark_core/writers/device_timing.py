@@ -13,18 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = [
-    "CudaClock",
-    "DeviceClock",
-    "DeviceEvent",
-    "DeviceMarks",
-    "PendingSteps",
-    "StepTimes",
-    "find_device_index",
-    "is_cuda",
-    "open_device_clock",
-]
-
 _log = logging.getLogger("quark")
 
 # What torch knows, and "cpu"; "gpu" is none of them, and would silently time nothing.

@@ -27,23 +27,16 @@ from typing import Any, ClassVar, Unpack
 from quark_core.backends.registry import default_registry
 from quark_core.errors import SchemaValidationError
 from quark_core.records import EventRecord
-from quark_core.records.checks import check_choice
+from quark_core.records.checks import check_choice, check_event_type
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_text
 from quark_core.records.query import Query, ReadBounds, check_step, spell_out
 from quark_core.records.raised_alerts import ALERT_RAISED, complete_alert
-from quark_core.records.schema import (
-    EVENT_SEVERITIES,
-    LOG_IDENTIFIERS,
-    RESERVED_LOG_KEYS,
-    check_event_type,
-)
+from quark_core.records.schema import EVENT_SEVERITIES, LOG_IDENTIFIERS, RESERVED_LOG_KEYS
 from quark_core.records.times import check_timestamp
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.step_counters import read_step
 from quark_core.writers.base import BufferedWriter
-
-__all__ = ["DEFAULT_SEVERITIES", "EventLogger", "LogLines", "default_severity", "make_log_payload"]
 
 _log = logging.getLogger("quark")
 

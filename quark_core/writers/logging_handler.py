@@ -24,8 +24,6 @@ from quark_core.records.json_object import JsonObject, encode_json, normalize_js
 from quark_core.records.query import check_step
 from quark_core.writers.events import EventLogger
 
-__all__ = ["LOG_EVENT_TYPE", "LoggingHandler"]
-
 LOG_EVENT_TYPE = "log_record"
 """The type of the events that the handler makes."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.writers.progress import Progress
 
-__all__ = ["LoopMetrics"]
-
 _log = logging.getLogger("quark")
 _T = TypeVar("_T")
 

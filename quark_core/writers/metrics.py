@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["MetricReading", "MetricsLogger", "build_metric_query"]
-
 
 class MetricReading:
     """The part of `MetricsLogger` that reads curves and parts."""

@@ -21,8 +21,6 @@ from quark_core.runs.extensions import RunExtension
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
 
-__all__ = ["Progress", "open_progress"]
-
 _log = logging.getLogger("quark")
 _T = TypeVar("_T")
 

@@ -28,8 +28,6 @@ from quark_core.records.query import check_index
 from quark_core.records.schema import validate_record
 from quark_core.runs.open_run import OpenRun
 
-__all__ = ["SLICE_RECORDS", "write_records"]
-
 SLICE_RECORDS = 10_000
 """Records that are checked together before any of them is accepted."""
 

@@ -17,8 +17,6 @@ from quark_core.runs.step_counters import read_step
 from quark_core.writers.base import BufferedWriter
 from quark_core.writers.scalars import to_float
 
-__all__ = ["SampleLogger"]
-
 _TEXT_CHARACTERS = 16_384
 _MOST_TEXT_CHARACTERS = 65_536
 _MOST_COLUMNS = 100

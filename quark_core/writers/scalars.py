@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["flatten", "names_part", "to_amount", "to_float"]
-
 _log = logging.getLogger("quark")
 
 _MAX_DEPTH = 32

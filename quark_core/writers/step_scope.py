@@ -11,8 +11,6 @@ from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import SystemTelemetryRecord
 from quark_core.writers.device_timing import DeviceEvent, DeviceMarks, PendingSteps, StepTimes
 
-__all__ = ["StepTelemetryScope", "check_flag"]
-
 
 class StepTelemetryScope:
     """Times one step, from `start_step` to `finish` or to the end of the `with` block.

@@ -15,8 +15,6 @@ from quark_core.writers.telemetry_recording import (
     lay_out_figures,
 )
 
-__all__ = ["SystemMetrics"]
-
 # Nothing heavy is imported between the start and the first log.
 _BEGIN_AFTER_S = 1.0
 # A thread wakes a little early or late.

@@ -26,8 +26,6 @@ from quark_core.writers.telemetry_recording import TelemetryRecording, merge_met
 if TYPE_CHECKING:
     from quark_core.writers.throughput import Amount
 
-__all__ = ["SystemTelemetry", "SystemTelemetryConfig"]
-
 _INT64_MAX = 2**63 - 1
 _NO_TIMES = StepTimes(None, None, None)
 

@@ -10,8 +10,6 @@ from quark_core.records.query import check_index
 from quark_core.writers.device_timing import find_device_index
 from quark_core.writers.scalars import to_amount
 
-__all__ = ["SystemTelemetryConfig"]
-
 _MIN_INTERVAL_S = 0.01
 _MAX_INTERVAL_S = 86_400.0
 

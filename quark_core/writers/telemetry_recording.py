@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.writers.throughput import Throughput
 
-__all__ = [
-    "MIRRORED_KEYS",
-    "TelemetryRecording",
-    "find_node",
-    "lay_out_figures",
-    "merge_metadata",
-    "take_metadata",
-]
-
 _AGE = "reading_age_ms"
 _SETTLE_TIMEOUT_S = 1.0
 _OLD_AFTER_S = 30.0

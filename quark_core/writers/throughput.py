@@ -19,16 +19,6 @@ from quark_core.runs.open_run import OpenRun
 from quark_core.system.hardware.peak_flops import PRECISIONS, find_peak_flops, read_precision
 from quark_core.writers.scalars import to_float
 
-__all__ = [
-    "THROUGHPUT_KEYS",
-    "Amount",
-    "StepRates",
-    "Throughput",
-    "check_counts",
-    "find_cuda_name",
-    "make_throughput",
-]
-
 _log = logging.getLogger("quark")
 
 Amount = float | Callable[[], float | None] | None

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.runs.run_reader import RunReader
 
-__all__ = ["UsedArtifact", "use_artifact"]
-
 _DIRECTORY, _REFERENCE = "directory", "reference"
 _FILES = "files"
 

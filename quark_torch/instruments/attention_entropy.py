@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from quark_core.api import SchemaValidationError
 from quark_torch.instruments.instrument import Choice, Instrument, Measured, make_choice
 
-__all__ = ["AttentionEntropy"]
-
 _USUAL = "Attention"
 # So many weights are looked at in one call; of more, evenly spaced queries.
 _MOST_WEIGHTS = 4_194_304

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from quark_core.api import SchemaValidationError, check_name
 
-__all__ = ["Choice", "Instrument", "Measured", "check_instrument", "make_choice"]
-
 Measured = Mapping[str, "Tensor | float"]
 """Name -> a number, or a tensor of one dimension, such as a value for each expert."""
 

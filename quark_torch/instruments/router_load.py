@@ -14,8 +14,6 @@ from quark_core.api import SchemaValidationError, check_index, to_float
 from quark_torch.instruments.instrument import Choice, Instrument, Measured, make_choice
 from quark_torch.layer_filter import name_modules
 
-__all__ = ["RouterLoad", "Routing"]
-
 _USUAL = r"(^|\.)(router|gate|gating|switch)$"
 _TOP_K = ("top_k", "topk", "num_experts_per_tok", "num_selected_experts", "moe_top_k", "k")
 _EXPERTS = ("num_experts", "n_experts", "num_local_experts", "n_routed_experts", "num_routed")

@@ -14,8 +14,6 @@ from quark_torch.instruments.instrument import Instrument, check_instrument
 from quark_torch.layer_filter import ROOT_NAME, LayerFilterConfig, select_modules
 from quark_torch.notices import InstrumentationNotices
 
-__all__ = ["InstrumentSet"]
-
 _MOST_CALLS = 64
 _MOST_ELEMENTS = 1_024
 _MOST_KEYS = 2_000

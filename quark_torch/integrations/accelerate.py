@@ -16,8 +16,6 @@ from quark_torch.integrations.framework_run import (
     find_end_status,
 )
 
-__all__ = ["QuarkTracker"]
-
 
 class QuarkTracker(GeneralTracker):
     """Logs what `accelerator.log` is given, on the main process.

@@ -19,8 +19,6 @@ from quark_core.api import (
     to_float,
 )
 
-__all__ = ["STOP_EVERY_STEPS", "FrameworkRun", "find_end_status"]
-
 _log = logging.getLogger("quark")
 
 STOP_EVERY_STEPS = 20

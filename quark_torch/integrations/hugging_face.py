@@ -20,8 +20,6 @@ from quark_torch.integrations.framework_run import (
 )
 from quark_torch.integrations.non_finite import NonFiniteCount
 
-__all__ = ["QuarkCallback"]
-
 _log = logging.getLogger("quark")
 _STATE = "quark_run.json"
 

@@ -26,8 +26,6 @@ from quark_torch.integrations.non_finite import NonFiniteCount
 if TYPE_CHECKING:
     from argparse import Namespace
 
-__all__ = ["QuarkLogger"]
-
 
 class QuarkLogger(Logger):
     """Logs what a Lightning module logs, on rank zero.

@@ -9,8 +9,6 @@ import torch
 
 from quark_torch.parameters.listing import take_local
 
-__all__ = ["NonFiniteCount", "NonFiniteWindow"]
-
 
 class NonFiniteWindow(NamedTuple):
     """What was seen since the last window, in this process."""

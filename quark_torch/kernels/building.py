@@ -16,16 +16,6 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-__all__ = [
-    "PROBING_SOURCE",
-    "SOURCE",
-    "KernelBuildError",
-    "build_kernel",
-    "build_probing",
-    "cache_folder",
-    "library_name",
-]
-
 SOURCE = Path(__file__).with_name("lean.c")
 PROBING_SOURCE = SOURCE.with_name("probing.c")
 _TIMEOUT_S = 120

@@ -11,8 +11,6 @@ import torch
 
 from quark_torch.kernels.loader import find_probing
 
-__all__ = ["find_hooks"]
-
 _log = logging.getLogger("quark.torch")
 _REGISTERING = {"_backward_hooks", "OrderedDict", "grad_fn", "_register_hook_dict", "requires_grad"}
 

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 from quark_torch.kernels.building import PROBING_SOURCE, SOURCE, cache_folder, library_name
 
-__all__ = ["INTERFACE", "Kernel", "find_kernel", "find_probing", "load_library", "load_probing"]
-
 INTERFACE = 2
 """Layout of jobs and results; that of the library must be the same."""
 

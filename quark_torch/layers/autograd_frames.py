@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["find_functions"]
-
 _MAX_FRAMES = 400
 
 

@@ -36,8 +36,6 @@ from quark_torch.layers.site import Site
 from quark_torch.layers.tape import InertHook
 from quark_torch.layers.traits import UnitRule
 
-__all__ = ["CompiledHook", "CompiledHooks", "Switch"]
-
 
 class Switch:
     """Whether the step is probed; compiled code has a graph for each answer."""

@@ -19,18 +19,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 from quark_torch.layers.autograd_frames import find_functions
 from quark_torch.measuring.partials import TensorStatistics
 
-__all__ = [
-    "FIELDS",
-    "MAX_DIMS",
-    "ROWS",
-    "SPARE",
-    "WIDTH",
-    "observe",
-    "read_row",
-    "register_operator",
-    "summarize",
-]
-
 ROWS = 16
 """Calls of a module in one step of which there are rows."""
 SPARE = ROWS

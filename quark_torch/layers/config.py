@@ -11,8 +11,6 @@ from quark_core.api import SchemaValidationError, check_index
 from quark_torch.layer_filter import LayerFilterConfig
 from quark_torch.schedule import HookScheduleConfig
 
-__all__ = ["HookEngineConfig"]
-
 
 @dataclass(frozen=True, slots=True)
 class HookEngineConfig:

@@ -13,8 +13,6 @@ from quark_torch.layers.recording import Modes
 from quark_torch.layers.tape import InertHook
 from quark_torch.module_modes import depends_on_mode
 
-__all__ = ["EvaluationWatch"]
-
 _is_compiling = torch.compiler.is_compiling
 
 # So many evaluations are looked for in steps that are not probed, in so many steps.

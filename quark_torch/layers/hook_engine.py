@@ -14,7 +14,6 @@ from torch import nn
 from quark_core.api import OpenRun, SchemaValidationError, check_step, read_step
 from quark_torch.closing import do_each
 from quark_torch.layer_filter import (
-    LayerFilterConfig,
     SelectedModule,
     list_types,
     name_modules,
@@ -40,9 +39,6 @@ from quark_torch.parameters.optimizers import (
     describe_foreign,
     list_foreign,
 )
-from quark_torch.schedule import HookScheduleConfig
-
-__all__ = ["HookEngine", "HookEngineConfig", "HookScheduleConfig", "LayerFilterConfig"]
 
 _INT64_MAX = 2**63 - 1
 _LISTED = 8

@@ -33,10 +33,9 @@ from quark_torch.layers.producers import trace_scope
 from quark_torch.layers.recording import Failure, LayerReading, LayerRecording, StepScale
 from quark_torch.layers.site import Site
 from quark_torch.layers.tape import OF_GRADIENTS, InertHook, PlainTape, TapeReading, make_hook_types
+from quark_torch.measuring.device_probe import Probe
 from quark_torch.measuring.kernel_reading import pack_limits
-from quark_torch.measuring.statistics import Probe, Wanted
-
-__all__ = ["ForwardHook", "GradientHook", "InertHook", "ProbedStep", "find_tensors"]
+from quark_torch.measuring.partials import Wanted
 
 _is_compiling = torch.compiler.is_compiling
 _find_graph_task = torch._C._current_graph_task_id

@@ -15,8 +15,6 @@ from typing import Any, Final, Literal
 
 from torch import Tensor
 
-__all__ = ["LOST", "trace_scope", "trace_units"]
-
 LOST: Final = -1
 """The units of a layer are no dimension any more: a view has taken them apart."""
 

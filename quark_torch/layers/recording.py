@@ -22,19 +22,8 @@ from quark_core.api import (
     normalize_object,
     spell_out,
 )
-from quark_torch.measuring.statistics import TensorStatistics, wait_for_probes
-
-__all__ = [
-    "Modes",
-    "MAX_LISTED",
-    "Failure",
-    "GradientScale",
-    "LayerReading",
-    "LayerRecording",
-    "StepScale",
-    "list_names",
-    "read_gradient_scale",
-]
+from quark_torch.measuring.device_probe import wait_for_probes
+from quark_torch.measuring.partials import TensorStatistics
 
 Modes = tuple[tuple[int, bool], ...]
 """Steps of evaluations, and whether a module was in training mode there; the newest last."""

@@ -15,8 +15,6 @@ from quark_torch.layers.traits import UnitRule
 from quark_torch.measuring.kernel_reading import pack_limits
 from quark_torch.measuring.partials import Wanted
 
-__all__ = ["Site"]
-
 
 class Site:
     """One instrumented module.

@@ -12,8 +12,6 @@ from quark_torch.layers.recording import GradientScale, LayerReading, LayerRecor
 from quark_torch.measuring.kernel_reading import read_result
 from quark_torch.measuring.partials import Wanted
 
-__all__ = ["InertHook", "OF_GRADIENTS", "PlainTape", "TapeReading", "make_hook_types"]
-
 OF_GRADIENTS = Wanted(near_zero=0.0)
 
 

@@ -24,8 +24,6 @@ from torch import Tensor, nn
 from quark_torch.layer_filter import name_modules
 from quark_torch.layers.producers import LOST, trace_units
 
-__all__ = ["Layout", "UnitRule", "find_layout", "find_saturation", "find_unit_rules"]
-
 _log = logging.getLogger("quark.torch")
 
 _CHANNELS = (

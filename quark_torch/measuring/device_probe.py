@@ -31,8 +31,6 @@ from quark_torch.measuring.measures import measure
 from quark_torch.measuring.partials import TensorStatistics, Wanted, conclude, merge
 from quark_torch.measuring.tensor_forms import Form, open_form, without_repeats
 
-__all__ = ["Emit", "Probe", "conclude_later", "wait_for_conclusions", "wait_for_probes"]
-
 Work = Callable[[], None]
 
 

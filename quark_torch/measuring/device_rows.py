@@ -20,19 +20,6 @@ from torch import Tensor
 from quark_torch.measuring.partials import Partial, Wanted
 from quark_torch.measuring.tensor_forms import walk
 
-__all__ = [
-    "COLUMNS",
-    "DeviceRing",
-    "Event",
-    "Slot",
-    "count_dead",
-    "cuda_event",
-    "make_rows",
-    "read_row",
-    "ring_of",
-    "wait_for_rings",
-]
-
 COLUMNS = 10
 CHUNK = 1 << 22
 """Elements reduced at once: bounds the memory that intermediate results take."""

@@ -19,18 +19,6 @@ from quark_torch.measuring.partials import Partial, TensorStatistics, Wanted, co
 from quark_torch.measuring.tensor_forms import is_plain, memory_order
 from quark_torch.measuring.torch_reading import extreme_exponent
 
-__all__ = [
-    "DenseRow",
-    "DenseRows",
-    "measure_dense",
-    "measure_dense_many",
-    "measure_dense_update",
-    "measure_dense_updates",
-    "pack_limits",
-    "read_dense",
-    "read_result",
-]
-
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _JOB = struct.Struct("=qqqqqdddqqqQ")
 _RESULT = struct.Struct("=qqqqqqdddddd")

@@ -28,8 +28,6 @@ from quark_torch.measuring.partials import Partial, TensorStatistics, Wanted, co
 from quark_torch.measuring.tensor_forms import Form, memory_order, open_form, walk, without_repeats
 from quark_torch.measuring.torch_reading import extreme_exponent, read_difference, read_flat, widen
 
-__all__ = ["UpdateStatistics", "measure", "measure_many", "measure_update", "measure_updates"]
-
 _log = logging.getLogger("quark.torch")
 _PIECE = 65_536
 _NOTHING_MORE = Wanted()

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["NOTHING", "Partial", "TensorStatistics", "Wanted", "conclude", "merge"]
-
 
 class Wanted(NamedTuple):
     """What a caller needs beside the moments and the range; the less, the cheaper.

@@ -15,30 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quark_torch.measuring.device_probe import Probe, wait_for_probes
-from quark_torch.measuring.measures import (
-    UpdateStatistics,
-    measure,
-    measure_many,
-    measure_update,
-    measure_updates,
-)
-from quark_torch.measuring.partials import TensorStatistics, Wanted
 from quark_torch.measuring.tensor_forms import memory_order, open_form
-
-__all__ = [
-    "Histogram",
-    "Probe",
-    "TensorStatistics",
-    "UpdateStatistics",
-    "Wanted",
-    "measure",
-    "measure_histogram",
-    "measure_many",
-    "measure_update",
-    "measure_updates",
-    "wait_for_probes",
-]
 
 
 class Histogram(NamedTuple):

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Form", "is_plain", "memory_order", "open_form", "without_repeats", "walk"]
-
 
 class Form(NamedTuple):
     """A tensor as dense parts.

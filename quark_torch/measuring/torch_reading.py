@@ -14,8 +14,6 @@ from torch import Tensor
 
 from quark_torch.measuring.partials import NOTHING, Partial, Wanted, merge
 
-__all__ = ["BLOCK", "extreme_exponent", "read_block", "read_difference", "read_flat", "widen"]
-
 BLOCK = 32_768
 """Elements read at once: they stay in cache, and PyTorch uses no second thread for them."""
 

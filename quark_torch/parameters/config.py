@@ -17,8 +17,6 @@ from quark_core.api import (
 )
 from quark_torch.schedule import HookScheduleConfig
 
-__all__ = ["ParameterDiagnosticsConfig"]
-
 _MAX_BINS = 4096
 _TYPES = get_args(ParameterDistributionType)
 _ROLES = get_args(ParameterRole)

@@ -51,8 +51,6 @@ from quark_torch.parameters.reading import ParameterReadback
 from quark_torch.parameters.recording import DistributionWriter, SummaryWriter, merge_metadata
 from quark_torch.parameters.replica_digest import digest_tensors, has_replicas
 
-__all__ = ["ParameterDiagnostics", "ParameterDiagnosticsConfig"]
-
 Snapshot = tuple[tuple[ParameterSummaryRecord, ...], tuple[ParameterDistributionRecord, ...]]
 
 _NOTHING: Snapshot = ((), ())

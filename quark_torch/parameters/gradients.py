@@ -11,8 +11,6 @@ import torch
 
 from quark_torch.parameters.listing import ParameterList
 
-__all__ = ["GradientScale", "MicroBatches"]
-
 _SAMPLED = 256
 _MORE_WATCHED = 3  # parameters of an optimizer, from its first on, beside the one that counts
 

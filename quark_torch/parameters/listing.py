@@ -14,20 +14,6 @@ from quark_core.api import SchemaValidationError
 from quark_torch.layer_filter import ROOT_NAME, describe_type, name_modules, strip_prefixes
 from quark_torch.parameters.config import ParameterDiagnosticsConfig
 
-__all__ = [
-    "ListedParameter",
-    "OptimizerPlace",
-    "ParameterList",
-    "find_inner_optimizers",
-    "find_role",
-    "hold_parameters",
-    "list_optimizers",
-    "list_parameters",
-    "locate_parameters",
-    "may_change",
-    "take_local",
-]
-
 _MAX_WRAPPERS = 8
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

@@ -9,29 +9,14 @@ from typing import Any
 
 import torch
 
-from quark_torch.measuring.statistics import (
-    Histogram,
-    TensorStatistics,
-    Wanted,
-    measure_histogram,
-    measure_many,
-    measure_updates,
-)
+from quark_torch.measuring.measures import measure_many, measure_updates
+from quark_torch.measuring.partials import TensorStatistics, Wanted
+from quark_torch.measuring.statistics import Histogram, measure_histogram
 from quark_torch.measuring.tensor_forms import memory_order
 from quark_torch.notices import InstrumentationNotices
 from quark_torch.parameters.config import ParameterDiagnosticsConfig
 from quark_torch.parameters.listing import ListedParameter, OptimizerPlace, may_change, take_local
 from quark_torch.parameters.optimizer_steps import OptimizerSteps, find_version
-
-__all__ = [
-    "EarlyGradient",
-    "EarlyUpdate",
-    "MissingUpdates",
-    "ParameterReading",
-    "measure_early_updates",
-    "measure_gradients",
-    "read_parameters",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["OptimizerPace"]
-
 # Before an optimizer's first step: so many steps of the loop are waited for it.
 _FIRST_WAIT = 32
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from quark_torch.parameters.listing import find_inner_optimizers, take_local
 
-__all__ = ["GradientMark", "OptimizerSteps", "StepOutcome", "find_version"]
-
 # Until the second snapshot little is known of the loop: so many steps are copied on a guess.
 _GUESSED_COPIES = 32
 _REMEMBERED_INTERVALS = 4

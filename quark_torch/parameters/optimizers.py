@@ -13,8 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from quark_torch.parameters.listing import find_inner_optimizers, hold_parameters
 
-__all__ = ["OptimizerFinder", "OptimizerMembership", "describe_foreign", "list_foreign"]
-
 OnChange = Callable[[list[torch.optim.Optimizer]], None]
 
 # Between an optimizer's step and the GradScaler's there are at most so many calls.

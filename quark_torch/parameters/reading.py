@@ -21,8 +21,6 @@ from quark_core.api import (
 if TYPE_CHECKING:
     from quark_core.api import Columns, OpenRun
 
-__all__ = ["ParameterReadback"]
-
 _TYPES = get_args(ParameterDistributionType)
 _EQUALS = ("module_name", "module_type", "parameter_name", "parameter_role", "distribution_type")
 

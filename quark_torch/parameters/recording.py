@@ -12,11 +12,10 @@ from quark_core.api import (
     ParameterDistributionRecord,
     ParameterSummaryRecord,
 )
-from quark_torch.measuring.statistics import Histogram, TensorStatistics
+from quark_torch.measuring.partials import TensorStatistics
+from quark_torch.measuring.statistics import Histogram
 from quark_torch.parameters.listing import ListedParameter
 from quark_torch.parameters.measuring import ParameterReading
-
-__all__ = ["DistributionWriter", "SummaryWriter", "merge_metadata"]
 
 _ABSENT = TensorStatistics(0, 0, 0, 0, None, None, None, None, None)
 

@@ -8,8 +8,6 @@ import torch
 
 from quark_core.api import OpenRun, parse_ranks
 
-__all__ = ["digest_tensors", "has_replicas"]
-
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

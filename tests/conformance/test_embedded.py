@@ -10,7 +10,8 @@ import pytest
 from quark_backends.embedded.plugin import quark_register_backends
 from quark_core.backends.contract import BackendConfig
 from quark_core.records.codec import decode_body
-from quark_core.testing.conformance import BackendConformance, OldStore
+from quark_core.testing.conformance import BackendConformance
+from quark_core.testing.kit import OldStore
 
 QUERY = """
     SELECT batch.body FROM batch

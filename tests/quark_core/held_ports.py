@@ -2,8 +2,6 @@
 
 import socket
 
-__all__ = ["hold_port"]
-
 
 def hold_port():
     """A socket that keeps a free port of 127.0.0.1 from others, and the port.

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 from benchmarks.diagnosis.scenario import Scenario
 
-__all__ = ["FAMILIES", "find_scenario", "list_scenarios"]
-
 FAMILIES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 """In the order in which they were written."""
 

@@ -16,8 +16,6 @@ from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw, Truth
 from quark import DataDiagnostics
 
-__all__ = ["RUINS", "Course", "Notes", "fit", "judge_fault", "judge_sound", "lost", "pair"]
-
 AnyRecorder = Recorder | SilentRecorder
 
 # What a training that goes to pieces shows beside its cause.

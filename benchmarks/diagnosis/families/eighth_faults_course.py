@@ -23,8 +23,6 @@ from benchmarks.diagnosis.networks import Classifier, Transformer, make_convolut
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _schedule_not_restored(recorder: Recorder, draw: Draw) -> Truth:
     """Threads on resuming: the checkpoint lacks the scheduler, the rate comes back far too high."""

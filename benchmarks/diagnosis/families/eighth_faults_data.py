@@ -29,8 +29,6 @@ from benchmarks.diagnosis.networks import Recurrent, make_convolutional, make_ml
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _tell(batch: Any) -> dict[str, Any]:
     return {"labels": batch[1].flatten(), "sample_ids": batch[2]}

@@ -29,8 +29,6 @@ from benchmarks.diagnosis.networks import make_convolutional, make_mlp
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _memorised_reviews(recorder: Recorder, draw: Draw) -> Truth:
     """The forum's classic: fine-tuning too long on two hundred reviews."""

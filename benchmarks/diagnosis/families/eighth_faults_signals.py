@@ -26,8 +26,6 @@ from benchmarks.diagnosis.networks import make_convolutional, make_mlp
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _bootstrapped_beyond_data(recorder: Recorder, draw: Draw) -> Truth:
     """Tsitsiklis and Van Roy 1996: values bootstrapped off the data, without a target network."""

@@ -16,8 +16,6 @@ from benchmarks.diagnosis.networks import make_convolutional, make_mlp
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 # What may be said of a model that ignores its input, or is judged by other data.
 _BESIDE = (*RUINS, "overfitting_onset", "constant_inputs", "training_mode_in_evaluation")
 

@@ -24,8 +24,6 @@ from benchmarks.diagnosis.networks import Transformer, make_convolutional, make_
 from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _weighted_rarity(recorder: Recorder, draw: Draw) -> Truth:
     """Four per cent of positives, weighted by their rarity: recall is wanted, not accuracy."""

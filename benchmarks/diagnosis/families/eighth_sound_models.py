@@ -23,8 +23,6 @@ from benchmarks.diagnosis.networks import Classifier
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _pretrain(draw: Draw, body: nn.Module, width: int, classes: int) -> None:
     data = make_images(Draw(draw.name, draw.seed + 100), classes=classes)

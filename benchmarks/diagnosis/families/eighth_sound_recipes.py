@@ -23,8 +23,6 @@ from benchmarks.diagnosis.networks import Autoencoder, make_convolutional, make_
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _warm_restarts(recorder: Recorder, draw: Draw) -> Truth:
     """Loshchilov and Hutter 2017: the rate jumps back up, and the loss with it, each time."""

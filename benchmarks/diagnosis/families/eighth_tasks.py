@@ -14,17 +14,6 @@ from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.families.eighth_course import Course
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = [
-    "Reader",
-    "SmallResNet",
-    "cut",
-    "make_chain",
-    "make_images",
-    "make_prices",
-    "sample",
-    "supervise",
-]
-
 
 def sample(draw: Draw, count: int, size: int) -> Callable[[int], Tensor]:
     """Indices of a step's batch, from epochs without replacement."""

@@ -17,20 +17,6 @@ from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Trace
 
-__all__ = [
-    "Batches",
-    "Make",
-    "Plan",
-    "blame_nothing",
-    "expect",
-    "find_healthy",
-    "make_healthy",
-    "make_wrong",
-    "run",
-    "run_both",
-    "tell",
-]
-
 Make = Callable[[Draw, bool], "Plan"]
 _SLACK = ("plateau", "overfitting_onset", "mislabelled_data", "loss_spike", "update_ratio")
 

@@ -39,14 +39,6 @@ from benchmarks.diagnosis.oracles import WRECK, doubt, excess, is_worse, smooth
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = [
-    "SCENARIOS",
-    "make_detached",
-    "make_lags",
-    "make_resumed",
-    "make_spoken",
-]
-
 
 # Pascanu et al. 2013, Le et al. 2015: the recurrent matrix of rectifiers is above norm 1, and
 # what comes back over 48 hours grows with each of them, from the first step on.

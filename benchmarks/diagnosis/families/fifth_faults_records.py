@@ -27,15 +27,6 @@ from benchmarks.diagnosis.oracles import doubt, is_worse
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = [
-    "SCENARIOS",
-    "make_accumulated",
-    "make_bare_norms",
-    "make_cleared",
-    "make_unfrozen",
-    "pretrain",
-]
-
 _DULL = (
     "stagnant_layers",
     "vanishing_gradients",

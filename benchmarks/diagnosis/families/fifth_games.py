@@ -12,8 +12,6 @@ from torch.nn import functional
 from benchmarks.diagnosis.families.fifth_course import Plan
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["ActorCritic", "Poles", "play_poles"]
-
 _LIMIT = 200
 
 

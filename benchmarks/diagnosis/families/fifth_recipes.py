@@ -31,24 +31,6 @@ from benchmarks.diagnosis.families.fifth_tasks import (
 from benchmarks.diagnosis.scenario import Draw
 from benchmarks.diagnosis.sequences import load_text
 
-__all__ = [
-    "adam",
-    "clicks",
-    "documents",
-    "keywords",
-    "load_letters",
-    "match",
-    "naming",
-    "next_letter",
-    "ratings",
-    "reversals",
-    "series",
-    "supervise",
-    "text",
-    "transcribe",
-    "utterances",
-]
-
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Call = Callable[[nn.Module, Tensor, Tensor], Tensor]
 Change = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -17,8 +17,6 @@ from benchmarks.diagnosis.families.fifth_faults_records import (
 )
 from benchmarks.diagnosis.families.fifth_wrong import make_broadcast, make_poles, make_topics
 
-__all__ = ["SCENARIOS"]
-
 SCENARIOS = (
     # TrainCheck's stackoverflow-60335387, fixed.
     make_healthy("zero_grad_there", make_cleared, "SGD with momentum, gradients cleared"),

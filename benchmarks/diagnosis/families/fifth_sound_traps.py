@@ -33,8 +33,6 @@ from benchmarks.diagnosis.families.fifth_tasks import (
 from benchmarks.diagnosis.recorder import SilentRecorder
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 # AWD-LSTM and fairseq recipes: the clipping norm is far below the usual one.
 def make_clipped(draw: Draw, _broken: bool) -> Plan:

@@ -9,26 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = [
-    "CausalText",
-    "Clicks",
-    "Documents",
-    "Factorizer",
-    "Forecaster",
-    "KeywordNet",
-    "Parts",
-    "Recognizer",
-    "Reverser",
-    "Utterances",
-    "make_clicks",
-    "make_documents",
-    "make_keywords",
-    "make_ratings",
-    "make_reversals",
-    "make_series",
-    "make_utterances",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Parts:

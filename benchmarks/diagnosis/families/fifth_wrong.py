@@ -31,8 +31,6 @@ from benchmarks.diagnosis.families.fifth_tasks import (
 )
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS", "make_broadcast", "make_poles", "make_topics"]
-
 
 # HF transformers' "labels are shifted inside the model": the collator had shifted them, too.
 def make_shifted(draw: Draw, broken: bool) -> Plan:

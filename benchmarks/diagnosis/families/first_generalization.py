@@ -18,8 +18,6 @@ from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, train
 
-__all__ = ["SCENARIOS"]
-
 
 def _learn_wrong_labels(draw: Draw) -> Problem:
     rng = draw.stream("data")

@@ -17,8 +17,6 @@ from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, Trace, train_twice
 
-__all__ = ["SCENARIOS"]
-
 Make = Callable[[Draw, bool], Problem]
 _MUTED = ("plateau", "stagnant_layers", "activation_collapse", "update_ratio")
 

@@ -18,8 +18,6 @@ from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, train
 
-__all__ = ["SCENARIOS"]
-
 Make = Callable[[Draw], Problem]
 
 

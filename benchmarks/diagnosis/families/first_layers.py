@@ -16,8 +16,6 @@ from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, train_twice
 
-__all__ = ["SCENARIOS"]
-
 _WEIGHTY = (nn.Linear, nn.Conv2d, nn.GRU, nn.LSTM, nn.Embedding)
 
 

@@ -19,8 +19,6 @@ from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, train
 
-__all__ = ["SCENARIOS"]
-
 
 class _Variational(nn.Module):
     """A variational autoencoder; returns input, mean and logarithm of the variance side by side."""

@@ -16,8 +16,6 @@ from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, train
 
-__all__ = ["SCENARIOS"]
-
 Times = tuple[float, float, float]
 Trouble = Callable[[int, float, float], tuple[float, float]]
 

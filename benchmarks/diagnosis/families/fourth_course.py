@@ -17,18 +17,6 @@ from torch import Tensor, nn
 from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw, Truth
 
-__all__ = [
-    "AFTERMATH",
-    "Course",
-    "Notes",
-    "both",
-    "broken",
-    "calm",
-    "given_away",
-    "sound",
-    "train",
-]
-
 AnyRecorder = Recorder | SilentRecorder
 # What a network that was thrown far off may show beside the fault that did it.
 AFTERMATH = (

@@ -25,8 +25,6 @@ from benchmarks.diagnosis.networks import Recurrent, Transformer
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def code_under_summed_divergence(recorder: Recorder, draw: Draw) -> Truth:
     """PyTorch forum, VAE: the divergence is summed, the error averaged; Bowman et al. 2016."""

@@ -19,8 +19,6 @@ from benchmarks.diagnosis.families.fourth_tasks import Batches, draw_ring, evalu
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def bootstrapped_off_policy(recorder: Recorder, draw: Draw) -> Truth:
     """Baird 1995 (Sutton and Barto, 11.2): off-policy bootstrapping makes values grow for ever."""

@@ -22,8 +22,6 @@ from benchmarks.diagnosis.networks import Recurrent
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def zero_grad_forgotten(recorder: Recorder, draw: Draw) -> Truth:
     """Karpathy, "most common neural net mistakes": you forgot to .zero_grad() before backward."""

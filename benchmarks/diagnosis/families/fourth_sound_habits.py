@@ -21,8 +21,6 @@ from benchmarks.diagnosis.networks import Recurrent, Transformer
 from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _mlp(inputs: int, width: int, outputs: int, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     return nn.Sequential(

@@ -25,8 +25,6 @@ from benchmarks.diagnosis.families.fourth_tasks import (
 from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _run(course: Course, recorder: Recorder, draw: Draw) -> Notes:
     return train(course, recorder, draw)

@@ -15,18 +15,6 @@ from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.families.fourth_course import Course
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = [
-    "Batches",
-    "Vae",
-    "cross_entropy",
-    "draw_ring",
-    "evaluate",
-    "hit_rate",
-    "load_masks",
-    "load_zipf",
-    "supervise",
-]
-
 Measure = Callable[[Tensor, Tensor], Tensor]
 
 

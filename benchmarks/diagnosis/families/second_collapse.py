@@ -18,8 +18,6 @@ from benchmarks.diagnosis.families.second_evidence import (
 from benchmarks.diagnosis.families.second_judges import fault, judge_collapse
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _bias_drift(draw: Draw, faulty: bool) -> Lesson:
     """A running correction is taken off a layer's bias again and again, never added back."""

@@ -9,21 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = [
-    "SCENARIOS",
-    "Material",
-    "addition_problem",
-    "characters",
-    "friedman",
-    "handwriting",
-    "ring_points",
-    "shape_images",
-    "signal_windows",
-    "tabular",
-    "trigger_sequences",
-    "zipf_documents",
-]
-
 SCENARIOS = ()
 
 

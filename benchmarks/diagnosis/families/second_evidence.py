@@ -21,18 +21,6 @@ from torch.nn import functional
 
 from benchmarks.diagnosis.families.second_data import Material
 
-__all__ = [
-    "SCENARIOS",
-    "Lesson",
-    "Trace",
-    "conduct",
-    "dead_share",
-    "gradient_ladder",
-    "log_uniform",
-    "supervise",
-    "without_graph",
-]
-
 SCENARIOS = ()
 Clock = Callable[[int], tuple[float, float, float]]
 

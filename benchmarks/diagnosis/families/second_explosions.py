@@ -23,8 +23,6 @@ from benchmarks.diagnosis.families.second_evidence import (
 from benchmarks.diagnosis.families.second_judges import fault, judge_divergence, judge_explosion
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 class Recurrent(nn.Module):
     """A recurrent layer and a linear head on its last output."""

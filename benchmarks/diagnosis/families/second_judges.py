@@ -15,26 +15,6 @@ from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 if TYPE_CHECKING:
     from benchmarks.diagnosis.recorder import Recorder
 
-__all__ = [
-    "SCENARIOS",
-    "Build",
-    "Judge",
-    "fault",
-    "judge_collapse",
-    "judge_divergence",
-    "judge_explosion",
-    "judge_health",
-    "judge_nonfinite",
-    "judge_overfitting",
-    "judge_plateau",
-    "judge_runtime",
-    "judge_spike",
-    "judge_stagnation",
-    "judge_updates",
-    "judge_vanishing",
-    "sound",
-]
-
 SCENARIOS = ()
 Build = Callable[[Draw, bool], Lesson]
 Judge = Callable[[Trace, Trace], Truth]

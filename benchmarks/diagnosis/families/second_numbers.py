@@ -27,8 +27,6 @@ from benchmarks.diagnosis.families.second_judges import (
 )
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _perceptron(*widths: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     layers: list[nn.Module] = []

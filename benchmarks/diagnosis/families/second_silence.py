@@ -25,8 +25,6 @@ from benchmarks.diagnosis.families.second_judges import (
 )
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 class HalfWire(torch.autograd.Function):
     """The identity, whose gradient passes through half precision."""

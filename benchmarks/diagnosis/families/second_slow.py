@@ -19,8 +19,6 @@ from benchmarks.diagnosis.families.second_evidence import Clock, Lesson, log_uni
 from benchmarks.diagnosis.families.second_judges import fault, judge_overfitting, judge_runtime
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _plain(draw: Draw, clock: Clock, steps: int, onset: int, watched: bool = True) -> Lesson:
     """A small training that goes well, under a clock of its own."""

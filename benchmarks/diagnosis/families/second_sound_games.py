@@ -18,8 +18,6 @@ from benchmarks.diagnosis.families.second_evidence import (
 from benchmarks.diagnosis.families.second_judges import sound
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 class Gan(nn.Module):
     """Generator and critic, trained in turns by one optimizer of two groups."""

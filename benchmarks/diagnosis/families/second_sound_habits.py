@@ -23,8 +23,6 @@ from benchmarks.diagnosis.families.second_evidence import Lesson, log_uniform, s
 from benchmarks.diagnosis.families.second_judges import sound
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _net(*widths: int, act: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
     layers: list[nn.Module] = []

@@ -20,8 +20,6 @@ from benchmarks.diagnosis.families.second_evidence import Clock, Lesson, log_uni
 from benchmarks.diagnosis.families.second_judges import sound
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _distilled(draw: Draw) -> Lesson:
     """A student learns from soft targets of a wide random-feature teacher, at high temperature."""

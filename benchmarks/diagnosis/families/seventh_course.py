@@ -17,19 +17,6 @@ from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from quark import DataDiagnostics
 
-__all__ = [
-    "FALLOUT",
-    "Batch",
-    "Log",
-    "Plan",
-    "compare",
-    "deal",
-    "doubt",
-    "fault",
-    "pursue",
-    "sound",
-]
-
 Batch = tuple[Tensor, ...]
 Check = Callable[["Log", "Log"], str | None]
 # What a broken training may show beside the alert that is asked for.

@@ -25,8 +25,6 @@ from benchmarks.diagnosis.families.seventh_tasks import (
 )
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS", "is_stuck"]
-
 
 def is_stuck(share: float = 0.1) -> Callable[[Log, Log], str | None]:
     """A check that the loss of the second half is above all but this share of where it settled."""

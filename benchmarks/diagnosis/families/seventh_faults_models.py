@@ -36,8 +36,6 @@ from benchmarks.diagnosis.families.seventh_tasks import (
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _miss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """One minus the overlap of the masks that a user would make of the outputs."""

@@ -27,8 +27,6 @@ from benchmarks.diagnosis.families.seventh_tasks import (
 from benchmarks.diagnosis.scenario import Draw
 from benchmarks.diagnosis.sequences import load_waves
 
-__all__ = ["SCENARIOS"]
-
 
 def _keep_a_static_scale(draw: Draw, faulty: bool) -> Plan:
     scale = 2.0 ** draw.integer(24, 28)

@@ -14,8 +14,6 @@ from benchmarks.diagnosis.families.seventh_course import Batch, Plan
 from benchmarks.diagnosis.families.seventh_tasks import make_dense
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SimSiam", "bandit", "duel", "judge_centres", "pair"]
-
 
 class SimSiam(nn.Module):
     """An encoder and a predictor."""

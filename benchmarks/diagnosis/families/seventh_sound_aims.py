@@ -30,8 +30,6 @@ from benchmarks.diagnosis.families.seventh_tasks import (
 )
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _state_its_doubt(draw: Draw) -> Plan:
     # A Gaussian's negative log-likelihood, which goes below zero.

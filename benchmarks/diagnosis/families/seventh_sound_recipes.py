@@ -30,8 +30,6 @@ from benchmarks.diagnosis.families.seventh_tasks import (
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _restart_warmly(draw: Draw) -> Plan:
     first = draw.integer(30, 45)

@@ -18,24 +18,6 @@ from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.families.seventh_course import Batch, Plan, deal
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = [
-    "Decoder",
-    "Graph",
-    "Net",
-    "Sequence",
-    "classify",
-    "digits",
-    "draw_graph",
-    "learn",
-    "make_dense",
-    "make_masks",
-    "regress",
-    "segment",
-    "shapes",
-    "text",
-    "friedman",
-]
-
 Lose = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 

@@ -16,19 +16,6 @@ from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from quark import DataDiagnostics
 
-__all__ = [
-    "ANYTHING",
-    "Batch",
-    "Course",
-    "Log",
-    "cycle",
-    "doubt",
-    "fault",
-    "follow",
-    "sound",
-    "watch",
-]
-
 Batch = tuple[Tensor, ...]
 # What a training that is broken through and through may show beside what is asked for.
 ANYTHING = (

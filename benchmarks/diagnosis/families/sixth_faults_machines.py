@@ -19,8 +19,6 @@ from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from quark import SystemTelemetry, SystemTelemetryConfig
 
-__all__ = ["SCENARIOS", "Ring", "play", "train_with_memory"]
-
 _BLOCK = 3_000_000
 
 

@@ -24,8 +24,6 @@ from benchmarks.diagnosis.families.sixth_tasks import (
 )
 from benchmarks.diagnosis.scenario import Draw, Scenario
 
-__all__ = ["SCENARIOS"]
-
 
 def _dark_images(draw: Draw, broken: bool) -> Course:
     """Bytes are divided by 256 as whole numbers: every image is black."""

@@ -24,8 +24,6 @@ from benchmarks.diagnosis.families.sixth_tasks import (
 )
 from benchmarks.diagnosis.scenario import Draw, Scenario
 
-__all__ = ["SCENARIOS"]
-
 
 def _softmax_twice(draw: Draw, broken: bool) -> Course:
     """The network ends in a softmax, and the loss takes another one."""

@@ -14,8 +14,6 @@ import numpy as np
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["train_ranks"]
-
 STEPS = 100
 _SENDS_EVERY = 10
 

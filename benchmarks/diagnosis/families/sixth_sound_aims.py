@@ -18,8 +18,6 @@ from benchmarks.diagnosis.families.sixth_tasks import Variational, digits, teach
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = ["SCENARIOS"]
-
 
 def _late_drop(draw: Draw) -> Course:
     """The parity of three of ten signs: nothing to see for long, then all at once."""

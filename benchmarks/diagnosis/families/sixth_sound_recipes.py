@@ -23,8 +23,6 @@ from benchmarks.diagnosis.families.sixth_tasks import (
 )
 from benchmarks.diagnosis.scenario import Draw, Scenario
 
-__all__ = ["SCENARIOS"]
-
 
 def _pick(data: Data, low: int, high: int) -> Data:
     """Rows of the classes from low to below high, whose labels begin at 0."""

@@ -15,18 +15,6 @@ from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.families.sixth_course import Batch, Course, cycle
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = [
-    "Letters",
-    "Variational",
-    "classify",
-    "digits",
-    "friedman",
-    "images",
-    "letters",
-    "regress",
-    "teach",
-]
-
 
 class Letters(nn.Module):
     """A causal transformer over letters; `tied`: the head has the embedding's weight."""

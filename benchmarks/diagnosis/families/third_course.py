@@ -21,19 +21,6 @@ from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = [
-    "SCENARIOS",
-    "Build",
-    "Course",
-    "Notes",
-    "attend",
-    "attend_twice",
-    "descend",
-    "noise",
-    "note_gradients",
-    "supervise",
-]
-
 SCENARIOS = ()
 Clock = Callable[[int], tuple[float, float, float]]
 

@@ -19,8 +19,6 @@ from benchmarks.diagnosis.families.third_tasks import (
 from benchmarks.diagnosis.networks import Residual
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _raw_unit(draw: Draw, faulty: bool) -> Course:
     """After a resume, targets come in grams in place of kilograms."""

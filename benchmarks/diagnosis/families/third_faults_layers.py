@@ -23,8 +23,6 @@ from benchmarks.diagnosis.families.third_tasks import (
 )
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 class _Adapted(nn.Module):
     """A frozen layer and a narrow correction of it."""

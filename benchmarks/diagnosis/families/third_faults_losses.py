@@ -22,8 +22,6 @@ from benchmarks.diagnosis.families.third_tasks import (
 from benchmarks.diagnosis.networks import make_convolutional
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _left_in_eval(draw: Draw, faulty: bool) -> Course:
     """After the first validations nobody calls train(): dropout is off for good."""

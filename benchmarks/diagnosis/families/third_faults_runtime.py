@@ -16,8 +16,6 @@ from benchmarks.diagnosis.families.third_course import Course, Notes, descend, s
 from benchmarks.diagnosis.families.third_tasks import cross_entropy, make_plain, scaled_friedman
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 Delay = Callable[[int, float, np.random.Generator], tuple[float, float]]
 
 

@@ -15,8 +15,6 @@ from benchmarks.diagnosis.families.third_course import Course, Notes, descend, n
 from benchmarks.diagnosis.families.third_tasks import make_plain, scaled_friedman, split
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _critic(draw: Draw) -> Course:
     """A Wasserstein game with a penalty on gradients; its losses wander below zero."""

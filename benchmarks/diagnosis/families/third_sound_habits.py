@@ -28,8 +28,6 @@ from benchmarks.diagnosis.families.third_tasks import (
 from benchmarks.diagnosis.networks import Residual, make_convolutional
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _one_cycle(draw: Draw) -> Course:
     """The rate climbs to a high peak and goes to almost nothing."""

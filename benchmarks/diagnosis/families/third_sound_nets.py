@@ -25,8 +25,6 @@ from benchmarks.diagnosis.families.third_tasks import (
 )
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = ["SCENARIOS"]
-
 
 def _norm_before(draw: Draw) -> Course:
     data = load_chain(draw, letters=draw.integer(10, 16))

@@ -12,23 +12,6 @@ from torch.nn import functional
 from benchmarks.diagnosis.datasets import Data, load_friedman
 from benchmarks.diagnosis.scenario import Draw
 
-__all__ = [
-    "SCENARIOS",
-    "Attention",
-    "Block",
-    "Graph",
-    "Patches",
-    "Speller",
-    "cross_entropy",
-    "load_chain",
-    "load_graph",
-    "load_recall",
-    "load_reversal",
-    "make_plain",
-    "scaled_friedman",
-    "split",
-]
-
 SCENARIOS = ()
 
 

@@ -11,23 +11,6 @@ from benchmarks.diagnosis.families.third_course import Build, Course, Notes, att
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-__all__ = [
-    "SCENARIOS",
-    "fault",
-    "healthy",
-    "judge_collapse",
-    "judge_divergence",
-    "judge_explosion",
-    "judge_non_finite",
-    "judge_overfitting",
-    "judge_plateau",
-    "judge_runtime",
-    "judge_spike",
-    "judge_stagnation",
-    "judge_update",
-    "judge_vanishing",
-]
-
 SCENARIOS = ()
 Judge = Callable[[Course, Course], Truth]
 _MUTE = (

@@ -11,10 +11,8 @@ from quark.analysis.comparison.results import (
     AlertSighting,
     HealthScoreDiff,
 )
-from quark.analysis.run_data import strip_prefixes
+from quark.analysis.histories import strip_prefixes
 from quark_core.records import AlertRecord, HealthScoreRecord
-
-__all__ = ["compare_alerts", "compare_health_scores"]
 
 _SEVERITIES = ("info", "warning", "error", "critical")
 _SCORES = ("overall", "optimization", "representation", "generalization", "runtime")

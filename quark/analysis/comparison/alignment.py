@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.comparison.config import MetricDirection
 from quark.analysis.comparison.statistics import estimate_median_error
 from quark.analysis.curves import Curve
-
-__all__ = ["CommonRange", "CurveSummary", "find_range", "summarize_curve"]
+from quark_core.config.metric_directions import MetricDirection
 
 Floats = NDArray[np.float64]
 

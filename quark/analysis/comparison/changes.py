@@ -23,16 +23,6 @@ from quark_core.records.json_object import flatten_json
 from quark_core.records.run_digests import is_idle_package, is_seed, list_imported
 from quark_core.runs.environment import SECTIONS
 
-__all__ = [
-    "compare_settings",
-    "find_seed",
-    "list_agreeing",
-    "list_configuration",
-    "list_environment",
-    "list_settings",
-    "repeats_setting",
-]
-
 # Different in every run, whatever is run.
 _PASSING = frozenset(
     """

@@ -13,8 +13,6 @@ from quark.provenance.kept_sources import KeptSources, read_sources
 from quark_core.backends.contract import StoredRun, SupportsRead
 from quark_core.errors import ArtifactDamagedError, ArtifactNotFoundError
 
-__all__ = ["SOURCES", "CodeComparison", "CodeHolder", "compare_code", "list_code_changes"]
-
 SOURCES = "sources"
 """Path of all sources together, where no more than their digest is known."""
 

@@ -11,13 +11,6 @@ from quark_core.config.metric_directions import MetricDirection
 from quark_core.errors import SchemaValidationError
 from quark_core.records.checks import check_choice
 
-__all__ = [
-    "ComparisonEngineConfig",
-    "MetricDirection",
-    "MetricTargetSpec",
-    "TargetDirection",
-]
-
 TargetDirection = Literal["at_least", "at_most"]
 
 

@@ -31,8 +31,6 @@ from quark_core.records import format_time
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 from quark_core.records.times import now_us
 
-__all__ = ["ComparisonEngine", "pair_runs"]
-
 
 class ComparisonEngine:
     """Compares runs: what changed, what differs, and whether that means anything.

@@ -16,9 +16,8 @@ from quark.analysis.comparison.results import (
     ParameterDiff,
 )
 from quark.analysis.curves import spread
-from quark.analysis.run_data import History, LayerHistory, ParameterHistory, RunData
-
-__all__ = ["compare_layers", "compare_parameters"]
+from quark.analysis.histories import History, LayerHistory, ParameterHistory
+from quark.analysis.run_data import RunData
 
 Floats = NDArray[np.float64]
 

@@ -16,11 +16,7 @@ from quark.analysis.comparison.alignment import (
     find_range,
     summarize_curve,
 )
-from quark.analysis.comparison.config import (
-    ComparisonEngineConfig,
-    MetricDirection,
-    MetricTargetSpec,
-)
+from quark.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
 from quark.analysis.comparison.results import FigureDiff, MetricDiff
 from quark.analysis.comparison.statistics import (
     adjust_by_holm,
@@ -40,15 +36,15 @@ from quark.analysis.metric_roles import (
     find_validation_loss,
 )
 from quark.analysis.run_data import RunData
-from quark_core.config.metric_directions import find_mode, is_rate_name, name_direction
+from quark_core.config.metric_directions import (
+    MetricDirection,
+    find_mode,
+    is_rate_name,
+    name_direction,
+)
 from quark_core.config.objective import Objective, read_objective
 from quark_core.records.names import encode_name
 from quark_core.runs.reading import encode_key
-
-__all__ = [
-    "Pairing",
-    "compare_metrics",
-]
 
 Floats = NDArray[np.float64]
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from quark.analysis.comparison.results import PhaseDiff
 from quark_core.records import PhaseRecord
 
-__all__ = ["compare_phases"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:

@@ -13,29 +13,6 @@ from quark_core.presentation import bundle, paint
 from quark_core.records.base import Record
 from quark_core.records.runs import RunEnding
 
-__all__ = [
-    "AlertDiff",
-    "AlertMatch",
-    "AlertSighting",
-    "AnalysisOrigin",
-    "ChangeDiff",
-    "ComparisonMode",
-    "FigureDiff",
-    "HealthScoreDiff",
-    "LayerFigureDiff",
-    "LayerSummaryDiff",
-    "MetricDiff",
-    "MetricVerdict",
-    "ParameterDiff",
-    "PhaseDiff",
-    "Presence",
-    "RunComparisonResult",
-    "RunReference",
-    "TargetDiff",
-    "TargetOutcome",
-]
-
-
 MetricVerdict = Literal["better", "worse", "equivalent", "inconclusive"]
 Presence = Literal["both", "primary_only", "reference_only"]
 

@@ -27,17 +27,6 @@ from quark_core.records.runs import RunContext
 from quark_core.runs.open_run import open_runs
 from quark_core.runs.run_reader import RunReader, find_session_run, open_run_reader, read_run
 
-__all__ = [
-    "ComparedRun",
-    "Target",
-    "describe_side",
-    "find_storage_dir",
-    "list_targets",
-    "load_side",
-    "open_target",
-    "refer_to_run",
-]
-
 AnyRecord = TypeVar("AnyRecord", bound=StreamRecord)
 
 Target = RunReader | RunContext | str

@@ -12,27 +12,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-__all__ = [
-    "MeanTest",
-    "adjust_by_holm",
-    "bootstrap_iqm",
-    "compare_means",
-    "count_deciding_runs",
-    "count_effective_points",
-    "estimate_effect",
-    "estimate_median_error",
-    "go_together",
-    "make_generator",
-    "permute_pairs",
-    "permute_sides",
-    "probability_of_improvement",
-    "rank_values",
-    "student_cdf",
-    "student_quantile",
-    "take_iqm",
-    "two_sided_p",
-]
-
 Floats = NDArray[np.float64]
 
 _TERMS = 300

@@ -11,15 +11,6 @@ from quark.analysis.comparison.sides import ComparedRun
 from quark.analysis.run_data import RunData
 from quark_core.records.names import decode_name
 
-__all__ = [
-    "describe_agreement",
-    "list_notes",
-    "summarize",
-    "tell_common_step",
-    "tell_lengths",
-]
-
-
 _SECTIONS = {"config": "configuration", "code": "code", "environment": "environment"}
 _LISTED = 4
 _VERDICTS = ("better", "worse", "equivalent", "inconclusive")

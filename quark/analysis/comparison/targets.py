@@ -12,8 +12,6 @@ from quark.analysis.comparison.results import TargetDiff, TargetOutcome
 from quark.analysis.comparison.statistics import permute_sides
 from quark.analysis.curves import Curve
 
-__all__ = ["Reach", "compare_targets", "find_reach"]
-
 _TESTED_RUNS = 3
 
 

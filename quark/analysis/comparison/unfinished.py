@@ -10,8 +10,6 @@ from quark.analysis.comparison.results import MetricDiff, RunReference
 from quark.analysis.run_end import say_end
 from quark_core.runs.run_ids import shorten_run_id
 
-__all__ = ["limit_verdicts", "may_say", "tell_ends"]
-
 _BROKEN_OFF = ("failed", "interrupted", "lost")
 
 

@@ -28,8 +28,6 @@ from quark.analysis.comparison.statistics import (
     rank_values,
 )
 
-__all__ = ["Evidence", "Sample", "Verdict", "conclude", "may_be_worse", "weigh"]
-
 Floats = NDArray[np.float64]
 
 _MANY_RUNS = 1_000

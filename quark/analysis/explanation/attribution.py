@@ -19,16 +19,6 @@ from quark.analysis.explanation.results import ABSENT, Effect, NoiseFloor
 from quark.analysis.explanation.traits import Place, encode_value, tells_runs_apart
 from quark_core.config.belonging import EXCHANGED_FIELD
 
-__all__ = [
-    "LEAST_HISTORY",
-    "Attribution",
-    "attribute",
-    "measure_checks",
-    "measure_pairs",
-    "name_check_group",
-    "regress",
-]
-
 Floats = NDArray[np.float64]
 
 LEAST_HISTORY = 20

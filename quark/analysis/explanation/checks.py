@@ -14,19 +14,6 @@ from quark_core.backends.contract import StoredRun
 from quark_core.config.redaction import REDACTED
 from quark_core.records.run_digests import is_seed
 
-__all__ = [
-    "DEFAULT_RUNS",
-    "Exchange",
-    "describe_check",
-    "join_places",
-    "list_checkable",
-    "plan_checks",
-    "plan_exchange",
-    "refuse_sources",
-    "split_causes",
-    "tell_checks",
-]
-
 DEFAULT_RUNS = 3
 
 _MOST_SINGLE = 6

@@ -23,8 +23,6 @@ from quark.provenance.kept_sources import KeptSources
 if TYPE_CHECKING:
     from quark_core.records.kinds.provenance import FingerprintRecord
 
-__all__ = ["find_code_differences"]
-
 _MOST_MODULES = 1_000
 _MOST_NAMED = 5
 _PYTHON = ".py"

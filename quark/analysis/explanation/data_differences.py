@@ -16,8 +16,6 @@ from quark.provenance.fingerprint_comparison import (
 )
 from quark_core.records.kinds.provenance import FingerprintRecord
 
-__all__ = ["compare_data", "fold_streams", "include_outputs", "set_unexplained_apart"]
-
 _UNRECORDED = "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
 _STREAM = "stream"
 _SAMPLES = "samples of "

@@ -18,8 +18,6 @@ from quark.analysis.explanation.traits import (
     is_redacted,
 )
 
-__all__ = ["Difference", "Findings", "compare_traits", "join_findings", "rule_out_unread"]
-
 _KINDS: tuple[CauseKind, ...] = (
     "seed",
     "config",

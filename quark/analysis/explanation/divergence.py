@@ -17,8 +17,6 @@ from quark_core.records.names import decode_name
 from quark_core.records.query import Query
 from quark_core.runs.reading import read_rows
 
-__all__ = ["find_parting", "is_measured_by_clock", "is_setting"]
-
 Floats = NDArray[np.float64]
 Curves = dict[str, tuple[NDArray[np.int64], Floats]]
 

@@ -74,8 +74,6 @@ from quark_core.records.times import now_us
 from quark_core.runs.reading import encode_key
 from quark_core.runs.run_ids import name_store
 
-__all__ = ["explain_change"]
-
 _MOST_NAMED = 10
 
 

@@ -14,8 +14,6 @@ from quark_core.config.belonging import EXCHANGED_FIELD
 from quark_core.errors import RunNotFoundError
 from quark_core.records.names import decode_name
 
-__all__ = ["NothingGotWorseError", "RunInQuestion", "find_good_run"]
-
 _MOST_LOOKED_AT = 8
 """Runs whose findings are read, and made where none are stored."""
 

@@ -25,8 +25,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.run_digests import digest_config
 from quark_core.runs.searching import build_page_search, build_search, find_page, find_runs
 
-__all__ = ["PastRun", "find_config_digest", "load_history"]
-
 _MOST_RUNS = 2_000
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

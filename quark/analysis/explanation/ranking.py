@@ -22,8 +22,6 @@ from quark.analysis.observations import format_number
 from quark.provenance.numeric_facts import NUMERIC_PACKAGES
 from quark_core.records import EvidenceRecord
 
-__all__ = ["Case", "judge_effect", "list_never_recorded", "rank_causes"]
-
 _AGREEMENT = 0.8
 """Share of resamples that must hold one cause for the largest before it is probable."""
 

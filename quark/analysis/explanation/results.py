@@ -13,21 +13,6 @@ from quark_core.presentation import bundle, paint
 from quark_core.records import EvidenceRecord
 from quark_core.records.base import Record
 
-__all__ = [
-    "ABSENT",
-    "Cause",
-    "CauseKind",
-    "ChangeExplanation",
-    "ChangeVerdict",
-    "Check",
-    "Effect",
-    "NoiseFloor",
-    "Parting",
-    "PartingManner",
-    "Remark",
-    "Standing",
-]
-
 ChangeVerdict = Literal["better", "worse", "changed", "no_difference", "cannot_tell"]
 CauseKind = Literal["seed", "data", "config", "code", "launch", "switch", "package", "hardware"]
 Standing = Literal["probable", "possible", "unlikely"]

@@ -8,8 +8,6 @@ from dataclasses import replace
 from quark.analysis.explanation.differences import Difference, Findings
 from quark_core.records import ConfigSnapshot
 
-__all__ = ["name_origins"]
-
 
 def name_origins(
     findings: Findings,

@@ -21,8 +21,6 @@ from quark_core.records.runs import RunContext
 from quark_core.runs.reading import read_rows
 from quark_core.sessions.config_reads import CONFIG_READS
 
-__all__ = ["ExplainedRun", "describe_runs", "load_runs"]
-
 _MOST_FINGERPRINTS = 5_000
 
 

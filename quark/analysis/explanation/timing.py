@@ -15,8 +15,6 @@ from quark.analysis.explanation.history import PastRun
 from quark.analysis.explanation.results import Parting
 from quark.analysis.explanation.traits import encode_value
 
-__all__ = ["find_hidden_difference", "fits_parting", "is_optimizer_setting", "weigh_parting"]
-
 _OPTIMIZER = re.compile(
     r"(^|[._/-])(lr|learning_?rate|momentum|weight_?decay|wd|betas?|beta_?[12]|eps(ilon)?"
     r"|optim(izer)?|nesterov|amsgrad|dampening|warm_?up(_steps|_epochs|_ratio)?|scheduler?"

@@ -19,21 +19,6 @@ from quark_core.config.redaction import REDACTED
 from quark_core.records.run_digests import is_seed
 from quark_core.runs.environment import WELL_KNOWN_PACKAGES
 
-__all__ = [
-    "CODE_PLACE",
-    "INSTALLED",
-    "Place",
-    "RunTraits",
-    "describe_traits",
-    "encode_seeds",
-    "encode_value",
-    "is_incidental",
-    "is_redacted",
-    "list_seeds",
-    "read_seed",
-    "tells_runs_apart",
-]
-
 T = TypeVar("T")
 
 Place = tuple[CauseKind, str]

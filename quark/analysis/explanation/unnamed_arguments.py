@@ -25,8 +25,6 @@ from quark.analysis.run_arguments import says_value
 if TYPE_CHECKING:
     from quark.analysis.explanation.history import PastRun
 
-__all__ = ["find_seed_argument", "settle_arguments"]
-
 _LEAST_SEEDS = 3
 """Runs that must differ in a number alone before it is taken for the seed."""
 

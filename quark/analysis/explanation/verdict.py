@@ -15,8 +15,6 @@ from quark.analysis.comparison.unfinished import may_say, tell_ends
 from quark.analysis.explanation.history import PastRun
 from quark.analysis.explanation.results import ChangeVerdict, NoiseFloor
 
-__all__ = ["Judgement", "find_noise_floor", "judge_change", "limit_judgement"]
-
 _SURE = 0.01
 """Chance of a change where there is none, up to which one is told: it leads to accusations."""
 

@@ -19,8 +19,6 @@ from quark.analysis.explanation.results import (
 from quark.analysis.observations import format_number
 from quark_core.records.names import decode_name
 
-__all__ = ["Row", "describe_change", "list_rows", "show_value", "tell", "tell_ends"]
-
 _VALUE_CHARACTERS = 60
 _LABELS = {"probable": "Probably", "possible": "Possibly", "unlikely": "Unlikely"}
 _VERDICTS = {

@@ -20,14 +20,12 @@ from quark.analysis.figures import (
     measure_curve,
     say,
 )
+from quark.analysis.histories import LayerHistory
 from quark.analysis.limits import limit_activations
 from quark.analysis.observations import observe
 from quark.analysis.rule import SEVERITIES, Finding, Verdict, grade
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import LayerHistory
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
-
-__all__ = ["ActivationCollapse"]
 
 Floats = NDArray[np.float64]
 

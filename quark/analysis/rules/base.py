@@ -11,8 +11,6 @@ from quark.analysis.limits import join_findings, note_documented
 from quark.analysis.rule import Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["BaseRule"]
-
 
 class BaseRule(ABC):
     """A rule that says what it needs, and joins what it finds with the limits of the user.

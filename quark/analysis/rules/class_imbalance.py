@@ -11,8 +11,6 @@ from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["ClassImbalance"]
-
 _LEAST_BATCHES = 20  # fewer show what was drawn, not what there is
 _RATIO = 20.0  # of the most frequent class to the rarest
 

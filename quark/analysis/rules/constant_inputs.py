@@ -7,13 +7,11 @@ from numpy.typing import NDArray
 
 from quark.analysis.case import Case
 from quark.analysis.figures import between_steps, measure, say
+from quark.analysis.histories import LayerHistory, ParameterHistory
 from quark.analysis.observations import count_run, observe
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import LayerHistory, ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory
-
-__all__ = ["ConstantInputs"]
 
 _LEAST_PROBES = 3
 _LASTING = 0.1  # share of the probes that the end has to have

@@ -11,8 +11,6 @@ from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["DataBound"]
-
 _LEAST_READINGS = 10
 _IDLE_PERCENT = 40.0  # use of the GPU below which it mostly waits
 _BUSY_PERCENT = 85.0  # use of all cores above which there is hardly any left

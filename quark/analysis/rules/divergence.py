@@ -18,8 +18,6 @@ from quark.analysis.rules.base import BaseRule
 from quark.analysis.rules.exploding_gradients import collect_gradients
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["Divergence"]
-
 _LEAST_POINTS = 15
 _FEWEST_POINTS, _FEWEST_LASTING = 6, 3  # of a run that is over and has lost all that it had won
 _SHARE = 0.5  # of what was won, lost again

@@ -35,11 +35,6 @@ from quark.analysis.rule import Finding, Verdict, grade
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity, EvidenceRecord
 
-__all__ = [
-    "ExplodingGradients",
-    "collect_gradients",
-]
-
 Floats = NDArray[np.float64]
 
 _FACTOR = 10.0  # times the run's own recent median

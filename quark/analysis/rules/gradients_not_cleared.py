@@ -8,13 +8,11 @@ import numpy as np
 
 from quark.analysis.case import Case
 from quark.analysis.figures import between_steps, count_names, count_steps, say
+from quark.analysis.histories import ParameterHistory
 from quark.analysis.observations import observe
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory
-
-__all__ = ["GradientsNotCleared"]
 
 _LEAST_PROBES = 3
 _MOSTLY = 0.8  # of the probes from the first such one on

@@ -13,8 +13,6 @@ from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["HardData"]
-
 Floats = NDArray[np.float64]
 
 _LEAST_BATCHES = 40

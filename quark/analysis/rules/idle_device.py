@@ -15,8 +15,6 @@ from quark.analysis.rules.base import BaseRule
 from quark_core.records.columns import Columns
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["IdleDevice"]
-
 Floats = NDArray[np.float64]
 
 _LEAST_READINGS = 12

@@ -23,8 +23,6 @@ from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
 
-__all__ = ["LossSpike"]
-
 Floats = NDArray[np.float64]
 
 _LEAST_POINTS = 20

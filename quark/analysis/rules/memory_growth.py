@@ -13,8 +13,6 @@ from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["MemoryGrowth"]
-
 _KEYS = ("system/process/rss_bytes", "system/gpu/memory_used_bytes")
 _FIELDS = {"process_rss_bytes": _KEYS[0], "gpu_memory_used_bytes": _KEYS[1]}
 _LEAST_POINTS = 20

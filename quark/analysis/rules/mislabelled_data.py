@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 
 from quark.analysis.case import Case
 from quark.analysis.figures import between_steps, count_names, measure, measure_curve, say
+from quark.analysis.histories import ParameterHistory
 from quark.analysis.observations import observe
 from quark.analysis.outcome import Progress, improves_clearly, measure_progress
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory
-
-__all__ = ["MislabelledData"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

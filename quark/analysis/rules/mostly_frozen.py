@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 
 from quark.analysis.case import Case, find_guesses, knows_something
 from quark.analysis.figures import add, between_steps, measure, measure_curve, say
+from quark.analysis.histories import ParameterHistory
 from quark.analysis.initialisation import is_as_drawn
 from quark.analysis.observations import count_run, observe
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory
-
-__all__ = ["MostlyFrozen"]
 
 _FROZEN = 0.9  # share of the elements
 _DRAWN = 0.5  # share of the elements, where they are frozen as they were drawn

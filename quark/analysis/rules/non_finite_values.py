@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 
 from quark.analysis.case import Case
 from quark.analysis.figures import at_step, between_steps, count_names, count_steps, say
+from quark.analysis.histories import LayerHistory
 from quark.analysis.observations import observe
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import LayerHistory
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
-
-__all__ = ["NonFiniteValues"]
 
 Kind = Literal["layer", "parameter", "metric", "gradient"]
 

@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 
 from quark.analysis.case import Case
 from quark.analysis.figures import between_steps, count_names, count_steps, say
+from quark.analysis.histories import ParameterHistory
 from quark.analysis.observations import count_run, observe
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory
-
-__all__ = ["OptimizerNotStepping"]
 
 _VALUES = ("value_norm", "value_mean", "value_std", "value_min", "value_max")
 _NON_FINITE = ("non_finite_value_count", "non_finite_gradient_count")

@@ -12,8 +12,6 @@ from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["Oscillation"]
-
 _LEAST_POINTS = 60
 _MOST_POINTS = 4000  # the last ones: an oscillation is as fast as it is long
 _TREND_POINTS = 5  # whose mean is the trend; taking it off correlates neighbours to about -0.2

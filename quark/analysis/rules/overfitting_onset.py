@@ -17,8 +17,6 @@ from quark.analysis.rule import Finding, Verdict, grade
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["OverfittingOnset"]
-
 Floats = NDArray[np.float64]
 
 _LEAST_POINTS = 6

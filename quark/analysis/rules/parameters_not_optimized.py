@@ -8,13 +8,11 @@ import numpy as np
 
 from quark.analysis.case import Case
 from quark.analysis.figures import between_steps, count_names, say
+from quark.analysis.histories import ParameterHistory
 from quark.analysis.observations import observe
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory
-
-__all__ = ["ParametersNotOptimized"]
 
 _LEAST_PROBES = 2
 _LEAST_MODULES, _SHARE = 2, 0.5  # that are left out, their share and that of their elements

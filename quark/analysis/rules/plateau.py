@@ -18,8 +18,6 @@ from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["Plateau"]
-
 _LEAST_POINTS = 30
 _LEAST_EPOCHS = 8  # of a point an epoch, which is the mean of many steps
 _RELATIVE = 0.02  # share of the start by which a loss that learns has fallen

@@ -6,14 +6,12 @@ import numpy as np
 
 from quark.analysis.case import Case
 from quark.analysis.figures import Figure, at_step, measure, say
+from quark.analysis.histories import LayerHistory, ParameterHistory
 from quark.analysis.initialisation import LATEST_STEP, find_equal_weights
 from quark.analysis.observations import observe
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import LayerHistory, ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory
-
-__all__ = ["PoorInitialisation"]
 
 _FACTOR = 30.0  # from the first hidden layers to the last ones
 _LEAST_LAYERS = 5

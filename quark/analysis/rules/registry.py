@@ -21,8 +21,6 @@ from quark.analysis.rules.base import BaseRule
 from quark_core.errors import SchemaValidationError
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["BUILTIN_RULES", "DOCUMENTED_RULES", "choose_rules", "find_builtin_rules", "list_rules"]
-
 _GROUP = "quark.rules"
 
 _log = logging.getLogger("quark")

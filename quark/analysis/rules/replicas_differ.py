@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 
 from quark.analysis.case import Case
 from quark.analysis.figures import Figure, at_step, count_names, measure, say
+from quark.analysis.histories import ParameterHistory
 from quark.analysis.observations import count_run, observe
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory
-
-__all__ = ["ReplicasDiffer"]
 
 _LEAST_PROBES = 2
 _LONGER = 3  # times the longest time apart that ended, where replicas come together again

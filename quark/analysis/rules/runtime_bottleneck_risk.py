@@ -32,8 +32,6 @@ from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
 
-__all__ = ["RuntimeBottleneckRisk"]
-
 Floats = NDArray[np.float64]
 
 _SUMMED = "step time"  # key of step times that only their two parts tell

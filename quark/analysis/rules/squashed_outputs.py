@@ -14,15 +14,13 @@ from quark.analysis.figures import (
     measure_curve,
     say,
 )
+from quark.analysis.histories import LayerHistory
 from quark.analysis.initialisation import find_equal_weights
 from quark.analysis.observations import observe
 from quark.analysis.outcome import Progress
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import LayerHistory
 from quark_core.records.kinds.findings import AlertCategory
-
-__all__ = ["SquashedOutputs"]
 
 _LEAST_POINTS, _LEAST_PROBES = 30, 5
 _AT_GUESSES = 0.05  # share by which the first losses may differ from that of guesses

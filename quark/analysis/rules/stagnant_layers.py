@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quark.analysis.case import Case, is_zero_throughout
 from quark.analysis.figures import Text, between_steps, count_names, count_steps, measure, say
+from quark.analysis.histories import ParameterHistory
 from quark.analysis.limits import limit_stagnant_layers
 from quark.analysis.observations import (
     count_run,
@@ -19,10 +20,7 @@ from quark.analysis.observations import (
 )
 from quark.analysis.rule import Finding, Verdict, grade
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory
-
-__all__ = ["StagnantLayers"]
 
 Floats = NDArray[np.float64]
 

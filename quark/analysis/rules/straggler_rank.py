@@ -14,8 +14,6 @@ from quark.analysis.rule import Finding, Verdict, grade
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["StragglerRank"]
-
 Floats = NDArray[np.float64]
 
 _LEAST_STEPS = 20  # that all ranks have timed

@@ -13,8 +13,6 @@ from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["TrainingModeInEvaluation"]
-
 _MOSTLY = 0.8  # of the evaluations that were seen
 _LEAST_SEEN, _FEW_VALIDATIONS = 2, 3  # of fewer validations one that was seen is enough
 _LEAST_PROBES = 3

@@ -25,8 +25,6 @@ from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules.base import BaseRule
 from quark_core.records.kinds.findings import AlertCategory
 
-__all__ = ["UnshuffledData"]
-
 Floats = NDArray[np.float64]
 
 _LEAST_EPOCHS, _LEAST_PLACES = 4, 8  # whole epochs that are compared, and points of each

@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 
 from quark.analysis.case import Case, improves_otherwise, knows_something
 from quark.analysis.figures import Figure, Text, at_step, between_steps, measure, say
+from quark.analysis.histories import ParameterHistory
 from quark.analysis.observations import observe, rank_by
 from quark.analysis.rule import Finding, Verdict, grade
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import ParameterHistory
 from quark_core.records.kinds.findings import AlertCategory, EvidenceRecord
-
-__all__ = ["UpdateRatio"]
 
 # Norms of an update over those of its weights; the usual one is about a thousandth.
 _LARGE, _LARGE_ALONE = 0.05, 0.5  # in a training that suffers, and in any

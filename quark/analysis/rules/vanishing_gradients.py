@@ -19,6 +19,7 @@ from quark.analysis.figures import (
     measure_curve,
     say,
 )
+from quark.analysis.histories import History, LayerHistory
 from quark.analysis.limits import limit_vanishing_gradients
 from quark.analysis.metric_roles import is_loss, is_player_loss
 from quark.analysis.observations import (
@@ -28,10 +29,7 @@ from quark.analysis.observations import (
 )
 from quark.analysis.rule import Finding, Verdict, grade
 from quark.analysis.rules.base import BaseRule
-from quark.analysis.run_data import History, LayerHistory
 from quark_core.records.kinds.findings import AlertCategory, EvidenceRecord
-
-__all__ = ["VanishingGradients"]
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -10,17 +10,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = [
-    "ARGPARSE_DEFAULT",
-    "COMMAND_LINE",
-    "NOWHERE",
-    "Assignment",
-    "Assignments",
-    "copy_containers",
-    "find_place",
-    "name_place",
-]
-
 COMMAND_LINE = "command line"
 ARGPARSE_DEFAULT = "argparse default"
 NOWHERE = ""

@@ -15,8 +15,6 @@ from typing import Any
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["CommandLine", "Given", "parse_value", "read_command_line"]
-
 _LONGEST_VALUE = 1_000_000
 _SETTING = re.compile(r"(?P<insists>\+{0,2})(?P<key>[A-Za-z_][\w.-]*)=(?P<value>.*)", re.DOTALL)
 _OPTION = re.compile(r"--(?P<key>[A-Za-z_][\w.-]*)(?:=(?P<value>.*))?", re.DOTALL)

@@ -9,8 +9,6 @@ from typing import Any
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["has_fields", "replace_field"]
-
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple, set})
 
 

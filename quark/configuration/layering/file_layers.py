@@ -17,8 +17,6 @@ from typing import Any
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["FILE_ENDINGS", "FileValues", "read_config_file", "read_config_text"]
-
 FILE_ENDINGS = (".json", ".toml", ".yaml", ".yml")
 """How the names of files end that can be read."""
 

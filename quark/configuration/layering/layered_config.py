@@ -11,15 +11,6 @@ from quark.configuration.layering.assignments import Assignment, Assignments, co
 from quark.configuration.layering.field_objects import has_fields, replace_field
 from quark_core.errors import SchemaValidationError
 
-__all__ = [
-    "LayeredConfig",
-    "get_memory",
-    "list_leaves",
-    "note_changed_lists",
-    "read_assignments",
-    "revert",
-]
-
 _MAX_DEPTH = 32
 _ABSENT: Any = object()
 

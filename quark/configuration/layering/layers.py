@@ -25,8 +25,6 @@ from quark.configuration.layering.resolving import (
 )
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["Layers"]
-
 F = TypeVar("F", bound=LayerFunction)
 
 _RESERVED = frozenset({"manual"})

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from quark.configuration.layering.assignments import Assignment
     from quark.configuration.layering.resolving import Resolution
 
-__all__ = ["print_manual", "tell_chain", "tell_origins"]
-
 _VALUE_CHARACTERS = 60
 
 

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ParsedArguments", "parse_arguments"]
-
 _MAX_DEPTH = 8
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from quark_core.config.snapshot import ConfigDescription
     from quark_core.records import ConfigSnapshot
 
-__all__ = ["quark_config_changed", "quark_describe_config"]
-
 
 @hookimpl
 def quark_describe_config(config: object) -> ConfigDescription:

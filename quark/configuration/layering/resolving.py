@@ -29,8 +29,6 @@ from quark_core.errors import SchemaValidationError
 if TYPE_CHECKING:
     from quark.configuration.layering.layers import Layers
 
-__all__ = ["Layer", "LayerFunction", "LayerPass", "Resolution", "Resolver", "Stage"]
-
 LayerFunction = Callable[[LayeredConfig], object]
 
 _ENVIRONMENT = "environment"

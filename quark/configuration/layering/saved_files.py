@@ -11,8 +11,6 @@ from typing import Any
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import normalize_json
 
-__all__ = ["save_values"]
-
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 

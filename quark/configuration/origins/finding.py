@@ -17,8 +17,6 @@ from quark.configuration.layering.parsers import ParsedArguments
 from quark_core.config.tracked import TrackedConfig, find_plain
 from quark_core.records.json_object import flatten_json
 
-__all__ = ["Chains", "find_chains", "find_on_command_line"]
-
 Chains = dict[str, list[Assignment]]
 """Setting -> the values that it was given, the oldest first."""
 

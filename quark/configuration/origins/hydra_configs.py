@@ -16,8 +16,6 @@ from quark.configuration.layering.assignments import COMMAND_LINE, Assignment, n
 from quark.configuration.layering.file_layers import read_config_file
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["find_hydra_chains"]
-
 _OWN = "hydra"
 
 

@@ -15,8 +15,6 @@ from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import flatten_json
 from quark_core.records.runs import SettingOrigin
 
-__all__ = ["add_chains", "keep_change", "note_source"]
-
 # Of a setting, and of all: whoever has more has no configuration that anybody reads.
 _MOST_OF_A_KEY = 12
 _MOST_VALUE_BYTES = 400

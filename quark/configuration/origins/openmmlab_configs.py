@@ -17,8 +17,6 @@ from quark.configuration.layering.assignments import Assignment, name_place
 from quark.configuration.layering.file_layers import FILE_ENDINGS, read_config_file
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["find_openmmlab_chains"]
-
 _MOST_FILES = 200
 _MAX_DEPTH = 20
 _MOST_BYTES = 2_000_000

@@ -34,8 +34,6 @@ from quark.importing.foreign import (
 from quark.importing.histograms import make_histogram
 from quark.importing.losses import Losses
 
-__all__ = ["find_runs"]
-
 _INSTALL = (
     "a repository of Aim's is read by Aim: pip install aim (it has no build for every Python)"
 )

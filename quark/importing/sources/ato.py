@@ -35,8 +35,6 @@ from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import FingerprintRecord
 
-__all__ = ["find_runs"]
-
 _TABLES = ("projects", "experiments", "metrics", "artifacts", "fingerprints")
 _FAILED = frozenset({"failed", "error", "crashed", "exception", "broken"})
 _COMPLETED = frozenset({"completed", "finished", "done", "success", "succeeded"})

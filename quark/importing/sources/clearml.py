@@ -36,8 +36,6 @@ from quark.importing.places import (
     unpack_entry,
 )
 
-__all__ = ["find_runs"]
-
 _TASK = "task.json"
 _METRICS = "metrics.jsonl"
 _SCALAR = "training_stats_scalar"

@@ -38,8 +38,6 @@ from quark.importing.places import (
     unpack_entry,
 )
 
-__all__ = ["find_runs"]
-
 _EXPERIMENT = "experiment.json"
 _MESSAGES = "messages.json"
 _PORTION_FILES = 64

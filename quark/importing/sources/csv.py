@@ -36,8 +36,6 @@ from quark.importing.places import DOCUMENT_BYTES, find_files, read_document
 from quark.importing.sources.csv_forms import ColumnChoice, TableForm, find_form, parse_moment
 from quark.importing.sources.csv_runs import find_table_runs, is_table_of_runs
 
-__all__ = ["find_runs"]
-
 _DELIMITERS = ",;\t|"
 _PLAIN_STEMS = frozenset({"metrics", "metrics_long", "progress", "history", "log", "results"})
 _FIELD_BYTES = 16 * 2**20

@@ -11,8 +11,6 @@ from quark.importing.foreign import ImportFailure
 from quark_core.records import parse_time
 from quark_core.records.names import decode_name
 
-__all__ = ["Cell", "ColumnChoice", "TableForm", "find_form", "parse_moment"]
-
 _STEPS = ("step", "global_step", "trainer_global_step", "iteration", "iter", "batch", "update")
 _EPOCHS = ("epoch", "epochs", "trainer_epoch")
 _TIMES = ("timestamp", "wall_time", "walltime", "time", "datetime", "date", "created_at")

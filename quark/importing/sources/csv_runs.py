@@ -10,8 +10,6 @@ from quark.importing.foreign import ForeignRun, Points, Portion, RunFacts
 from quark.importing.losses import Losses
 from quark.importing.sources.csv_forms import parse_moment
 
-__all__ = ["find_table_runs", "is_table_of_runs"]
-
 _STATUSES = {"FINISHED": "completed", "FAILED": "failed", "KILLED": "interrupted"}
 _NAME_TAG = "tags.mlflow.runName"
 _NOTE_TAG = "tags.mlflow.note.content"

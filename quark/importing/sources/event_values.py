@@ -10,8 +10,6 @@ from quark.importing.foreign import ForeignFile, PointList
 from quark.importing.histograms import make_histogram
 from quark.importing.losses import Losses
 
-__all__ = ["Taker", "ValueReader"]
-
 _UNKNOWN_PLUGIN = "its kind ({}) has no place in a run"
 _PLAIN_PLUGIN = ""
 

@@ -38,8 +38,6 @@ from quark_core.records import parse_time
 if TYPE_CHECKING:
     from quark_backends.mlflow.server import ArtifactFile, MlflowRun, Server
 
-__all__ = ["find_runs"]
-
 _IMAGES = frozenset("png jpg jpeg gif bmp webp svg tif tiff".split())
 _LOGGED_IMAGE = re.compile(
     r"images/(?P<key>.+)([%+])step\2(?P<step>\d+)\2timestamp\2(?P<time>\d+)\2.+"

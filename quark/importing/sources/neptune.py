@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["find_runs"]
-
 _INSTALL = 'Parquet is read by pyarrow: pip install "quark-tracker[arrow]"'
 _PART = re.compile(r"(?P<run>.+)_part_(?P<number>\d+)")
 _COLUMNS = ("project_id", "run_id", "attribute_path", "attribute_type", "step", "timestamp")

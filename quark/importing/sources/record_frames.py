@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["FrameReader", "Frames"]
-
 _CHUNK_BYTES = 4 * 2**20
 _HEADER = Struct("<QI")
 _FOOTER_BYTES = 4

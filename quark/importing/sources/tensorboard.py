@@ -36,8 +36,6 @@ from quark.importing.sources.event_values import ValueReader
 from quark.importing.sources.record_frames import FrameReader
 from quark_core.config.redaction import redact_values
 
-__all__ = ["find_runs"]
-
 _MARK = "tfevents"
 _SPLITS = re.compile(r"(train|training|val|valid|validation|eval|evaluation|test|dev)([_-]\w+)?")
 _HPARAMS_FOLDER = re.compile(r"\d{9,11}(\.\d+)?")

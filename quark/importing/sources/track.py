@@ -38,8 +38,6 @@ from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import AggregateRecord
 
-__all__ = ["find_runs"]
-
 _RUNNING, _FAILED, _FINISHED = 100, 200, 300
 _STATUSES = {201: "interrupted", 301: "interrupted"}
 _OWN_METADATA = frozenset({"_update_count", "_last_change", "heartbeat"})

@@ -36,8 +36,6 @@ from quark_core.records import EventRecord, SystemTelemetryRecord, parse_time
 from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
 
-__all__ = ["find_runs"]
-
 _TABLES = ("metrics", "configs", "system_metrics", "alerts", "traces")
 _PREFIX = "trackio."
 _MEDIA = {"image": "image", "audio": "audio", "video": "video", "file": "file"}

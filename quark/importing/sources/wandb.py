@@ -41,8 +41,6 @@ from quark_core.config.redaction import redact_values
 if TYPE_CHECKING:
     from quark_backends.wandb.log_file import LogFile
 
-__all__ = ["find_runs"]
-
 _PORTION_FILES = 64
 _WRITTEN_BY_PEOPLE = ("config", "summary", "environment", "name", "notes", "tags")
 _ASIDE = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})

@@ -26,8 +26,6 @@ from quark_core.records.raised_alerts import ALERT_RAISED, complete_alert
 if TYPE_CHECKING:
     from quark_core.records import StreamRecord
 
-__all__ = ["NONFINITE", "WandbValues", "read_stats"]
-
 _FILE_TYPES = {
     "image-file": "image",
     "audio-file": "audio",

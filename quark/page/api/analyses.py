@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["AnalysisDesk"]
-
 _log = logging.getLogger("quark")
 
 _STORED_KEPT_S = 2.0

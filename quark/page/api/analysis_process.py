@@ -18,8 +18,6 @@ from quark_core.hosting.messages import load_value
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource
 
-__all__ = ["AnalysisLimits", "AnalysisProcess", "AnalysisReply", "AnalyzeRun"]
-
 _MODULE = "quark.page.api.analysis_worker"
 _TITLE = "the analyses"
 # Of one core; and no more address space than they need.

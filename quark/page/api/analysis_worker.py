@@ -28,8 +28,6 @@ from quark_core.hosting.messages import dump_value, read_frame, write_frame
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource
 
-__all__: list[str] = []
-
 _log = logging.getLogger("quark")
 
 _LOADED = (

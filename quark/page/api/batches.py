@@ -12,8 +12,6 @@ from quark_core.runs.reading import iterate
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource
 
-__all__ = ["describe_batches"]
-
 _MOST_HARD = 50
 _MOST_CLASSES = 200
 _MOST_IDS = 20

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from quark.page.api.sides import Side
     from quark.page.api.source import PageSource
 
-__all__ = ["ComparisonDesk"]
-
 _log = logging.getLogger("quark")
 
 _MOST_KEPT = 32

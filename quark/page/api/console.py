@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.records.kinds.console import ConsoleRecord
 
-__all__ = ["list_console"]
-
 _ROWS = 200
 _STREAMS = ("", "stdout", "stderr")
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quark.page.api.run_analysis import Analysis
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["PageCursor", "make_mark"]
-
 _MOST_BYTES = 2**20
 
 

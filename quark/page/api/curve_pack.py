@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from quark_core.backends.series import Series
 
-__all__ = ["ShownCurve", "lay_out_curves", "pack_curves"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShownCurve:

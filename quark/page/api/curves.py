@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["ChangeDesk", "pack_series", "pack_sparks"]
-
 _ENTRIES = 1_000
 _SPARK_ENTRIES = 60
 _MOST_NEW = 20_000

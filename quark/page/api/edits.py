@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from quark_core.records.runs import StopRequest
     from quark_core.records.sweeps import StoredSweep
 
-__all__ = [
-    "PageEditor",
-    "RootEditor",
-    "ask_to_stop",
-    "change_run",
-    "change_sweep",
-    "describe_edited",
-]
-
-
 Body = TypeVar("Body")
 
 

@@ -16,8 +16,6 @@ from quark_core.records.fields import column_types
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource
 
-__all__ = ["address_evidence", "pack_evidence"]
-
 _ENTRIES = 1_000
 _KINDS = ("layer", "parameter", "telemetry", "batch")
 _SUMMARIES = ("", "activation", "gradient")

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from quark.page.api.run_analysis import Analysis
     from quark_core.records import AlertRecord, EvidenceRecord, HealthScoreRecord
 
-__all__ = ["describe_analysis", "order_alerts"]
-
 _UNSAID = (
     "why the other rules had no data is not kept with this analysis; `quark analyze` tells it, "
     "and keeps it"

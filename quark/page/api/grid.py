@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["MAP_FIELDS", "GridDesk"]
-
 _MAX_ROWS = 1_000
 _MAX_BINS = 2_000
 _BINS = 1_000

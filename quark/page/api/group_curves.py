@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from quark_core.backends.curves import Curve
 
-__all__ = ["GroupCurve", "RunCurve", "join_attempts", "merge_runs"]
-
 Axis = Literal["step", "epoch", "relative"]
 
 

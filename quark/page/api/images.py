@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quark.page.api.parameters import Parameters
     from quark.page.api.source import PageSource
 
-__all__ = ["list_images"]
-
 _MOST_RECORDS = 20_000
 _MOST_STEPS = 2_000
 _MOST_NAMES = 60

@@ -17,9 +17,6 @@ from quark_core.runs.artifact_versions import ArtifactVersion, list_lineage
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource
 
-__all__ = ["AUDIO", "VIDEO", "choose_view", "defuse_html", "describe_facts", "describe_over",
-    "read_range", "tell_lineage"]  # fmt: skip
-
 AUDIO = ("audio/wav", "audio/mpeg", "audio/ogg", "audio/flac", "audio/mp4", "audio/aac")
 """What browsers play as sound."""
 

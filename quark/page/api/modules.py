@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.records.columns import Columns
 
-__all__ = ["pack_module"]
-
 _NAME_COLUMNS = {
     LayerSummaryRecord.KIND: "module_name",
     ParameterSummaryRecord.KIND: "parameter_name",

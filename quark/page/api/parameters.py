@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["MAX_ENTRIES", "MAX_KEYS", "MAX_ROWS", "MAX_RUNS", "Parameters"]
-
 MAX_KEYS = 50
 MAX_RUNS = 50
 MAX_ENTRIES = 4_000

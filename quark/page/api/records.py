@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "IMAGES",
-    "Looks",
-    "Payload",
-    "describe_artifact",
-    "find_artifact",
-    "iterate_payload",
-    "list_artifacts",
-    "list_events",
-    "open_artifact",
-    "open_payload",
-]
-
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml", "image/avif")
 """What browsers draw."""
 

@@ -18,17 +18,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = [
-    "ROW_FIELDS",
-    "describe_column",
-    "describe_ending",
-    "describe_found",
-    "describe_main",
-    "describe_row",
-    "list_values",
-    "show_cell",
-]
-
 ROW_FIELDS = (
     "project",
     "name",

@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     from quark.analysis.rule import Verdict
     from quark_core.runs.run_reader import RunReader
 
-__all__ = [
-    "Analysis",
-    "ComparedPair",
-    "LocalAnalyzer",
-    "RuleCoverage",
-    "RunAnalyzer",
-    "analyze",
-    "compare",
-]
-
 _NOTE = "analyzed for this page; `quark analyze` stores it with the run"
 
 

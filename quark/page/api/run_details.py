@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["describe_absent", "place_metric", "tell_analysis", "tell_run"]
-
 _METRIC_FIELDS = (
     "key",
     "name",

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from quark_core.backends.run_pages import RunPage, RunRow
     from quark_core.records.expression import Field
 
-__all__ = ["list_names", "list_rows", "list_standings", "tell_about"]
-
 _MAX_COLUMNS = 40
 _MAX_ORDERS = 10
 _ROWS = 100

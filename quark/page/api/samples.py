@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.records.columns import Columns
 
-__all__ = ["list_samples", "tell_sample"]
-
 _ROWS = 50
 _MOST_FIRST = 10_000_000
 _MOST_CONDITIONS = 20

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
     from quark_core.backends.run_summary import MetricSummary, RunSummary
 
-__all__ = ["Side", "describe_sides", "pack_group_curves", "read_sides"]
-
 _ENTRIES = 1_000
 _MOST_SIDES = 50
 _MOST_GROUP_KEYS = 10

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from quark_core.records.query import Query
     from quark_core.records.sweeps import StoredSweep, StoredTrial
 
-__all__ = ["PageSource", "Reopening", "SweepReader", "check_known_form", "open_source"]
-
 Answer = TypeVar("Answer")
 
 _SUMMARIES_KEPT_S = 2.0

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from quark.provenance.kept_sources import KeptSource, KeptSources
     from quark.provenance.source_diffs import SourceDiff
 
-__all__ = ["describe_source_diffs", "list_sources", "tell_source", "tell_source_diff"]
-
 _ROWS = 100
 _MOST_CHARACTERS = 200_000
 _MOST_TOLD = 50

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = ["describe_progress", "describe_standing"]
-
 _SEVERITIES = ("critical", "error", "warning", "info")
 # The last segment of a setting that says how many steps are planned.
 _PLANNED = (

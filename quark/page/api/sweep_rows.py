@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from quark_core.records.json_object import JsonObject
     from quark_core.records.sweeps import StoredSweep, StoredTrial
 
-__all__ = [
-    "TRIAL_FIELDS",
-    "clip",
-    "describe_definition",
-    "describe_live",
-    "describe_sweep",
-    "describe_trial",
-    "find_front",
-    "list_rungs",
-    "list_workers",
-    "read_counts",
-]
-
 _MOST_WORKERS = 100
 _MOST_RUNGS = 50
 _MOST_FRONT = 500

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
     from quark_core.records.sweeps import StoredSweep, StoredTrial
 
-__all__ = ["NoSuchSweep", "SweepDesk", "describe_run_trial", "is_sweep_id"]
-
 _MOST_LISTED = 200
 _MOST_TRIALS = 10_000
 _MOST_READ = 20_000

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from quark.page.api.source import PageSource
     from quark_core.backends.grids import Grid
 
-__all__ = ["pack_system"]
-
 _MAX_RANKS = 1_000
 _BINS = 600
 _MOST_BINS = 2_000

@@ -15,8 +15,6 @@ import msgspec
 from quark.page.api.table_rows import RowPlaces, find_elements, find_lines
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["KINDS", "MOST_ROWS", "TableFile", "identify_table", "is_text", "open_table"]
-
 KINDS = ("csv", "lines", "json", "parquet")
 """How a table may be laid down."""
 

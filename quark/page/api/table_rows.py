@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["RowPlaces", "find_elements", "find_lines"]
-
 _PART_BYTES = 1024 * 1024
 _NEWLINE, _QUOTE = 10, 34
 _OPENING, _CLOSING = b"[{", b"]}"

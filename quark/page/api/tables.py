@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from quark.page.api.source import PageSource
 
-__all__ = ["TableDesk", "read_text"]
-
 _ROWS = 100
 _MOST_OPEN = 4
 _MOST_ORDERS = 4

@@ -15,8 +15,6 @@ from quark_core.system.terminal_text import clean_text
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource
 
-__all__ = ["list_views", "read_view"]
-
 _log = logging.getLogger("quark")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PLACE = re.compile(r"[\w.]+:\w+")

@@ -14,8 +14,6 @@ from quark_core.backends.contract import BackendConfig
 from quark_core.config import settings
 from quark_core.errors import BackendUnauthorized, SessionStoreError
 
-__all__ = ["ServiceAddress", "UserKey", "check_key_is_for", "find_address"]
-
 _PORTS = {"http": 80, "https": 443}
 _OPTIONS = ("store", "timeout")
 _EVERY_STORE = "*"

@@ -77,8 +77,6 @@ if TYPE_CHECKING:
     from quark_core.records.query import Query
     from quark_core.records.runs import StopRequest
 
-__all__ = ["ServiceBackend"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("quark")

@@ -24,8 +24,6 @@ import httpx
 
 from quark_backends.service.client.address import ServiceAddress
 
-__all__ = ["MAX_CONNECTIONS", "BoundedTransport", "Deadline"]
-
 MAX_CONNECTIONS = 16
 _KEPT_ALIVE = 4
 _KEEP_ALIVE_S = 120.0

@@ -33,8 +33,6 @@ from quark_core.config import settings
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.version import __version__
 
-__all__ = ["Call", "Reply", "ServiceClient", "convert_reply"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("quark")

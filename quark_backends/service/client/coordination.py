@@ -50,8 +50,6 @@ from quark_core.records.schema import validate_record
 from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
 from quark_core.system.process import ProcessIdentity
 
-__all__ = ["SharesTrials"]
-
 T = TypeVar("T")
 R = TypeVar("R", StoredSweep, StoredTrial)
 

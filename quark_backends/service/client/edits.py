@@ -26,8 +26,6 @@ from quark_core.backends.run_summary import restore_run
 from quark_core.errors import SessionStoreError
 from quark_core.records.runs import StopRequest
 
-__all__ = ["ServiceEdits"]
-
 T = TypeVar("T")
 
 _NO_ROUTE = (ErrorCode.NOT_FOUND, ErrorCode.METHOD_NOT_ALLOWED)

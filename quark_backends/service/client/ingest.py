@@ -26,8 +26,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = ["BatchSender", "from_wire"]
-
 _log = logging.getLogger("quark")
 
 _REQUEST_BYTES = 8 * 2**20

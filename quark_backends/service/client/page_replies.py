@@ -30,8 +30,6 @@ from quark_core.backends.run_pages import (
 )
 from quark_core.errors import SchemaValidationError
 
-__all__ = ["ask_grid", "ask_names", "ask_page"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from quark_backends.service.client.service_errors import BACKEND, Refused, Servi
 from quark_core.backends.contract import Payload
 from quark_core.errors import ArtifactDamagedError, BackendRejected, BackendUnavailable
 
-__all__ = ["fetch_payload", "send_payload"]
-
 _BYTES = "application/octet-stream"
 _PIECE_BYTES = 256 * 1024
 _SPOOL_BYTES = 8 * 2**20

@@ -31,8 +31,6 @@ from quark_core.backends.removal import (
 )
 from quark_core.errors import SessionStoreError, StoreUnavailableError
 
-__all__ = ["ServiceTrash"]
-
 T = TypeVar("T")
 
 _NO_ROUTE = (ErrorCode.NOT_FOUND, ErrorCode.METHOD_NOT_ALLOWED)

@@ -24,8 +24,6 @@ from quark_core.backends.series import Series
 from quark_core.errors import SchemaValidationError
 from quark_core.records.columns import Columns
 
-__all__ = ["iterate_parts", "read_columns", "to_curve", "to_rows", "to_series"]
-
 _LENGTH = struct.Struct("<I")
 _SPOOL_BYTES = 32 * 2**20
 

@@ -21,8 +21,6 @@ from quark_core.records import MetricRecord
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
 
-__all__ = ["RunFollowing"]
-
 _NO_ROUTE = (ErrorCode.NOT_FOUND, ErrorCode.METHOD_NOT_ALLOWED)
 _MAX_ROWS = 100_000
 

@@ -28,17 +28,6 @@ from quark_core.errors import (
     UnknownKindError,
 )
 
-__all__ = [
-    "BACKEND",
-    "Refused",
-    "ServiceError",
-    "Unreachable",
-    "describe",
-    "read_refusal",
-    "to_read_error",
-    "to_write_error",
-]
-
 BACKEND = "service"
 
 _RETRY_CAP_S = 600.0

@@ -24,8 +24,6 @@ from quark_backends.service.server.workspaces.deployment import Deployment
 from quark_backends.service.server.workspaces.keys import KeyGuard
 from quark_backends.service.server.workspaces.payload_vault import FolderVault
 
-__all__ = ["MakePage", "MountedPage", "assemble", "make_application"]
-
 _PAGE = "page"
 _API = "/v1"
 

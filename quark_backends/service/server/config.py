@@ -12,16 +12,6 @@ import msgspec
 
 from quark_core.errors import SchemaValidationError
 
-__all__ = [
-    "ANY_SCOPE",
-    "DEFAULT_STORE_URL",
-    "Limits",
-    "Principal",
-    "Scope",
-    "ServiceConfig",
-    "load_config",
-]
-
 Scope = str
 """read, ingest, write or admin; admin implies the others."""
 

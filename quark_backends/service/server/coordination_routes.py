@@ -25,8 +25,6 @@ from quark_backends.service.server.http.call import Parameter, ServiceRoute
 from quark_backends.service.server.workspaces import sweep_routes
 from quark_core.backends.coordination import AppendedEntries
 
-__all__ = ["COORDINATION_ROUTES"]
-
 _BOTH = (JSON, MSGPACK)
 _TEXT: dict[str, Any] = {"type": "string", "maxLength": 512}
 _NUMBER: dict[str, Any] = {"type": "integer", "minimum": 0}

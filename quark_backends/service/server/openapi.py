@@ -22,8 +22,6 @@ from quark_backends.service.server.ingest.json_batches import JsonIngest
 from quark_core.records import RECORD_TYPES
 from quark_core.version import __version__
 
-__all__ = ["describe", "show"]
-
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _BYTES = "application/octet-stream"
 _BINARY = {"type": "string", "format": "binary"}

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from quark_backends.service.server.application import MakePage
     from quark_backends.service.server.service import Service
 
-__all__ = ["ServiceServer", "bind_socket", "make_server", "run_server"]
-
 _log = logging.getLogger("quark.service")
 
 _BACKLOG = 2048

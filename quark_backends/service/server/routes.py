@@ -68,8 +68,6 @@ from quark_backends.service.server.workspaces import (
     removal_routes,
 )
 
-__all__ = ["ROUTES"]
-
 _BOTH = (JSON, MSGPACK)
 _BYTES = ("application/octet-stream",)
 _TEXT: dict[str, Any] = {"type": "string", "maxLength": 512}

@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
     from quark_backends.service.server.http.call import ServiceRoute
 
-__all__ = [
-    "HealthReply",
-    "describe_openapi",
-    "describe_workspace",
-    "report_health",
-    "report_readiness",
-    "show_docs",
-    "show_metrics",
-]
-
 
 class HealthReply(msgspec.Struct, frozen=True):
     """`GET /healthz` and `GET /readyz`."""

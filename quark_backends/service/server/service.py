@@ -23,8 +23,6 @@ from quark_backends.service.server.workspaces.control_database import ControlDat
 from quark_backends.service.server.workspaces.payload_vault import PayloadVault
 from quark_backends.service.server.workspaces.stores import WorkspaceStore, WorkspaceStores
 
-__all__ = ["DURATION_BOUNDS_S", "Guard", "ServerMetrics", "Service"]
-
 DURATION_BOUNDS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
 """Upper bounds of the buckets of durations."""
 

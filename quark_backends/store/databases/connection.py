@@ -22,15 +22,6 @@ from quark_backends.store.databases.turnstile import Turnstile
 from quark_core.system.exit_status import call_last
 from quark_core.system.process import writing_gate
 
-__all__ = [
-    "SqliteConnection",
-    "StoreConnection",
-    "StoreCursor",
-    "close_with",
-    "is_busy",
-    "writing",
-]
-
 _log = logging.getLogger("quark")
 
 # A machine that has far too much to do may keep whoever writes waiting for seconds.

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
     from quark_core.backends.run_summary import RunSummary
 
-__all__ = [
-    "DATABASE",
-    "LOG_SUFFIX",
-    "MARKER",
-    "OWNER_SUFFIX",
-    "STORE_FOLDER",
-    "StoreLayout",
-    "name_folder",
-]
-
 STORE_FOLDER = ".quark"
 """The store's folder under the storage root."""
 

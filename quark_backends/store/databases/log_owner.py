@@ -16,8 +16,6 @@ from pathlib import Path
 from quark_backends.store.databases.layout import LOG_SUFFIX, OWNER_SUFFIX
 from quark_core.system.folders import read_plain_file
 
-__all__ = ["find_aside", "has_strange_log", "note_owner", "set_strange_log_aside"]
-
 _log = logging.getLogger("quark")
 
 

@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from quark_backends.store.databases.layout import LOG_SUFFIX, StoreLayout
 
-__all__ = ["Descriptors", "FilesChanged", "LogIndex", "OpenFiles", "PutBack", "identify"]
-
 _INDEX_SUFFIX = "-shm"
 _WITH_DATABASE = ("", LOG_SUFFIX, _INDEX_SUFFIX)
 _DELETED = (-1, -1)

@@ -25,8 +25,6 @@ from quark_core.errors import (
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-__all__ = ["PostgresDatabase", "PostgresPool"]
-
 _Result = TypeVar("_Result")
 
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")

@@ -17,14 +17,6 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper, TextBinaryLoader, TextLoader
 
-__all__ = [
-    "PooledConnection",
-    "PostgresConnection",
-    "UnknownOutcome",
-    "is_transient",
-    "make_adapters",
-]
-
 # Malformed for good: values out of range or of a wrong type, and what no row may lack.
 _MALFORMED = ("22", "23502", "23514", "42804", "42883", "42846")
 # The server or the network failed, or somebody else was quicker.

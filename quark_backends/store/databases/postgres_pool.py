@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from psycopg.adapt import AdaptersMap
     from sqlalchemy import URL, Connection, Engine
 
-__all__ = ["PostgresPool", "make_engine", "quote_schema"]
-
 _SECOND_MS = 1000
 _CONNECT_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_S = 60

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
-__all__ = ["find_refusal"]
-
 _TARGET = "target_session_attrs"
 _VARIABLE = "PGTARGETSESSIONATTRS"
 _TARGETS = ("any", "primary")

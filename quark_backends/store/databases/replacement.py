@@ -20,13 +20,6 @@ from quark_backends.store.databases.log_owner import find_aside
 from quark_backends.store.databases.open_files import FilesChanged, identify
 from quark_core.system.process import importing
 
-__all__ = [
-    "read_main_head",
-    "replace_database",
-    "replace_from_outside",
-    "was_replaced",
-]
-
 _log = logging.getLogger("quark")
 
 _OUTSIDE_S = 120.0

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-__all__ = ["alembic_lock", "upgrade_tables"]
-
 
 @contextmanager
 def alembic_lock() -> Iterator[None]:

@@ -9,8 +9,6 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from quark_backends.store.databases.tables import METADATA
 
-__all__ = ["render_schema"]
-
 _HEAD = (
     "-- Made from tables.py by `python -m quark_backends.store.databases.schema`; do not edit.\n"
 )

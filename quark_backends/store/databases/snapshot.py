@@ -25,8 +25,6 @@ from quark_backends.store.databases.log_owner import has_strange_log
 from quark_backends.store.databases.sqlite import is_unwritable, open_database
 from quark_core.errors import SessionStoreError
 
-__all__ = ["copy_database", "keep_copy", "open_still", "open_unwritable"]
-
 _log = logging.getLogger("quark")
 
 _Mark = tuple[tuple[int, int, int] | None, ...]

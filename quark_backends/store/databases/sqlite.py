@@ -38,27 +38,6 @@ from quark_core.errors import SessionStoreError, StoreUnavailableError
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 from quark_core.system.folders import read_plain_file
 
-__all__ = [
-    "APPLICATION_ID",
-    "SCHEMA_VERSION",
-    "changing",
-    "connect",
-    "connect_memory",
-    "ensure_marker",
-    "ensure_store",
-    "find_store",
-    "is_unwritable",
-    "load_schema",
-    "no_database",
-    "open_database",
-    "read_marker",
-    "read_version",
-    "remake_store",
-    "store_gone",
-    "checkpoint_file",
-    "write_marker",
-]
-
 SCHEMA_VERSION = CURRENT_SCHEMA_VERSION
 """Version of the tables, kept in SQLite's user_version."""
 

@@ -33,8 +33,6 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-__all__ = ["METADATA"]
-
 METADATA = MetaData()
 
 # SQLite numbers rows by itself only where the type is INTEGER.

@@ -32,8 +32,6 @@ from quark_backends.store.databases.turnstile import Turnstile
 from quark_backends.store.databases.write_ahead_log import empty_log, find_log
 from quark_core.errors import SessionStoreError
 
-__all__ = ["SqliteTurns"]
-
 T = TypeVar("T")
 
 # Where the database is busy though nobody writes: somebody mends or empties its log.

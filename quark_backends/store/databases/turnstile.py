@@ -20,8 +20,6 @@ try:
 except ImportError:  # Windows has none: there all ask the database
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Turnstile"]
-
 _IN_FRONT_S = (0.0001, 0.0003)
 _BEHIND_S = (0.0004, 0.002)
 # Whoever is in front may have been stopped there (SIGSTOP), and must not keep the others from

@@ -20,8 +20,6 @@ from quark_backends.store.databases.connection import SqliteConnection
 from quark_backends.store.databases.layout import LOG_SUFFIX
 from quark_backends.store.databases.open_files import FilesChanged
 
-__all__ = ["WritingConnection", "empty_log", "find_log", "measure_log"]
-
 # How long whoever stops writing waits for those who read, and for the disk.
 _PATIENCE_S = 1.0
 _BUSY_MS = 100

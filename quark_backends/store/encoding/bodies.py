@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 
     from quark_core.records.columns import Columns
 
-__all__ = [
-    "MALFORMED",
-    "DamagedError",
-    "digest_body",
-    "has_json",
-    "make_rows",
-    "number_texts",
-    "open_body",
-    "weigh_body",
-    "weigh_rows",
-]
-
 # Of an empty list or of a number of its own, with the place that it has in a list.
 _VALUE_BYTES = 72
 

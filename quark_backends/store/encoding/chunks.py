@@ -33,8 +33,6 @@ from quark_core.records.codec import decompress_frame
 from quark_core.records.columns import Array, Columns, MakeArray, fill_array
 from quark_core.records.fields import ORIGIN_FIELDS, column_types, default_value, optional_fields
 
-__all__ = ["Chunk", "decode_chunk", "encode_chunk", "join_chunks"]
-
 _VERSION = 1
 _CHECKSUM_BYTES = 8
 _PLAIN = (int, float, list)
@@ -248,8 +246,6 @@ if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
-
-__all__ = ["BatchSpan", "decode_spans", "encode_spans"]
 
 
 class BatchSpan(msgspec.Struct, frozen=True, array_like=True):

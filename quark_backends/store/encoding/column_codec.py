@@ -36,20 +36,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = [
-    "CODEC_PCODEC",
-    "CODEC_ZSTD",
-    "EncodedColumn",
-    "MissingCodecError",
-    "best_codec",
-    "count_up",
-    "decode_codes",
-    "decode_column",
-    "check_codec",
-    "encode_column",
-    "fill_missing",
-]
-
 CODEC_ZSTD = 1
 CODEC_PCODEC = 2
 

@@ -27,16 +27,6 @@ import xxhash
 from quark_core.errors import SchemaValidationError
 from quark_core.records.columns import Array, Columns
 
-__all__ = [
-    "BLOCK_POINTS",
-    "Blocks",
-    "RollupHead",
-    "decode_rollups",
-    "encode_rollup",
-    "read_head",
-    "summarize_blocks",
-]
-
 BLOCK_POINTS = 64
 """Points that a block stands for; the last one of a chunk may have fewer."""
 

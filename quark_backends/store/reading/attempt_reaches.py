@@ -27,8 +27,6 @@ from quark_core.records.attempts import (
 from quark_core.records.codec import DecodedBody
 from quark_core.records.fields import column_types
 
-__all__ = ["AttemptReaches", "AttemptWriter", "find_hidden_metrics", "load_attempt_writers"]
-
 _log = logging.getLogger("quark")
 
 _KEPT_CHUNKS = 100_000

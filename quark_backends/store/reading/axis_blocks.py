@@ -29,8 +29,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
 from quark_core.records.columns import Array, Columns
 
-__all__ = ["AxisBlocks", "BlockCache", "find_overlapping", "load_axis_blocks", "summarize_axis"]
-
 _KIND = MetricRecord.KIND
 _CACHED_BYTES = 48 * 2**20
 _BYTES = 8

@@ -15,8 +15,6 @@ from quark_core.backends.belonging import (
 )
 from quark_core.records import format_time
 
-__all__ = ["load_group", "load_groups", "load_project"]
-
 
 def load_groups(
     connection: StoreConnection, project: str | None, store_name: str | None = None

@@ -21,8 +21,6 @@ from quark_core.records.codec import BODY_HEAD_BYTES, measure_body
 from quark_core.records.columns import Columns
 from quark_core.records.query import Query
 
-__all__ = ["read_changes", "read_heads"]
-
 _ALL = Query(all_attempts=True)
 # Records that hold JSON values are read up to so many bytes of bodies at once, of which memory
 # may take fifty times as many. Records of chunks are counted as of so many bytes each.

@@ -39,8 +39,6 @@ from quark_core.records import MetricRecord
 from quark_core.records.attempts import HiddenRows
 from quark_core.records.columns import Columns
 
-__all__ = ["read_curves"]
-
 _KIND = MetricRecord.KIND
 _COLUMNS = ("step", "epoch", "time_us", "value")
 # So many blocks are taken apart where that puts their points in order: a million points.

@@ -22,8 +22,6 @@ from quark_core.records.columns import Columns
 from quark_core.records.query import Query
 from quark_core.runs.reading import reduce_columns
 
-__all__ = ["is_whole", "read_curve"]
-
 _KIND = MetricRecord.KIND
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from quark_backends.store.databases.connection import StoreConnection, writing
-from quark_backends.store.encoding.bodies import MALFORMED, make_rows
+from quark_backends.store.encoding.bodies import make_rows
 from quark_backends.store.reading.reader import find_run
 from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
 from quark_core.records.codec import decode_body, encode_columns
 from quark_core.records.fields import column_types
+from quark_core.records.malformed_bodies import MALFORMED
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import Generation
@@ -20,17 +21,6 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
 
 _log = logging.getLogger("quark")
-
-__all__ = [
-    "Bodies",
-    "add_generation",
-    "encode_outputs",
-    "iterate_outputs",
-    "read_outputs",
-    "store_generation",
-    "write_generation",
-]
-
 
 Bodies = list[tuple[str, int, bytes]]
 """Kind, number of records and encoded records of each output."""

@@ -15,8 +15,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.attempts import HiddenRows
 from quark_core.records.codec import DecodedBody
 
-__all__ = ["load_grid"]
-
 # So many rows of batches are put together before they are looked at.
 _HELD_ROWS = 262_144
 _MALFORMED = (SchemaValidationError, ValueError, TypeError, KeyError, IndexError)

@@ -15,8 +15,6 @@ from quark_core.records import MetricRecord
 from quark_core.records.codec import DecodedBody
 from quark_core.records.columns import Array, Columns
 
-__all__ = ["MetricTails"]
-
 _KIND = MetricRecord.KIND
 _COLUMNS = ("sequence", "step", "epoch", "time_us", "value")
 # A tail of no more points is kept decoded, 44 bytes a point, as long as there is room.

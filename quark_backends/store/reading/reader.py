@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from quark_core.records.runs import StopRequest
     from quark_core.records.sweeps import StoredSweep, StoredTrial
 
-__all__ = ["StoreReader"]
-
 
 class StoreReader:
     """Reads over connections of its own; may be used from any thread.

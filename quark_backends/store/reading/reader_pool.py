@@ -18,8 +18,6 @@ from quark_core.errors import SessionStoreError
 if TYPE_CHECKING:
     from quark_backends.store.reading.axis_blocks import BlockCache
 
-__all__ = ["ReaderPool"]
-
 _READERS = 4
 # What nothing can be written beside is perhaps read from a copy, which is not made anew more often.
 _STILL_S = 30.0

@@ -16,8 +16,6 @@ from quark_core.records.codec import encode_records
 from quark_core.records.columns import Columns
 from quark_core.records.query import Query
 
-__all__ = ["replay_batches"]
-
 _log = logging.getLogger("quark")
 
 _ALL = Query(all_attempts=True)

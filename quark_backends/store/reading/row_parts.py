@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quark_backends.store.encoding.bodies import MALFORMED, has_json, weigh_body
+from quark_backends.store.encoding.bodies import has_json, weigh_body
 from quark_backends.store.reading.stored_rows import (
     ChunkEntry,
     StoredRows,
@@ -18,9 +18,8 @@ from quark_backends.store.reading.stored_rows import (
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
 from quark_core.records.columns import Columns
+from quark_core.records.malformed_bodies import MALFORMED
 from quark_core.records.query import Query
-
-__all__ = ["iterate_writer"]
 
 # What the JSON values may take of memory that are open at once, unless one piece has more.
 _OPEN_BYTES = 32 * 2**20

@@ -50,8 +50,6 @@ from quark_core.system.process import ProcessIdentity, find_lost_reason
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-__all__ = ["load_names", "load_page"]
-
 _run = METADATA.tables["run"]
 _project = METADATA.tables["project"]
 _run_tag = METADATA.tables["run_tag"]

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from quark_backends.store.encoding.bodies import MALFORMED
 from quark_core.backends.contract import StoredRun
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import (
@@ -20,23 +19,11 @@ from quark_core.records import (
     format_time,
 )
 from quark_core.records.json_object import JsonObject, check_plain
+from quark_core.records.malformed_bodies import MALFORMED
 from quark_core.records.run_digests import renew_digests
 from quark_core.records.runs import RunDigests, RunEnding, RunProgress, RunStatus, StopRequest
 from quark_core.records.sweeps import TrialClaim
 from quark_core.system.process import ProcessIdentity, find_loss
-
-__all__ = [
-    "ROW_SIZE",
-    "RUN_COLUMNS",
-    "RUN_QUERY",
-    "RUN_TABLES",
-    "read_mapping",
-    "read_settings",
-    "read_stop",
-    "read_texts",
-    "run_not_found",
-    "to_stored_run",
-]
 
 T = TypeVar("T")
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.records.expression import RunSearch, Scope
 
-__all__ = ["RunFinder", "StoredNames", "cut_numbers", "find_alive", "is_visible"]
-
 # Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
 _MANY = 500
 # Of texts of runs that are decoded at once: some become forty times as much.

@@ -45,8 +45,6 @@ from quark_core.records.expression import (
 from quark_core.search.periods import parse_period
 from quark_core.search.resolution import RUN_FIELDS
 
-__all__ = ["SearchConditions", "is_of_project"]
-
 _run = METADATA.tables["run"]
 _project = METADATA.tables["project"]
 _run_tag = METADATA.tables["run_tag"]

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
-from quark_backends.store.encoding.bodies import MALFORMED, make_rows, open_body
+from quark_backends.store.encoding.bodies import make_rows, open_body
 from quark_backends.store.encoding.chunks import Chunk, decode_chunk, join_chunks
 from quark_backends.store.encoding.rollups import Blocks, decode_rollups
 from quark_backends.store.reading.attempt_reaches import AttemptReaches, AttemptWriter
@@ -22,10 +22,9 @@ from quark_core.records.attempts import HiddenRows, can_be_hidden, find_series
 from quark_core.records.codec import DecodedBody
 from quark_core.records.columns import Columns
 from quark_core.records.fields import column_types
+from quark_core.records.malformed_bodies import MALFORMED
 from quark_core.records.names import split_name
 from quark_core.records.query import Query
-
-__all__ = ["ChunkEntry", "StoredRows", "WriterRow", "find_texts", "hide_rows"]
 
 _log = logging.getLogger("quark")
 

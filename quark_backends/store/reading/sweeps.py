@@ -17,16 +17,6 @@ from quark_core.records import format_time
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.sweeps import TRIAL_STATES, StoredSweep, StoredTrial
 
-__all__ = [
-    "TRIAL_COLUMNS",
-    "list_sweeps",
-    "list_trials",
-    "load_sweep",
-    "load_trial",
-    "read_entries",
-    "to_stored_trial",
-]
-
 TRIAL_COLUMNS = (
     "sweep_id, number, parameters, origin, state, token, failures, losses, worker, claimed_us,"
     " lease_us, run_id, objective_values, constraint_values, step, reason, settled_us"

@@ -17,8 +17,6 @@ from quark_core.system.process import importing
 if TYPE_CHECKING:
     from quark_backends.store.upkeep.compaction import Compactor, Work
 
-__all__ = ["BackgroundCompaction", "LeftWork", "WriteGate", "find_work"]
-
 _log = logging.getLogger("quark")
 
 # Reading one metric out of more batches than this takes longer than it should.

@@ -28,19 +28,6 @@ from quark_core.records import ArtifactRecord
 from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT, object_path
 from quark_core.records.query import Query
 
-__all__ = [
-    "FindPlaces",
-    "back_up_store",
-    "check_payloads",
-    "copy_modes",
-    "copy_store",
-    "copy_tree",
-    "count_payloads",
-    "describe_missing",
-    "find_named_payloads",
-    "note_lacking",
-]
-
 FindPlaces = Callable[[str, str], Iterable[str]]
 """Where in a backup the payload of a run and of a hash may lie."""
 

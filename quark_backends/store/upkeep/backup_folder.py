@@ -30,8 +30,6 @@ from quark_core.records import format_time
 from quark_core.records.times import now_us
 from quark_core.version import __version__
 
-__all__ = ["MANIFEST", "BackupFile", "BackupFolder", "BackupManifest", "verify_backup"]
-
 MANIFEST = "backup.json"
 """Lies at the top of a backup, and makes it one."""
 

@@ -44,8 +44,6 @@ from quark_core.records import parse_time
 from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
-__all__ = ["TrashCollector"]
-
 _STEP_ROWS = 1000
 _MEASURED_AT_ONCE = 50
 # So many tombstones are up before the first of their runs goes.

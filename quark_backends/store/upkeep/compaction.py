@@ -14,7 +14,6 @@ import numpy as np
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.encoding.bodies import (
-    MALFORMED,
     DamagedError,
     make_rows,
     number_texts,
@@ -37,9 +36,8 @@ from quark_core.records import RECORD_TYPES, MetricRecord
 from quark_core.records.codec import DecodedBody
 from quark_core.records.columns import Array, Columns
 from quark_core.records.fields import column_types
+from quark_core.records.malformed_bodies import MALFORMED
 from quark_core.records.names import split_name
-
-__all__ = ["CHUNK_ROWS", "METRIC_CONSTANTS", "NO_NAME", "Compactor", "Work"]
 
 _log = logging.getLogger("quark")
 

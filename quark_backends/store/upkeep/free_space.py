@@ -16,8 +16,6 @@ from quark_backends.store.databases.write_ahead_log import empty_log
 from quark_core.backends.removal import CollectionProgress
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
-__all__ = ["StepPace", "Stopped", "give_space_back"]
-
 _STEP_S = 0.02
 _SHORTEST_PAUSE_S = 0.002
 _LEAST_BYTES = 64 * 1024

@@ -39,8 +39,6 @@ from quark_core.records import format_time
 from quark_core.records.times import now_us
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
-__all__ = ["migrate", "open_older"]
-
 _log = logging.getLogger("quark")
 
 _FIRST_WAIT_S = 10.0

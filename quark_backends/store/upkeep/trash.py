@@ -47,8 +47,6 @@ from quark_core.system.process import ProcessIdentity, find_lost_reason
 if TYPE_CHECKING:
     from quark_backends.store.databases.postgres import PostgresDatabase
 
-__all__ = ["JournalTrash", "RunTrash", "SharedTrash", "StoreTrash"]
-
 # Fewer are not worth the chunks that they would become.
 _FEW_BATCHES = 16
 _ASKED_AT_ONCE = 500

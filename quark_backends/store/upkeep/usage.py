@@ -25,22 +25,6 @@ from quark_core.delivery.journal_folder import (
 from quark_core.records import MetricRecord, format_time
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
-__all__ = [
-    "find_journals",
-    "find_journals_elsewhere",
-    "find_trashed",
-    "is_written",
-    "list_paths",
-    "list_trash",
-    "measure_present",
-    "measure_runs",
-    "measure_schema",
-    "measure_shared_store",
-    "measure_store",
-    "measure_tree",
-    "trash_path",
-]
-
 _BLOCK_BYTES = 512
 # What a row of numbers alone takes, give or take a few bytes.
 _ROW_BYTES = 80

@@ -19,8 +19,6 @@ from quark_core.backends.coordination import FieldExchange
 from quark_core.errors import SchemaValidationError
 from quark_core.records.times import now_us
 
-__all__ = ["store_belonging_field", "store_group_edit", "store_project_edit"]
-
 
 def store_project_edit(connection: StoreConnection, project: str, edit: BelongingEdit) -> None:
     """Update a project; see `SupportsBelonging`.

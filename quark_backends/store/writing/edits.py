@@ -15,8 +15,6 @@ from quark_core.backends.edits import PlannedStop, RunEdit, make_edit, make_stop
 from quark_core.errors import SessionStoreError
 from quark_core.records.runs import StopRequest
 
-__all__ = ["editing", "store_edit", "store_field", "store_stop"]
-
 
 def store_edit(connection: StoreConnection, run_id: str, edit: RunEdit, by: str) -> None:
     """Edit a run; see `SupportsEdits`.

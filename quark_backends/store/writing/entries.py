@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from quark_backends.store.databases.connection import StoreConnection, writing
 from quark_core.backends.coordination import AppendedEntries
 
-__all__ = ["append_entries"]
-
 
 def append_entries(
     connection: StoreConnection, log: str, entries: Sequence[str], request_id: str

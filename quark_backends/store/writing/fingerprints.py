@@ -14,8 +14,6 @@ from quark_core.records.attempts import HiddenRows
 from quark_core.records.codec import DecodedBody
 from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
 
-__all__ = ["apply_fingerprints", "rebuild_fingerprints"]
-
 _log = logging.getLogger("quark")
 
 _FIELDS = ("subject", "key", "digest", "level", "step", "sketch", "time_us", "sequence")

@@ -21,8 +21,6 @@ from quark_core.records.attempts import HiddenRows
 if TYPE_CHECKING:
     from quark_backends.store.databases.connection import StoreConnection
 
-__all__ = ["add_fork_figures", "begin_fork", "rebuild_forks", "shorten_fork"]
-
 _log = logging.getLogger("quark")
 
 _MOST_ANCESTORS = 1_000

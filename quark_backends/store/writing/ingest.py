@@ -11,7 +11,7 @@ import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.databases.open_files import PutBack
-from quark_backends.store.encoding.bodies import MALFORMED, digest_body
+from quark_backends.store.encoding.bodies import digest_body
 from quark_backends.store.writing.fingerprints import apply_fingerprints
 from quark_backends.store.writing.lifecycle import (
     GivenAttempt,
@@ -40,8 +40,7 @@ from quark_core.errors import (
 from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 from quark_core.records.attempts import HiddenRows, can_be_hidden
 from quark_core.records.kinds.provenance import FingerprintRecord
-
-__all__ = ["BatchIngest"]
+from quark_core.records.malformed_bodies import MALFORMED
 
 _log = logging.getLogger("quark")
 

@@ -38,16 +38,6 @@ from quark_core.records.runs import RunDigests, StopRequest
 from quark_core.records.sweeps import TrialClaim
 from quark_core.system.memory_kills import renew_process
 
-__all__ = [
-    "MOST_CHARACTERS",
-    "GivenAttempt",
-    "PreparedRecord",
-    "apply_lifecycle",
-    "check_attempt",
-    "make_attempt_event",
-    "prepare",
-]
-
 # Starts and ranks of a run may come late and out of order, but no more of them than this.
 _MOST_AHEAD = 10_000
 _GROWING = frozenset({"tags", "group_paths", "fields"})

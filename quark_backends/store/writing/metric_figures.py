@@ -13,8 +13,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.attempts import HiddenRows
 from quark_core.records.codec import DecodedBody
 
-__all__ = ["FigureRow", "MetricFold", "place_writer"]
-
 FigureRow = tuple[str, int, int, float, float, float, int, float, int, int | None, int]
 """Key, count, how many are not finite, low and high (infinite where there is none), value and
 sequence of the first point and of the last, step of the last or None, and its time."""

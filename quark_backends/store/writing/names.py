@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from quark_backends.store.databases.connection import StoreConnection
 
-__all__ = ["NameTable"]
-
 _MAX_KNOWN = 100_000
 # Bound parameters of one statement.
 _MANY = 500

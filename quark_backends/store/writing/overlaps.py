@@ -17,8 +17,6 @@ from quark_core.records import MetricRecord
 from quark_core.records.attempts import Reach
 from quark_core.records.codec import DecodedBody
 
-__all__ = ["Overlaps"]
-
 # Making figures again may take one part of so many of a writer's time.
 _SHARE = 20
 _KEPT_RUNS = 256

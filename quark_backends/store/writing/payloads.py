@@ -10,8 +10,6 @@ from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.backends.contract import Payload
 from quark_core.errors import BackendRejected, BackendUnavailable
 
-__all__ = ["KeepsPayloads"]
-
 
 class KeepsPayloads:
     """Implements `SupportsArtifacts` over the directories of runs."""

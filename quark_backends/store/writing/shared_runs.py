@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from quark_backends.store.databases.connection import StoreConnection
 from quark_core.backends.contract import Batch
 
-__all__ = ["ADVANCE_HEAD", "INSERT_BATCH", "SharedRuns", "StoredWriter"]
-
 INSERT_BATCH = (
     "INSERT INTO batch (pk, writer_pk, kind, number, count, digest, body)"
     " VALUES (?, ?, ?, ?, ?, ?, ?)"

@@ -21,19 +21,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
 from quark_core.records.attempts import HiddenRows, can_be_hidden
 
-__all__ = [
-    "find_first_hidden",
-    "flatten_config",
-    "fold_batches",
-    "fold_chunks",
-    "rebuild_metrics",
-    "rebuild_summaries",
-    "write_config",
-    "write_fields",
-    "write_groups",
-    "write_tags",
-]
-
 _log = logging.getLogger("quark")
 
 

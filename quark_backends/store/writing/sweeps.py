@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
     from quark_core.system.process import ProcessIdentity
 
-__all__ = ["KeepsSweeps"]
-
 _log = logging.getLogger("quark")
 
 T = TypeVar("T")

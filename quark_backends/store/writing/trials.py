@@ -44,18 +44,6 @@ from quark_core.records.sweeps import (
 )
 from quark_core.system.process import ProcessIdentity, find_lost_reason, is_alive
 
-__all__ = [
-    "add_trials",
-    "begin_trial",
-    "claim_trial",
-    "end_trial",
-    "open_sweep",
-    "read_claim",
-    "renew_trial",
-    "settle_trial",
-    "update_sweep",
-]
-
 _OPEN = ("waiting", "suspended")
 # What a run that has ended says of its trial, where it says nothing else.
 _RESULTS = {

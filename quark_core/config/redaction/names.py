@@ -14,8 +14,6 @@ from enum import Enum
 from functools import lru_cache
 from itertools import pairwise
 
-__all__ = ["Sense", "is_secret_key", "is_short_password", "looks_random", "read_name"]
-
 _LONGEST_NAME = 200
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 

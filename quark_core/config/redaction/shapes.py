@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-__all__ = ["REDACTED", "redact_shapes"]
-
 REDACTED = "[redacted]"
 
 # A body with a digit, where words of a sentence could follow the prefix too. What is only

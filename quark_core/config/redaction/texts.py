@@ -15,8 +15,6 @@ from quark_core.config.redaction.names import (
 )
 from quark_core.config.redaction.shapes import REDACTED, redact_shapes
 
-__all__ = ["cut_text", "redact_code", "redact_text"]
-
 # From here on it is a password where a scheme and `user:` are before it. A host and its port are
 # none, and what comes after them is a path, in which an `@` is no border.
 _USER_INFO = re.compile(

@@ -17,8 +17,6 @@ from quark_core.records.base import Record, StreamRecord
 from quark_core.records.fields import column_types
 from quark_core.records.json_object import JsonObject, clean_text
 
-__all__ = ["redact_arguments", "redact_object", "redact_record", "redact_values"]
-
 _Object = TypeVar("_Object", JsonObject, None, JsonObject | None)
 
 # Under what names a list of names and values has them.

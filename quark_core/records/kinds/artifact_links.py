@@ -10,8 +10,6 @@ from quark_core.records.artifact_links import MOST_PINNED
 from quark_core.records.base import FieldRules, StreamRecord
 from quark_core.records.json_object import JsonObject
 
-__all__ = ["ArtifactLinkRecord", "ArtifactRelation"]
-
 ArtifactRelation = Literal["used", "alias", "unalias"]
 
 

@@ -11,15 +11,6 @@ from quark_core.records.checks import check_event_type, check_key
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_name, split_name
 
-__all__ = [
-    "EventRecord",
-    "EventSeverity",
-    "LifecycleAction",
-    "LifecycleRecord",
-    "LogIdentifier",
-    "MetricRecord",
-]
-
 EventSeverity = Literal["debug", "info", "warning", "error", "critical"]
 LogIdentifier = Literal["Info", "Warning", "Error"]
 LifecycleAction = Literal[

@@ -7,8 +7,6 @@ from typing import ClassVar, Literal, get_args
 from quark_core.errors import SchemaValidationError
 from quark_core.records.base import FieldRules, StreamRecord
 
-__all__ = ["ConsoleRecord", "ConsoleStream"]
-
 ConsoleStream = Literal["stdout", "stderr"]
 
 

@@ -9,22 +9,6 @@ from quark_core.records.base import FieldRules, Record, StreamRecord
 from quark_core.records.checks import check_histogram, check_key, check_places
 from quark_core.records.json_object import JsonObject
 
-__all__ = [
-    "ArtifactPayloadFormat",
-    "ArtifactRecord",
-    "BatchDiagnosticRecord",
-    "GpuReading",
-    "HookDirection",
-    "LayerSummaryRecord",
-    "LayerSummaryType",
-    "ParameterDistributionRecord",
-    "ParameterDistributionType",
-    "ParameterRole",
-    "ParameterSummaryRecord",
-    "SystemTelemetryRecord",
-    "TelemetryBoundary",
-]
-
 TelemetryBoundary = Literal["step", "time"]
 LayerSummaryType = Literal["activation", "gradient"]
 HookDirection = Literal["forward", "backward"]

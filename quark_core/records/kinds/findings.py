@@ -8,18 +8,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.base import FieldRules, Record, StreamRecord
 from quark_core.records.json_object import JsonObject
 
-__all__ = [
-    "LITTLE_SEEN",
-    "AlertCategory",
-    "AlertRecord",
-    "AlertSeverity",
-    "EvidenceRecord",
-    "HealthScoreKey",
-    "HealthScoreRecord",
-    "HealthStatus",
-    "PhaseRecord",
-]
-
 AlertSeverity = Literal["info", "warning", "error", "critical"]
 AlertCategory = Literal["optimization", "representation", "generalization", "runtime"]
 HealthScoreKey = Literal["overall", "optimization", "representation", "generalization", "runtime"]

@@ -8,16 +8,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.base import FieldRules, StreamRecord
 from quark_core.records.json_object import JsonObject
 
-__all__ = [
-    "AggregateKeep",
-    "AggregateRecord",
-    "FingerprintRecord",
-    "FingerprintSubject",
-    "KeptAs",
-    "SOURCES_KEY",
-    "TimingClock",
-]
-
 AggregateKeep = Literal["stat", "ring", "value", "series"]
 """How values may be asked to be kept; a series is metrics, and no aggregate."""
 

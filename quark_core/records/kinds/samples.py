@@ -7,8 +7,6 @@ from typing import ClassVar
 from quark_core.records.base import FieldRules, StreamRecord
 from quark_core.records.json_object import JsonObject
 
-__all__ = ["SampleRecord"]
-
 
 class SampleRecord(StreamRecord, frozen=True, gc=False):
     """One row of text samples or rollouts.

@@ -26,8 +26,6 @@ from typing import Any
 from quark_core.system.console import tee_process
 from quark_core.system.console.taps import ConsoleSink, StreamFeed
 
-__all__ = ["DescriptorTee", "descriptor_tee", "find_descriptors"]
-
 _log = logging.getLogger("quark")
 
 DESCRIPTORS = {"stdout": 1, "stderr": 2}

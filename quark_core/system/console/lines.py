@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-__all__ = ["LONGEST_LINE", "Line", "LineAssembler"]
-
 LONGEST_LINE = 16 * 1024
 """Characters that are kept of a line; what comes after them is not looked at."""
 

@@ -23,8 +23,6 @@ from typing import Any
 
 from quark_core.system.console.lines import Line, LineAssembler
 
-__all__ = ["ConsoleSink", "ConsoleTaps", "StreamFeed", "console_taps"]
-
 _log = logging.getLogger("quark")
 
 ConsoleSink = Callable[[str, Line], None]

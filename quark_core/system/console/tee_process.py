@@ -21,8 +21,6 @@ import struct
 import sys
 from typing import Any
 
-__all__ = ["ANSWER", "HEAD", "LEFT_OUT", "SKIPPED", "Tee", "main", "write_whole"]
-
 HEAD = struct.Struct("<BI")
 LEFT_OUT = struct.Struct("<BQ")
 SKIPPED, ANSWER = 254, 255

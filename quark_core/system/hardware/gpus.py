@@ -15,8 +15,6 @@ from quark_core.records import GpuReading
 from quark_core.system.hardware.readings import GpusReading
 from quark_core.system.process import importing
 
-__all__ = ["GpuReader"]
-
 T = TypeVar("T")
 
 _RETRY_INTERVAL_S = 30.0

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["PRECISIONS", "find_peak_flops", "read_precision"]
-
 PRECISIONS: tuple[str, ...] = ("fp8", "bf16", "fp16", "tf32", "fp32")
 """Names of precisions, as they are asked for."""
 

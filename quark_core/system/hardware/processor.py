@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from quark_core.system.hardware.readings import ProcessorReading
 from quark_core.system.process import importing
 
-__all__ = ["ProcessorReader"]
-
 # The kernel counts in hundredths of a second, so that a shorter window is noise.
 _WINDOW_S = 0.1
 _LISTING_INTERVAL_S = 10.0

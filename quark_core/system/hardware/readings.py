@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 from quark_core.records import GpuReading
 
-__all__ = ["GpusReading", "HardwareReading", "ProcessorReading", "choose_gpu", "find_local_rank"]
-
 
 @dataclass(frozen=True, slots=True)
 class ProcessorReading:

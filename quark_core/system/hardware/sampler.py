@@ -20,8 +20,6 @@ from quark_core.system.hardware.readings import (
 )
 from quark_core.system.hardware.traffic import TrafficReader
 
-__all__ = ["HardwareSampler", "Watch", "shared_sampler"]
-
 _log = logging.getLogger("quark")
 
 # The second reading follows soon, because shares of time need two.

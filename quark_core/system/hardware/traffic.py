@@ -8,8 +8,6 @@ from typing import Any
 
 from quark_core.system.process import importing
 
-__all__ = ["TrafficReader"]
-
 _ROOT = "/"
 _LEAST_WINDOW_S = 0.1
 

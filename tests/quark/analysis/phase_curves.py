@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from quark.analysis.config import PhaseAnalyzerConfig
 from quark.analysis.curves import Curve
-from quark.analysis.phases import PhaseAnalyzerConfig, analyze_phases
+from quark.analysis.phases import analyze_phases
 from quark.analysis.run_data import RunData
 from quark_core.records import MetricRecord
 from quark_core.records.columns import Columns

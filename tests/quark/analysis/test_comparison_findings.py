@@ -6,7 +6,8 @@ import pytest
 from quark.analysis.comparison.alerts import compare_alerts, compare_health_scores
 from quark.analysis.comparison.layers import compare_layers, compare_parameters
 from quark.analysis.comparison.phases import compare_phases
-from quark.analysis.run_data import LayerHistory, ParameterHistory, RunData
+from quark.analysis.histories import LayerHistory, ParameterHistory
+from quark.analysis.run_data import RunData
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord
 from quark_core.records.columns import Columns
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from run_builder import RunBuilder, falling
 
+from quark.analysis.config import PhaseAnalyzerConfig
 from quark.analysis.diagnosis import analyze_run
 from quark.analysis.observations import format_number
-from quark.analysis.phases import PhaseAnalyzerConfig, analyze_phases
+from quark.analysis.phases import analyze_phases
 from quark.analysis.run_data import RunData
 from quark_core.records.columns import Columns
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import quark
-from quark.analysis.phases import PhaseAnalyzer, PhaseAnalyzerConfig, PhaseAnalyzerThresholds
+from quark.analysis.config import PhaseAnalyzerConfig, PhaseAnalyzerThresholds
+from quark.analysis.phases import PhaseAnalyzer
 from quark_backends.csv.backend import CsvBackend
 from quark_core.backends.contract import BackendConfig
 from quark_core.delivery.segments import Origin

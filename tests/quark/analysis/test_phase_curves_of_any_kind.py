@@ -16,7 +16,8 @@ from phase_curves import (
 )
 from tiers import count_examples
 
-from quark.analysis.phases import PhaseAnalyzerConfig, analyze_phases
+from quark.analysis.config import PhaseAnalyzerConfig
+from quark.analysis.phases import analyze_phases
 from quark_core.records.schema import validate_record
 
 anything = st.floats(allow_nan=True, allow_infinity=True)

@@ -16,8 +16,6 @@ import tokenize
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["VARIANTS", "format_all"]
-
 _FRAME_WORDS = ("locals(", "eval(", "exec(", "vars(", "dir(", "_getframe", "currentframe", "=}")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef)

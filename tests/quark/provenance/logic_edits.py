@@ -12,8 +12,6 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
-__all__ = ["EDITS", "edit"]
-
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _INNER_SCOPES = (
     *_FUNCTIONS,

@@ -234,6 +234,3 @@ def read_table(path):
     import pyarrow.parquet as parquet
 
     return parquet.read_table(path).to_pylist()
-
-
-__all__ = ["PAYLOAD", "KindMaker", "analysis_of", "put", "read_table", "without_ids"]

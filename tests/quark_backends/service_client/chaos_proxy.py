@@ -24,8 +24,6 @@ from collections import Counter
 
 from held_ports import hold_port
 
-__all__ = ["MODES", "ChaosProxy", "losing"]
-
 MODES = (
     "refuse hang drip drip_body half_close reset garbage close redirect gzip_bomb endless"
     " never_reads 500 502 503 429 413 408 425 404 421"

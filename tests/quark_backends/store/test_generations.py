@@ -11,7 +11,7 @@ from quark_core.backends.contract import Generation
 from quark_core.errors import BackendUnavailable, SchemaValidationError
 from quark_core.ranks.launches import detect_rank
 from quark_core.records import EventRecord, MetricRecord
-from quark_core.runs.composition import plan_backends
+from quark_core.runs.backend_choice import plan_backends
 
 
 def event(name, run_id="run0"):

@@ -8,13 +8,13 @@ from record_samples import ALL, CONFIG, ENVIRONMENT, EVENT, LIFECYCLE, METRIC, P
 
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
+from quark_core.records.checks import check_event_type
 from quark_core.records.json_object import JsonObject
 from quark_core.records.schema import (
     EVENT_SEVERITIES,
     LOG_IDENTIFIERS,
     RUN_STATUSES,
     TERMINAL_STATUSES,
-    check_event_type,
     dump_record,
     validate_record,
 )

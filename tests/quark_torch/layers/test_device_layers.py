@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from quark_torch.layers import probes
+from quark_torch.measuring.device_probe import Probe, wait_for_probes
 from quark_torch.measuring.device_rows import DeviceRing
-from quark_torch.measuring.statistics import Probe, measure, wait_for_probes
+from quark_torch.measuring.measures import measure
 
 FIELDS = "element_count mean variance std norm minimum maximum nan_count inf_count".split()
 

@@ -9,8 +9,14 @@ from torch import nn
 
 import quark
 from quark_torch.measuring import device_probe
-from quark_torch.measuring.device_probe import conclude_later, wait_for_conclusions
-from quark_torch.measuring.statistics import Probe, Wanted, measure, wait_for_probes
+from quark_torch.measuring.device_probe import (
+    Probe,
+    conclude_later,
+    wait_for_conclusions,
+    wait_for_probes,
+)
+from quark_torch.measuring.measures import measure
+from quark_torch.measuring.partials import Wanted
 
 
 def make_engine(session, model, **config):

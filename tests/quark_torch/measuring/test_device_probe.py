@@ -8,8 +8,9 @@ import torch
 from statistics_reference import check
 
 from quark_torch.measuring import device_rows
+from quark_torch.measuring.device_probe import Probe, wait_for_probes
 from quark_torch.measuring.device_rows import DeviceRing
-from quark_torch.measuring.statistics import Probe, Wanted, wait_for_probes
+from quark_torch.measuring.partials import Wanted
 
 WANTED = Wanted(0.1, (-1.0, 1.0), 1)
 

@@ -7,16 +7,11 @@ import torch
 from statistics_reference import check
 
 from quark_torch.measuring import device_probe, device_rows
+from quark_torch.measuring.device_probe import Probe, wait_for_probes
 from quark_torch.measuring.device_rows import DeviceRing
-from quark_torch.measuring.statistics import (
-    Probe,
-    Wanted,
-    measure,
-    measure_histogram,
-    measure_many,
-    measure_update,
-    wait_for_probes,
-)
+from quark_torch.measuring.measures import measure, measure_many, measure_update
+from quark_torch.measuring.partials import Wanted
+from quark_torch.measuring.statistics import measure_histogram
 
 WANTED = Wanted(0.1, (-1.0, 1.0), 1)
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from statistics_reference import as_doubles
 from tiers import count_examples
 
-from quark_torch.measuring.statistics import Wanted, measure, measure_many
+from quark_torch.measuring.measures import measure, measure_many
+from quark_torch.measuring.partials import Wanted
 
 pytestmark = pytest.mark.usefixtures("way")
 

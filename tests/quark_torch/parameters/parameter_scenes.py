@@ -3,15 +3,6 @@
 import torch
 from torch import nn
 
-__all__ = [
-    "CopiedParameters",
-    "TiedModel",
-    "assert_statistics",
-    "by_name",
-    "make_classifier",
-    "run_backward",
-]
-
 
 def make_classifier(width=16):
     return nn.Sequential(

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from quark_backends.service.server.service import Service
     from quark_backends.service.server.workspaces.stores import OpenStore
 
-__all__ = ["Call", "Parameter", "ServiceRoute", "check_text"]
-
 T = TypeVar("T")
 
 _NUMBER_DIGITS = 19

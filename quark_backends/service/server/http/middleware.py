@@ -32,8 +32,6 @@ from quark_backends.service.server.http.replies import (
 if TYPE_CHECKING:
     from quark_backends.service.server.service import Service
 
-__all__ = ["ANY_HOST", "HostCheck", "RequestMiddleware", "UNROUTED", "find_own_name"]
-
 ANY_HOST = "*"
 """Among the allowed hosts: any name, which leaves the check to whatever stands before."""
 

@@ -30,19 +30,6 @@ from quark_core.errors import (
     SchemaValidationError,
 )
 
-__all__ = [
-    "MOST_REPLY_BYTES",
-    "REPLY_BYTES",
-    "ServiceFailure",
-    "choose_media",
-    "encode_body",
-    "encode_within",
-    "keep_newest",
-    "make_failure_reply",
-    "make_reply",
-    "to_failure",
-]
-
 
 class ServiceFailure(Exception):
     """A request that is not served.

@@ -24,16 +24,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-__all__ = [
-    "BodyRoom",
-    "RequestBody",
-    "SMALL_BYTES",
-    "check_nesting",
-    "count_declared",
-    "decode_content",
-    "hold_body",
-]
-
 T = TypeVar("T")
 
 _JSON_NAMES = (JSON, "text/json")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
 
-__all__ = ["RowStream", "iterate_newest"]
-
 _log = logging.getLogger("quark.service")
 
 # Number of rows, and the frames that they are.

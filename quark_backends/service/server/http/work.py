@@ -14,8 +14,6 @@ from typing import ParamSpec, TypeVar
 from quark_backends.service.protocol import ErrorCode
 from quark_backends.service.server.http.replies import ServiceFailure
 
-__all__ = ["FairBudget", "FairPlaces", "WorkThreads"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -23,8 +23,6 @@ from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 from quark_core.records.body_checks import check_body, open_body_of
 from quark_core.records.kinds.provenance import FingerprintRecord
 
-__all__ = ["RunKeys", "check_batches", "check_declared", "find_metric_keys"]
-
 _PLAIN = b"\x00"
 _ZSTD = b"\x01"
 _METRIC_NAMES = frozenset({"metric_key", "namespace", "metric_name"})

@@ -28,8 +28,6 @@ from quark_core.records.names import check_name, decode_name, encode_name, split
 from quark_core.records.schema import validate_record
 from quark_core.records.times import check_timestamp, now_us
 
-__all__ = ["JsonBatch", "JsonIngest", "encode_json_batches"]
-
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _SEQUENCES_OF_A_BATCH = 2**20
 

@@ -16,8 +16,6 @@ from quark_core.records.runs import list_odd_parts
 from quark_core.records.schema import TERMINAL_STATUSES, validate_record
 from quark_core.system.process import ProcessIdentity
 
-__all__ = ["check_lifecycle"]
-
 _Name = Annotated[str, Meta(min_length=1, max_length=512)]
 _Path = Annotated[str, Meta(max_length=4096)]
 _Index = Annotated[int, Meta(ge=0, le=2**63 - 1)]

@@ -18,8 +18,6 @@ from quark_core.backends.contract import Batch
 from quark_core.backends.edits import RUN_EDITED, STOP_REQUESTED
 from quark_core.records import EventRecord, LifecycleRecord
 
-__all__ = ["check_reserved"]
-
 # Lifecycle action -> the event by which it is told.
 _TOLD_BY = {"edit": RUN_EDITED, "stop": STOP_REQUESTED}
 _FIELDS = {

@@ -35,8 +35,6 @@ from quark_core.backends.contract import Batch, Generation
 from quark_core.errors import BackendRejected, RunNotFoundError
 from quark_core.records import RECORD_TYPES, LifecycleRecord, StreamRecord
 
-__all__ = ["ingest", "store_batches", "write_generation"]
-
 # What is smaller is looked at where it came in: handing it to a thread would take longer. What a
 # batch declares counts, not what it weighs.
 _SMALL_BYTES = 128 * 1024

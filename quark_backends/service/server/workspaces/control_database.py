@@ -39,21 +39,6 @@ from quark_backends.store.databases.postgres_url import find_refusal
 from quark_core.errors import SchemaMigrationError, SchemaValidationError, SessionStoreError
 from quark_core.records.times import now_us
 
-__all__ = [
-    "CONTROL_VERSION",
-    "ControlDatabase",
-    "PageSession",
-    "STEPS",
-    "StoredKey",
-    "check_workspace",
-    "control_version",
-    "key",
-    "page_session",
-    "parse_store_url",
-    "told",
-    "workspace",
-]
-
 _METADATA = MetaData()
 _Number = BigInteger().with_variant(Integer(), "sqlite")
 

@@ -20,9 +20,8 @@ from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
     from quark_backends.service.server.workspaces.stores import WorkspaceStore
-    from quark_backends.store.databases.postgres import PostgresDatabase, PostgresPool
-
-__all__ = ["DEFAULT_WORKSPACE", "Deployment"]
+    from quark_backends.store.databases.postgres import PostgresDatabase
+    from quark_backends.store.databases.postgres_pool import PostgresPool
 
 DEFAULT_WORKSPACE = "default"
 """The workspace that a new server has."""
@@ -227,7 +226,8 @@ class Deployment:
 
     def find_database(self, workspace: str) -> PostgresDatabase:
         """The schema of a workspace; of PostgreSQL."""
-        from quark_backends.store.databases.postgres import PostgresDatabase, PostgresPool
+        from quark_backends.store.databases.postgres import PostgresDatabase
+        from quark_backends.store.databases.postgres_pool import PostgresPool
 
         if self._pool is None:
             self._pool = PostgresPool(

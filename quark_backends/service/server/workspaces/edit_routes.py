@@ -19,16 +19,6 @@ from quark_core.backends.belonging import BelongingEdit, check_belonging_edit
 from quark_core.backends.edits import RunEdit, check_edit, check_reason
 from quark_core.config.belonging import check_group_path
 
-__all__ = [
-    "edit_run",
-    "find_stop",
-    "list_groups",
-    "load_project",
-    "request_stop",
-    "update_group",
-    "update_project",
-]
-
 
 async def edit_run(call: Call) -> ASGIApp:
     """Change what is said of a run."""

@@ -32,8 +32,6 @@ from quark_core.records.columns import Columns
 if TYPE_CHECKING:
     from quark_backends.service.server.workspaces.stores import WorkspaceStore
 
-__all__ = ["read_changes", "read_curves", "read_heads"]
-
 
 async def read_curves(call: Call) -> ASGIApp:
     """Several metrics within a window."""

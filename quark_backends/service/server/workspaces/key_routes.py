@@ -19,8 +19,6 @@ from quark_backends.service.server.workspaces.keys import make_key, rotate_key
 from quark_core.records import format_time
 from quark_core.records.times import now_us
 
-__all__ = ["create_key", "list_keys", "revoke_key", "rotate"]
-
 _MICROSECONDS = 1_000_000
 
 

@@ -24,8 +24,6 @@ from quark_backends.service.server.workspaces.control_database import ControlDat
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records.times import now_us
 
-__all__ = ["SCOPES", "KeyGuard", "RateLimit", "check_scopes", "make_key", "rotate_key"]
-
 SCOPES = ("read", "ingest", "write", "admin")
 """What a key may allow; admin implies the others."""
 

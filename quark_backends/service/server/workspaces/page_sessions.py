@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from quark_backends.service.server.service import Service
     from quark_backends.service.server.workspaces.control_database import PageSession
 
-__all__ = ["SESSION_S", "PageSessions"]
-
 SESSION_S = 12 * 3600
 """How long a login lasts, unless its key ends before."""
 

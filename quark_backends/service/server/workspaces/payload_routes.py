@@ -14,8 +14,6 @@ from quark_backends.service.server.http.call import Call
 from quark_backends.service.server.http.replies import ServiceFailure, make_reply
 from quark_core.errors import RunNotFoundError
 
-__all__ = ["get_payload", "head_payload", "put_payload"]
-
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 
 

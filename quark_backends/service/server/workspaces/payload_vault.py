@@ -23,8 +23,6 @@ from quark_backends.service.server.http.replies import ServiceFailure
 from quark_backends.service.server.http.work import WorkThreads
 from quark_core.errors import SessionStoreError
 
-__all__ = ["FolderVault", "PayloadVault"]
-
 T = TypeVar("T")
 
 _PIECE_BYTES = 2**20

@@ -29,8 +29,6 @@ from quark_backends.store.upkeep.backup_folder import BackupFolder
 from quark_core.config.redaction import redact_text
 from quark_core.errors import SessionStoreError
 
-__all__ = ["CONTROL_SCHEMA", "dump_schemas", "find_schemas", "load_schemas"]
-
 CONTROL_SCHEMA = "quark_control"
 """The schema of workspaces and keys."""
 

@@ -51,22 +51,6 @@ from quark_core.records.fields import column_types
 from quark_core.records.query import Query
 from quark_core.runs.searching import build_page_search, build_search
 
-__all__ = [
-    "MOST_ENTRIES",
-    "encode_array",
-    "list_names",
-    "list_runs",
-    "load_run",
-    "read_batches",
-    "read_grid",
-    "read_outputs",
-    "read_records",
-    "read_series",
-    "search_page",
-    "search_runs",
-    "summarize_run",
-]
-
 MOST_ENTRIES = 100_000
 """Entries that the curves of one reply have together."""
 

@@ -29,17 +29,6 @@ from quark_backends.service.server.http.call import Call
 from quark_backends.service.server.http.replies import ServiceFailure
 from quark_core.backends.removal import Collection, RunUsage
 
-__all__ = [
-    "collect_trash",
-    "list_damaged",
-    "list_trash",
-    "measure_runs",
-    "measure_workspace",
-    "restore_runs",
-    "trash_run",
-    "trash_runs",
-]
-
 # A request ends well before any proxy gives it up.
 _COLLECT_S = 3.0
 _PAYLOADS = "artifacts"

@@ -35,8 +35,6 @@ from quark_core.errors import SessionStoreError
 if TYPE_CHECKING:
     from quark_backends.service.server.workspaces.deployment import Deployment
 
-__all__ = ["Restored", "back_up_service", "restore_service"]
-
 _SQLITE = "service on SQLite"
 _POSTGRESQL = "service on PostgreSQL"
 _CONTROL = "service.db"

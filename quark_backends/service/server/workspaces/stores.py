@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from quark_core.records.query import Query
     from quark_core.records.runs import StopRequest
 
-__all__ = ["OpenStore", "WorkspaceStore", "WorkspaceStores"]
-
 _log = logging.getLogger("quark.service")
 
 T = TypeVar("T")

@@ -49,22 +49,6 @@ from quark_core.records.names import check_name
 from quark_core.records.sweeps import StoredTrial
 from quark_core.system.process import ProcessIdentity
 
-__all__ = [
-    "add_trials",
-    "append_entries",
-    "claim_trial",
-    "compare_and_set",
-    "compare_and_set_group",
-    "compare_and_set_project",
-    "list_sweeps",
-    "list_trials",
-    "load_sweep",
-    "open_sweep",
-    "read_entries",
-    "settle_trial",
-    "update_sweep",
-]
-
 T = TypeVar("T")
 
 _PART_TRIALS = 100

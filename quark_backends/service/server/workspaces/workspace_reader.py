@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from quark_backends.service.server.workspaces.stores import WorkspaceStore
     from quark_core.backends.contract import Batch, Generation, Payload
 
-__all__ = ["WorkspaceReader"]
-
 
 class WorkspaceReader:
     """Reads the store and the payloads of one workspace; every method from any thread.
