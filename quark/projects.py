@@ -24,8 +24,7 @@ from quark_core.backends.registry import default_registry
 from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
 from quark_core.config.belonging import check_field_names, check_fields, check_group_path
 from quark_core.errors import QuarkError
-from quark_core.runs.backend_choice import choose_primary
-from quark_core.runs.composition import open_primary, open_reader
+from quark_core.runs.backend_choice import choose_primary, open_primary, open_reader
 from quark_core.runs.field_exchange import exchange_group_field
 from quark_core.runs.run_editing import find_user
 

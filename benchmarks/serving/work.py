@@ -13,8 +13,7 @@ from quark_core.backends.registry import default_registry
 from quark_core.records import LifecycleRecord
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
-from quark_core.runs.backend_choice import choose_primary
-from quark_core.runs.composition import open_primary
+from quark_core.runs.backend_choice import choose_primary, open_primary
 from quark_core.system.process import current_process
 
 KEYS, STEPS = 20, 50

@@ -13,7 +13,7 @@ from quark_core.delivery.generation_journal import frame_outputs, journal_output
 from quark_core.delivery.journal_folder import LaneEntry, journal_directory
 from quark_core.ranks.launches import RankInfo
 from quark_core.records import StreamRecord
-from quark_core.runs import composition
+from quark_core.runs import backend_choice
 from quark_core.runs.output_delivery import deliver_outputs, list_remembered_lanes
 from quark_core.runs.run_reader import RunReader
 
@@ -94,8 +94,8 @@ def _find_mirrors(run: RunReader, run_path: Path) -> tuple[LaneEntry, ...]:
     context = run.context
     if context.backends and not context.read_only:
         # The run's first rank has all of its backends, whichever rank this process is.
-        plan = composition.plan_backends(list(context.backends), RankInfo())
-        entries = composition.describe_lanes(plan)
+        plan = backend_choice.plan_backends(list(context.backends), RankInfo())
+        entries = backend_choice.describe_lanes(plan)
     else:
         entries = list_remembered_lanes(run_path, context.run_id or "")
     return tuple(entry for entry in entries if not entry.primary)
@@ -106,7 +106,7 @@ def _mirror(run: RunReader, outputs: Mapping[str, Sequence[StreamRecord]]) -> No
     if len(context.backends) == 1 and not context.read_only:
         return  # the primary alone
     run_id = context.run_id or ""
-    run_path = composition.find_local_path(
+    run_path = backend_choice.find_local_path(
         run.reader, context.storage_dir, run_id, context.run.run_path
     )
     lanes = _find_mirrors(run, run_path)
@@ -133,7 +133,7 @@ def _mirror(run: RunReader, outputs: Mapping[str, Sequence[StreamRecord]]) -> No
 def _deliver(run: RunReader, run_path: Path, timeout_s: float) -> None:
     run_id = run.context.run_id or ""
     children = None if run.held is None else run.held.children
-    open_lane = composition.open_lane if children is None else children.open_lane
+    open_lane = backend_choice.open_lane if children is None else children.open_lane
     reason = deliver_outputs(journal_directory(run_path, run_id), open_lane, timeout_s)
     if reason is not None:
         _log.warning(

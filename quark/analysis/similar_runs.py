@@ -22,7 +22,7 @@ from quark_core.records.json_object import flatten_json
 from quark_core.records.query import check_index
 from quark_core.records.run_digests import is_seed
 from quark_core.records.runs import RunContext
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_ids import find_run
 from quark_core.runs.searching import build_search, find_runs, summarize_run
 

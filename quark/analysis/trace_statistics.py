@@ -21,7 +21,7 @@ from quark_core.backends.run_summary import RunSummary
 from quark_core.config.arguments import check_label, resolve_storage_dir
 from quark_core.config.objective import ObjectiveMode
 from quark_core.errors import QuarkError, SchemaValidationError
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_ids import name_store
 from quark_core.runs.searching import build_search, find_runs
 

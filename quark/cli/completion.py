@@ -206,7 +206,7 @@ def _ask(
 
 def _open(ctx: click.Context) -> SupportsRead:
     from quark_core.config.arguments import resolve_storage_dir
-    from quark_core.runs.composition import open_reader
+    from quark_core.runs.backend_choice import open_reader
 
     directory = ctx.params.get("storage_dir")
     backend = ctx.params.get("backend")

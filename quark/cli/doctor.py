@@ -25,7 +25,7 @@ from quark_core.errors import SessionStoreError
 def doctor(storage_dir: Path | None, as_json: bool) -> None:
     """Say what waits in the journals, what is in quarantine or damaged, and why."""
     from quark_core.runs import recovery
-    from quark_core.runs.composition import open_reader
+    from quark_core.runs.backend_choice import open_reader
 
     root = resolve_storage_dir(storage_dir)
     unreadable: str | None = None

@@ -146,7 +146,7 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
     stored = find_run(store, run)
     run_id = str(stored.run.id)
     if stored.state != "running":
-        from quark_core.runs.composition import open_lane
+        from quark_core.runs.backend_choice import open_lane
 
         # What waits in journals comes first, or the order of things would be another one.
         for folder, manifest in find_journals(root, run_id):
@@ -172,7 +172,7 @@ def _survey(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> list[MirrorState]:
     from quark.mirrors.survey import survey_mirrors
-    from quark_core.runs.composition import find_local_path
+    from quark_core.runs.backend_choice import find_local_path
 
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
     return survey_mirrors(root, find_local_path(store, root, run_id), run_id)
@@ -182,7 +182,7 @@ def _find_sent(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> dict[str, set[str]]:
     from quark.mirrors.survey import find_sent
-    from quark_core.runs.composition import find_local_path
+    from quark_core.runs.backend_choice import find_local_path
 
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
     return find_sent(root, find_local_path(store, root, run_id), run_id)
@@ -196,8 +196,7 @@ def _choose(place: str, root: Path, *, asked: bool) -> BackendChoice:
         UnknownBackendError: Nothing installed answers to it.
     """
     from quark_core.backends.registry import default_registry
-    from quark_core.runs.backend_choice import choose_backend
-    from quark_core.runs.chosen_backends import find_chosen
+    from quark_core.runs.backend_choice import choose_backend, find_chosen
 
     if asked:
         return choose_backend(place, default_registry())

@@ -19,7 +19,7 @@ from quark_core.backends.contract import (
 from quark_core.backends.removal import SupportsRemoval
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_ids import describe_near, find_labels, name_store
 from quark_core.system.terminal_text import clean_line, escape_json
 

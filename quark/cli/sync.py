@@ -79,8 +79,7 @@ def _allow(places: tuple[str, ...], root: Path) -> None:
     if not places:
         return
     from quark_core.backends.registry import default_registry
-    from quark_core.runs.backend_choice import choose_backend
-    from quark_core.runs.chosen_backends import remember
+    from quark_core.runs.backend_choice import choose_backend, remember
 
     choices = [choose_backend(place, default_registry()) for place in places]
     if not remember(choices, root):
@@ -97,7 +96,7 @@ def _check_store(root: Path) -> None:
     Raises:
         SessionStoreError: There is none, or it cannot be read.
     """
-    from quark_core.runs.composition import open_reader
+    from quark_core.runs.backend_choice import open_reader
 
     open_reader(root, takes_over=False).list_runs(limit=1)
 

@@ -28,8 +28,7 @@ def open_for_removal(root: Path) -> Iterator[SupportsRemoval]:
     from dataclasses import replace
 
     from quark_core.ranks.launches import RankInfo
-    from quark_core.runs.backend_choice import plan_backends
-    from quark_core.runs.composition import open_primary
+    from quark_core.runs.backend_choice import open_primary, plan_backends
 
     choice = plan_backends((), RankInfo()).primary
     assert choice is not None

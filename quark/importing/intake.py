@@ -54,8 +54,7 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
 from quark_core.records.query import Query
 from quark_core.records.times import now_us
-from quark_core.runs.backend_choice import choose_primary
-from quark_core.runs.composition import find_payload_directory, open_primary
+from quark_core.runs.backend_choice import choose_primary, find_payload_directory, open_primary
 
 IMPORTED = "run_imported"
 """Type of the event that says what an import has brought."""

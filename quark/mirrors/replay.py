@@ -37,9 +37,7 @@ from quark_core.errors import (
 )
 from quark_core.records import RECORD_TYPES
 from quark_core.records.query import Query
-from quark_core.runs.backend_choice import BackendChoice
-from quark_core.runs.chosen_backends import remember
-from quark_core.runs.composition import find_local_path
+from quark_core.runs.backend_choice import BackendChoice, find_local_path, remember
 
 _ALL = Query(all_attempts=True)
 _CHUNK = 256

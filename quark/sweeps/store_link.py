@@ -16,8 +16,7 @@ from quark_core.backends.contract import SupportsPrimary
 from quark_core.backends.coordination import SupportsCoordination, refuse_coordination
 from quark_core.backends.registry import default_registry
 from quark_core.errors import QuarkError, SessionStoreError, StoreUnauthorizedError
-from quark_core.runs.backend_choice import choose_primary
-from quark_core.runs.composition import open_primary
+from quark_core.runs.backend_choice import choose_primary, open_primary
 
 T = TypeVar("T")
 

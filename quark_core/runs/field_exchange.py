@@ -12,8 +12,7 @@ from quark_core.backends.coordination import SupportsCoordination, refuse_coordi
 from quark_core.backends.registry import default_registry
 from quark_core.errors import SchemaValidationError
 from quark_core.records.runs import RunContext
-from quark_core.runs.backend_choice import choose_primary
-from quark_core.runs.composition import open_primary, open_reader
+from quark_core.runs.backend_choice import choose_primary, open_primary, open_reader
 from quark_core.runs.run_editing import find_user
 
 

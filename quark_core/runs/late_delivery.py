@@ -146,12 +146,12 @@ def _main() -> None:
 
 def _deliver(root: Path, run_id: str, specifications: Sequence[str], note: Path) -> None:
     from quark_core.backends.registry import default_registry
-    from quark_core.runs import composition, recovery
+    from quark_core.runs import backend_choice, recovery
     from quark_core.runs.backend_choice import choose_backend
 
     registry = default_registry()
     choices = [choose_backend(one, registry) for one in specifications]
-    open_lane = composition.make_lane_opener(choices)
+    open_lane = backend_choice.make_lane_opener(choices)
     pause_s = 0.5
     deadline = time.monotonic() + _IDLE_S
     while time.monotonic() < deadline:

@@ -12,7 +12,7 @@ from quark_core.delivery.journal_folder import journal_directory
 from quark_core.errors import SessionStoreError
 from quark_core.records import EventRecord
 from quark_core.records.query import Query
-from quark_core.runs.composition import find_local_path, open_lane
+from quark_core.runs.backend_choice import find_local_path, open_lane
 from quark_core.runs.output_delivery import deliver_outputs, list_remembered_lanes
 from quark_core.system.folders import describe_link, find_foreign_link
 

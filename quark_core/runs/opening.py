@@ -46,7 +46,7 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext
 from quark_core.records.schema import TERMINAL_STATUSES
 from quark_core.records.times import now_us
-from quark_core.runs import composition, rank_parts, recovery
+from quark_core.runs import backend_choice, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
 from quark_core.runs.checkpoints import Checkpoint, read_state
 from quark_core.runs.config_reading import read_config
@@ -116,7 +116,7 @@ def start(
     root = resolve_storage_dir(draft.storage_dir)
     rank = detect_rank()
     chosen = choose_ranks(ranks)
-    plan = composition.plan_backends(backends, rank, ranks=chosen)
+    plan = backend_choice.plan_backends(backends, rank, ranks=chosen)
     start = _Start(
         project=project,
         name=name,
@@ -327,7 +327,7 @@ class _Start:
     root: Path
     rank: RankInfo
     ranks: RankChoice | None
-    plan: composition.Plan
+    plan: backend_choice.Plan
     groups: tuple[str, ...]
     fields: JsonObject
     launch_key: str
@@ -394,7 +394,7 @@ class _Opener:
     def describe(self, part: RankPart) -> RunContext:
         """The context of the run before it is begun."""
         start, run_id = self.start, part.run_id
-        location = composition.locate_run(self.reach.primary, start.root, run_id or "unknown")
+        location = backend_choice.locate_run(self.reach.primary, start.root, run_id or "unknown")
         parent = None if self.parent is None else self.parent.run
         record = RunRecord(
             id=run_id,
@@ -464,7 +464,7 @@ def _find_version(version: object) -> JsonObject:
 
 
 def _choose_part(
-    plan: composition.Plan,
+    plan: backend_choice.Plan,
     rank: RankInfo,
     root: Path,
     project: str,
@@ -508,7 +508,7 @@ def _find_parent(reach: PrimaryReach, start: _Start) -> StoredRun | None:
 def _find_known(reach: PrimaryReach, root: Path, run_id: str) -> KnownRun | None:
     """What this machine knows of the run that the store has under an id, or would have."""
     known = find_known_run(root, run_id)
-    place = composition.locate_run(reach.primary, root, run_id).run_path
+    place = backend_choice.locate_run(reach.primary, root, run_id).run_path
     return known if known is not None and known.is_at(place) else None
 
 
@@ -560,7 +560,7 @@ def attach_run(context: RunContext) -> OpenRun:
     if context.read_only and context.run_id is not None:
         return open_for_reading(context.run_id, context.storage_dir, *context.backends[:1])
     rank = detect_rank()
-    plan = composition.plan_backends(
+    plan = backend_choice.plan_backends(
         list(context.backends) or "none",
         rank,
         ranks=None if context.ranks is None else parse_ranks(context.ranks, "context.ranks"),

@@ -33,9 +33,8 @@ from quark_core.errors import (
     StoreUnauthorizedError,
     StoreUnavailableError,
 )
-from quark_core.runs import composition
-from quark_core.runs.backend_choice import Plan
-from quark_core.runs.chosen_backends import remember
+from quark_core.runs import backend_choice
+from quark_core.runs.backend_choice import Plan, remember
 from quark_core.runs.open_run import OpenRun
 
 T = TypeVar("T")
@@ -231,7 +230,7 @@ class PrimaryReach:
         config = replace(
             choice.configure(self._root), read_only=read_only, unasked=self.outage is not None
         )
-        open_it = composition.open_primary if read_only else composition.open_run_primary
+        open_it = backend_choice.open_primary if read_only else backend_choice.open_run_primary
         try:
             if self.outage is None:
                 self._primary = self.ask(lambda: open_it(choice, config))

@@ -35,7 +35,7 @@ from quark_core.delivery.segments import Origin
 from quark_core.delivery.shared_lanes import SharedLanes
 from quark_core.delivery.sync import LaneSync, SyncLog, count_boxed, count_waiting, sync_folder
 from quark_core.hosting.stopped_helpers import end_stopped_helpers
-from quark_core.runs.composition import open_lane
+from quark_core.runs.backend_choice import open_lane
 from quark_core.runs.output_delivery import OutputDelivery, find_owner
 from quark_core.runs.refused_records import deliver_refused
 

@@ -19,7 +19,7 @@ from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_
 from quark_core.records.query import check_step
 from quark_core.records.runs import RunContext
 from quark_core.records.times import now_us
-from quark_core.runs import composition, rank_parts, recovery
+from quark_core.runs import backend_choice, rank_parts, recovery
 from quark_core.runs.announcement import announce, announce_rank
 from quark_core.runs.backend_choice import Plan
 from quark_core.runs.environment import read_git_state
@@ -57,7 +57,7 @@ def resume(
     root = resolve_storage_dir(draft.storage_dir)
     rank = detect_rank()
     chosen = choose_ranks(ranks)
-    plan = composition.plan_backends(backends, rank, ranks=chosen)
+    plan = backend_choice.plan_backends(backends, rank, ranks=chosen)
     if not rank_parts.is_leader(plan, rank):
         run = _follow_resumed(run_id, plan, root, rank, chosen)
         run.extensions = draft.extensions
@@ -179,7 +179,7 @@ def continue_run(
         updated_at=format_time(now_us()),
         ended_at=None,
     )
-    location = composition.locate_run(reach.primary, root, record.id or "")
+    location = backend_choice.locate_run(reach.primary, root, record.id or "")
     context = RunContext(
         storage_dir=root,
         store_root=location.store_root,
@@ -224,11 +224,11 @@ def _follow_resumed(
         stored = rank_parts.find_stored(reach, run_id)
         if stored is None and reach.outage is not None:
             known = find_known_run(root, run_id)
-            place = composition.locate_run(primary, root, run_id).run_path
+            place = backend_choice.locate_run(primary, root, run_id).run_path
             stored = known.to_stored() if known is not None and known.is_at(place) else None
         part = rank_parts.follow_resumed(plan, root, run_id, stored)
         moment = format_time(now_us())
-        location = composition.locate_run(primary, root, run_id)
+        location = backend_choice.locate_run(primary, root, run_id)
         if stored is None:
             # Nothing is said of it here that a store would keep.
             project = ProjectRecord("", "", str(root), moment, moment)

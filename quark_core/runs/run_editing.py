@@ -18,8 +18,7 @@ from quark_core.config.belonging import check_field_names, check_fields, check_g
 from quark_core.errors import SchemaValidationError, SessionStoreError, StoreUnauthorizedError
 from quark_core.records import RunRecord
 from quark_core.records.runs import RunContext, StopRequest
-from quark_core.runs.backend_choice import choose_primary
-from quark_core.runs.composition import open_primary, open_reader
+from quark_core.runs.backend_choice import choose_primary, open_primary, open_reader
 from quark_core.runs.mirrored_edits import mirror_newest_edit
 from quark_core.runs.run_ids import find_run_id
 

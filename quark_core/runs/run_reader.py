@@ -17,7 +17,7 @@ from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import SchemaValidationError
 from quark_core.ranks.launches import RankInfo
 from quark_core.records.runs import RunContext
-from quark_core.runs import composition
+from quark_core.runs import backend_choice
 from quark_core.runs.backend_choice import BackendChoice, choose_primary
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.runs.reading import read_rows
@@ -134,7 +134,7 @@ def open_run_reader(run_id: str, storage_dir: str | Path | None) -> RunReader:
     """
     check_run_id(run_id)
     root = resolve_storage_dir(storage_dir)
-    reader = composition.open_reader(root, run_id=run_id)
+    reader = backend_choice.open_reader(root, run_id=run_id)
     try:
         stored = find_run(reader, run_id)
     except BaseException:
@@ -145,7 +145,7 @@ def open_run_reader(run_id: str, storage_dir: str | Path | None) -> RunReader:
 
 def read_stored(stored: StoredRun, reader: SupportsRead, storage_dir: Path) -> RunReader:
     """Read a run that was found in the store of a storage root, which `reader` has open."""
-    takeover = composition.make_takeover(storage_dir, reader, stored.run.id)
+    takeover = backend_choice.make_takeover(storage_dir, reader, stored.run.id)
     context = describe_context(stored, reader, storage_dir)
     return RunReader(context, reader, stored=stored, takeover=takeover)
 
@@ -164,7 +164,7 @@ def describe_context(
     store_root: str | Path
     if place is None or isinstance(reader, SupportsPrimary):
         primary = reader if isinstance(reader, SupportsPrimary) else None
-        location = composition.locate_run(primary, storage_dir, stored.run.id or "")
+        location = backend_choice.locate_run(primary, storage_dir, stored.run.id or "")
         store_root, db_path = location.store_root, location.db_path
     else:
         store_root, db_path = place, None
@@ -224,7 +224,7 @@ def find_primary(context: RunContext) -> BackendChoice | None:
             return None
         return choose_primary(default_registry())
     # The run's first rank has all of its backends, whichever rank this process is.
-    return composition.plan_backends(list(context.backends), RankInfo()).primary
+    return backend_choice.plan_backends(list(context.backends), RankInfo()).primary
 
 
 def open_context_primary(context: RunContext, *, read_only: bool) -> SupportsPrimary:
@@ -240,4 +240,4 @@ def open_context_primary(context: RunContext, *, read_only: bool) -> SupportsPri
     )
     if read_only:
         config = replace(config, read_only=True)
-    return composition.open_primary(choice, config)
+    return backend_choice.open_primary(choice, config)

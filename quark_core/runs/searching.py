@@ -70,7 +70,7 @@ def search_runs(
             argument and shows the place.
         SessionStoreError: There is no store, or it cannot be read.
     """
-    from quark_core.runs.composition import open_reader
+    from quark_core.runs.backend_choice import open_reader
 
     search = build_search(
         project=project, where=where, order_by=order_by, limit=limit, archived=archived

@@ -17,7 +17,7 @@ from quark_core.delivery.stream import RunStream, StandInStream
 from quark_core.ranks.launches import RankInfo
 from quark_core.records import LifecycleRecord
 from quark_core.records.runs import RunContext
-from quark_core.runs import composition, recovery
+from quark_core.runs import backend_choice, recovery
 from quark_core.runs.backend_choice import Plan
 from quark_core.runs.extensions import ask_extensions
 from quark_core.runs.open_run import OpenRun
@@ -58,9 +58,9 @@ def open_run_stream(
         journal_directory(run_path, context.run_id or ""),
         origin,
         leads=leads,
-        open_lane=composition.make_lane_opener(plan.choices),
+        open_lane=backend_choice.make_lane_opener(plan.choices),
     )
-    run.stream = composition.open_stream(
+    run.stream = backend_choice.open_stream(
         plan,
         primary,
         _configure(context),
@@ -74,7 +74,7 @@ def open_run_stream(
     )
     run.children = children
     run.choices = plan.choices
-    run.payload_directory = composition.find_payload_directory(primary, context.run_id)
+    run.payload_directory = backend_choice.find_payload_directory(primary, context.run_id)
     run.reopen = lambda child, child_origin: _open_child(child, plan, child_origin)
     run.stream.start()
     return run
@@ -126,7 +126,7 @@ def open_part(
 
 def _open_child(run: OpenRun, plan: Plan, origin: Origin) -> None:
     """Give a forked child a stream of its own, which its parent or a later process delivers."""
-    stream = composition.open_child_stream(
+    stream = backend_choice.open_child_stream(
         plan,
         _configure(run.context),
         origin,

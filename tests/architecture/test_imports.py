@@ -41,7 +41,7 @@ def loaded_after(program, *arguments):
         "quark_core.sessions.session",
         "quark_core.writers.metrics",
         "quark_core.backends.registry",
-        "quark_core.runs.composition",
+        "quark_core.runs.backend_choice",
         "quark_backends.embedded.backend",
         "quark_backends.csv.backend",
         "quark_torch",

@@ -8,7 +8,7 @@ import quark
 # A thread prepares statements in its first transaction, again and again, as the process ends.
 TRAINING = """
 from quark_backends.store.databases.connection import SqliteConnection
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 from quark_core.records.expression import RunSearch
 
 asked = threading.Event()

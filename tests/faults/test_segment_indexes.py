@@ -15,7 +15,7 @@ from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.segments import encode_frame
 from quark_core.records import RECORD_TYPES
 from quark_core.records.query import Query
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 KEYS = ("train/loss", "train/acc", "odd")
 STEPS = 400

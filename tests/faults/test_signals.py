@@ -12,7 +12,7 @@ import pytest
 
 import quark
 from quark_core.runs import recovery
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 HEAD = """
 import os, signal, sys, threading, time, quark

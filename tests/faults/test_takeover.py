@@ -17,7 +17,7 @@ from quark.page.api.source import open_source
 from quark_core.delivery.black_box import find_box_path
 from quark_core.delivery.journal_folder import find_folders
 from quark_core.runs import recovery
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 KILLED = """
 import os, signal, sys, time, quark

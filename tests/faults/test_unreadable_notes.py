@@ -9,7 +9,7 @@ from test_takeover import kill
 import quark
 from quark.cli.main import cli
 from quark_core.delivery.journal_folder import find_folders
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 CONTENTS = {
     "nested": b'{"other": ' + b"[" * 100_000,

@@ -19,7 +19,7 @@ from quark_core.backends.contract import BackendDefinition
 from quark_core.backends.registry import default_registry
 from quark_core.delivery.journal_folder import LaneEntry
 from quark_core.errors import BackendUnavailable
-from quark_core.runs import chosen_backends, recovery
+from quark_core.runs import backend_choice, recovery
 
 KEY = "qk_own_0123456789abcdef0123456789abcdef"
 SECRETS = {
@@ -79,8 +79,8 @@ def listen():
 @pytest.fixture(autouse=True)
 def nothing_was_chosen(monkeypatch, tmp_path):
     """A user who is new here, with keys of their own."""
-    monkeypatch.setattr(chosen_backends, "_asked", {})
-    monkeypatch.setattr(chosen_backends, "_told", set())
+    monkeypatch.setattr(backend_choice, "_asked", {})
+    monkeypatch.setattr(backend_choice, "_told", set())
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("QUARK_PERSISTENCE_URL", raising=False)
     for name, value in SECRETS.items():
@@ -125,7 +125,7 @@ CHOOSE = """
 import sys
 from pathlib import Path
 from quark_core.runs.backend_choice import choose_backend
-from quark_core.runs.chosen_backends import remember
+from quark_core.runs.backend_choice import remember
 from quark_core.backends.registry import default_registry
 assert remember([choose_backend(sys.argv[1], default_registry())], Path(sys.argv[2]))
 """
@@ -318,7 +318,7 @@ def test_a_note_of_another_user_is_no_choice(tmp_path, monkeypatch):
     out = tmp_path / "out"
     make_journal(tmp_path)
     call("sync", tmp_path, "--allow-backend", f"csv:{out}")
-    monkeypatch.setattr(chosen_backends, "_asked", {})
+    monkeypatch.setattr(backend_choice, "_asked", {})
     make_journal(tmp_path, lanes=(EMBEDDED, LaneEntry("csv", f"csv:{out}")))
     (note,) = (tmp_path / "config" / "quark" / "backends").iterdir()
     if os.geteuid() != 0:

@@ -269,7 +269,7 @@ def _has_no_store(root: Path) -> bool:
 
 def _open_own(root: Path) -> PageSource:
     """The root's own store."""
-    from quark_core.runs.composition import make_takeover, open_reader
+    from quark_core.runs.backend_choice import make_takeover, open_reader
 
     reader = open_reader(root)
     place = str(reader.locate("unknown").store_root)

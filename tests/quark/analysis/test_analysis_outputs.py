@@ -155,7 +155,7 @@ def test_a_store_that_may_only_be_read_leaves_the_outputs_unstored(tmp_path, mon
 
     looked_at = quark.open_run(session.run_id, tmp_path)
     target = open_analysis(looked_at)
-    monkeypatch.setattr("quark_core.runs.composition.open_primary", refuse)
+    monkeypatch.setattr("quark_core.runs.backend_choice.open_primary", refuse)
     assert target.can_store
     assert store(target, "a") is None
     assert not target.can_store

@@ -18,7 +18,7 @@ import quark
 from quark.cli.main import cli
 from quark_core.errors import RunNotFoundError
 from quark_core.records.expression import RunSearch
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 from quark_core.search.fallback import search_by_reading, summarize_by_reading
 
 SCRIPT = str(Path(sys.executable).with_name("quark"))

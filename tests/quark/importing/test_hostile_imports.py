@@ -11,7 +11,7 @@ import pytest
 from quark.importing.foreign import ImportFailure
 from quark.importing.losses import Losses
 from quark.importing.sources import clearml, comet
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 SECRET = "hunter2hunter2"
 ENDLESS = 10**15

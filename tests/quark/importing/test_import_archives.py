@@ -4,7 +4,7 @@ import json
 import zipfile
 
 import quark
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
 

@@ -10,7 +10,7 @@ import pytest
 import quark
 from quark.importing.foreign import ImportFailure
 from quark_core.records.query import Query
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 DUMP = Path(__file__).with_name("files") / "ato.sql"
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import quark
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 MOMENT = pa.timestamp("ms", tz="UTC")
 SCHEMA = pa.schema(

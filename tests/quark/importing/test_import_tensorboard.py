@@ -79,7 +79,7 @@ def test_config_histograms_images_and_texts_come_too_and_secrets_do_not(logged, 
     (run,) = take("tensorboard", logged)
     opened = quark.open_run(run["run_id"], storage_dir=store)
     assert opened.context.run.status == "completed"
-    from quark_core.runs.composition import open_reader
+    from quark_core.runs.backend_choice import open_reader
 
     stored = open_reader(store).load_run(run["run_id"])
     assert dict(stored.config.values) == {"lr": 0.1, "bs": 32, "api_key": "[redacted]"}

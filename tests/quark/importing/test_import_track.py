@@ -19,7 +19,7 @@ def read(store, run_id, kind):
 
 
 def load(store, run_id):
-    from quark_core.runs.composition import open_reader
+    from quark_core.runs.backend_choice import open_reader
 
     reader = open_reader(store)
     try:

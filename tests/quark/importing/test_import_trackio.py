@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 import quark
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 TABLES = """
 CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL,

@@ -10,7 +10,7 @@ import pytest
 
 import quark
 from quark_core.runs.artifact_versions import list_versions
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 WRITE = """
 import sys

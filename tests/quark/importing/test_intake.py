@@ -13,7 +13,7 @@ import pytest
 import quark
 from quark.importing.foreign import ForeignRun, ImportFailure, PointList, Portion, RunFacts
 from quark.importing.intake import ImportOptions, open_intake
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 
 class CountedRun(ForeignRun):

@@ -15,7 +15,7 @@ from wide_bounds import FOLDER
 import quark
 from quark.provenance import kept_sources
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 
 def test_the_script_and_the_projects_modules_are_kept_and_no_others(project):

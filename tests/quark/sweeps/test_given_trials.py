@@ -8,7 +8,7 @@ from sweep_training import train
 
 import quark
 from quark_core.errors import SchemaValidationError
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 SCRIPT = """
 import sys, quark

@@ -16,7 +16,7 @@ import quark
 from quark_core.backends.coordination import NewTrial
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, StopRequested
 from quark_core.records.sweeps import TrialResult
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 
 def list_states(sweep):

@@ -11,7 +11,7 @@ from held_ports import hold_port
 
 import quark
 from quark_core.errors import SchemaValidationError
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 PROGRAM = Path(__file__).with_name("sweep_ranks.py")
 FOREIGN = ("SLURM_", "OMPI_", "PMI", "TORCHELASTIC_", "MASTER_", "RANK", "LOCAL_RANK", "WORLD_")

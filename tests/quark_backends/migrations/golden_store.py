@@ -20,7 +20,7 @@ import warnings
 from pathlib import Path
 
 import quark
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 RUNS = ("baseline", "diverged", "stopped", "resumed", "tuned", "killed")
 

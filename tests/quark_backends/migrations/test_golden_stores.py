@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import quark
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 STORES = Path(__file__).parents[2] / "assets" / "stores"
 VERSIONS = sorted(int(path.name) for path in STORES.iterdir())

@@ -18,7 +18,7 @@ from quark_backends.store.databases.sqlite import connect
 from quark_backends.store.upkeep import migration
 from quark_backends.store.writing import summaries
 from quark_core.errors import SchemaMigrationError, SessionStoreError
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 # Forks a child per statement of the migration, which is killed as it begins that one.
 KILL_AT_EACH_STATEMENT = """

@@ -13,7 +13,7 @@ import golden_store
 import pytest
 
 import quark
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 # Describes a store, and what else became of it.
 DESCRIBE = """

@@ -21,8 +21,7 @@ from quark_backends.store.upkeep.trash import RunTrash
 from quark_core.backends.contract import Batch
 from quark_core.errors import RunNotFoundError, SessionStoreError
 from quark_core.ranks.launches import RankInfo
-from quark_core.runs.backend_choice import plan_backends
-from quark_core.runs.composition import open_primary
+from quark_core.runs.backend_choice import open_primary, plan_backends
 
 TRAINING = """
 import os, sys, quark

@@ -276,7 +276,7 @@ def test_files_that_come_while_it_is_in_the_trash_are_kept_beside_the_others(fil
 
 @pytest.mark.long
 def test_a_store_for_reading_only_is_left_alone(filled):
-    from quark_core.runs.composition import open_reader
+    from quark_core.runs.backend_choice import open_reader
 
     reader = open_reader(filled.root)
     for change in (

@@ -25,8 +25,7 @@ from quark_core.backends.belonging import (
 from quark_core.backends.edits import RunEdit, check_edit
 from quark_core.backends.registry import default_registry
 from quark_core.errors import SchemaValidationError, SessionStoreError
-from quark_core.runs.backend_choice import choose_primary
-from quark_core.runs.composition import open_primary, open_reader
+from quark_core.runs.backend_choice import choose_primary, open_primary, open_reader
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from quark_core.errors import ArtifactNotFoundError, InvalidRunStateError, Schem
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
 from quark_core.runs import artifact_versions
 from quark_core.runs.artifact_versions import list_lineage, list_versions
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_editing import open_editor
 
 

@@ -17,8 +17,7 @@ from quark_core.errors import (
 )
 from quark_core.hookspecs import hookimpl
 from quark_core.ranks.launches import RankInfo
-from quark_core.runs.backend_choice import plan_backends
-from quark_core.runs.composition import open_primary, open_reader
+from quark_core.runs.backend_choice import open_primary, open_reader, plan_backends
 from quark_core.runs.open_run import open_runs
 from quark_core.testing.faults import ScriptedBackend, define_scripted
 

@@ -16,7 +16,7 @@ from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 
 def make(root, config, values=(), project="p", **arguments):

@@ -5,7 +5,7 @@ import pytest
 import quark
 from quark.projects import find_inherited
 from quark_core.errors import SchemaValidationError, SessionStoreError
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 
 
 def make(root, group=None, **arguments):

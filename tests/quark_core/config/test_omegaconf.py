@@ -233,7 +233,7 @@ def test_a_stored_run_has_both_forms(tmp_path, backends):
     ) as session:
         run_id = session.run_id
 
-    from quark_core.runs.composition import open_reader
+    from quark_core.runs.backend_choice import open_reader
 
     if backends == "csv":
         from quark_backends.csv.run_file import RunFile

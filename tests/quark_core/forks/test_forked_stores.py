@@ -10,7 +10,7 @@ from quark_core.backends.kept_batches import describe_run, select_rows
 from quark_core.errors import RunNotFoundError
 from quark_core.records import MetricRecord
 from quark_core.records.query import Query
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
 from quark_core.runs.reading import iterate, read_rows, read_series
 from quark_core.runs.searching import build_search, find_runs, summarize_run

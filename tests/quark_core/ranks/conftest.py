@@ -12,7 +12,7 @@ from launching import FOREIGN, PROGRAM, clean_environment, read_lines
 from set_for_tests import SET_FOR_TESTS
 
 import quark
-from quark_core.runs import composition
+from quark_core.runs import backend_choice
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def runs_of():
 
     def read(storage_dir):
         found = {}
-        for stored in composition.open_reader(Path(storage_dir)).list_runs():
+        for stored in backend_choice.open_reader(Path(storage_dir)).list_runs():
             session = quark.open_run(stored.run.id, storage_dir)
             records = quark.MetricsLogger(session).read(metric_key="loss", all_attempts=True)
             points = Counter((record.attempt, record.rank) for record in records)

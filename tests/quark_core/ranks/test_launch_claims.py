@@ -17,7 +17,7 @@ from quark_core.ranks import claims as launch_claims
 from quark_core.ranks.claims import RunClaims
 from quark_core.ranks.launches import Launch, find_launch
 from quark_core.records.query import Query
-from quark_core.runs import composition
+from quark_core.runs import backend_choice
 from quark_core.system.process import ProcessIdentity
 
 AGENT = "/tmp/torchelastic_x/none_y/attempt_{}/{}/error.json"
@@ -248,7 +248,7 @@ def test_a_reader_of_journals_sees_a_rank_that_came_before_the_run(tmp_path, mon
         metrics.log("loss", float(rank), step=0)
         session.flush("durable")
         if reader is None:
-            reader = composition.open_reader(tmp_path)
+            reader = backend_choice.open_reader(tmp_path)
             assert reader.list_runs() == []
     assert list(reader.read("early", "metric", Query())["rank"]) == [0, 1]
     for session in sessions:

@@ -99,9 +99,9 @@ def test_processes_of_a_rank_log_for_it(tmp_path, method):
         for rank in range(2)
     ]
     assert [process.wait(timeout=280) for process in processes] == [0, 0]
-    from quark_core.runs import composition
+    from quark_core.runs import backend_choice
 
-    (stored,) = composition.open_reader(root).list_runs()
+    (stored,) = backend_choice.open_reader(root).list_runs()
     records = quark.MetricsLogger(quark.open_run(stored.run.id, root)).read()
     found = Counter((record.metric_key, record.rank) for record in records)
     key, points = ("forked", 1) if method == "fork" else ("spawned", 10)
@@ -133,9 +133,9 @@ session.end_run()
         for rank in range(2)
     ]
     assert [process.wait(timeout=280) for process in processes] == [0, -15]
-    from quark_core.runs import composition
+    from quark_core.runs import backend_choice
 
-    (stored,) = composition.open_reader(tmp_path).list_runs()
+    (stored,) = backend_choice.open_reader(tmp_path).list_runs()
     assert stored.state == "completed"
     assert count(tmp_path, stored.run.id) == {0: 1, 1: 1}
     assert os.listdir(tmp_path / ".quark" / "launches")
@@ -165,9 +165,9 @@ session.end_run()
     assert other.returncode == 3
     leader.communicate(timeout=280)
     assert leader.returncode == 0
-    from quark_core.runs import composition
+    from quark_core.runs import backend_choice
 
-    (stored,) = composition.open_reader(tmp_path).list_runs()
+    (stored,) = backend_choice.open_reader(tmp_path).list_runs()
     assert (stored.state, stored.exit_code) == ("completed", None)
     (left,) = quark.EventLogger(quark.open_run(stored.run.id, tmp_path)).read(
         event_type="rank_left"
@@ -230,7 +230,7 @@ def test_a_leader_that_came_late_is_found_at_the_end(tmp_path):
         timeout=280,
         check=True,
     )
-    from quark_core.runs import composition
+    from quark_core.runs import backend_choice
 
-    (stored,) = composition.open_reader(tmp_path).list_runs()
+    (stored,) = backend_choice.open_reader(tmp_path).list_runs()
     assert count(tmp_path, stored.run.id) == {1: 10}

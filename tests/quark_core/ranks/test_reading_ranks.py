@@ -20,7 +20,7 @@ from quark.cli.run_view import describe_late
 from quark_core.ranks.statistics import compare_ranks
 from quark_core.records.query import Query
 from quark_core.records.times import now_us
-from quark_core.runs import composition
+from quark_core.runs import backend_choice
 from quark_core.runs.searching import summarize_run
 from quark_core.sessions import session as session_module
 
@@ -237,7 +237,7 @@ def uneven(session_of, tmp_path):
 
 
 def read_paces(storage_dir):
-    reader = composition.open_reader(storage_dir)
+    reader = backend_choice.open_reader(storage_dir)
     return measure_paces(reader, summarize_run(reader, "ranked"))
 
 
@@ -295,7 +295,7 @@ def test_a_run_of_one_rank_has_no_table(tmp_path, monkeypatch):
     with quark.start_run(project="p", storage_dir=tmp_path, ranks="all") as session:
         quark.MetricsLogger(session).log("loss", 1.0, step=0)
     assert read_paces(tmp_path) is None
-    reader = composition.open_reader(tmp_path)
+    reader = backend_choice.open_reader(tmp_path)
     assert reader.read("ranked", "event", Query(any_of={"event_type": ("rank_joined",)})).count == 0
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import quark
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_ids import find_labels, shorten_run_id
 
 

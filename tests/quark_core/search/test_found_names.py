@@ -38,7 +38,7 @@ def root(tmp_path):
 
 def search_both(root, where):
     """How many runs the store finds, and how many are found by reading it."""
-    from quark_core.runs.composition import open_reader
+    from quark_core.runs.backend_choice import open_reader
 
     found = len(quark.search_runs(storage_dir=root, where=where))
     reader = open_reader(root)

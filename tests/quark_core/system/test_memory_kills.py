@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import quark
-from quark_core.runs.composition import open_reader
+from quark_core.runs.backend_choice import open_reader
 from quark_core.system import memory_kills, process
 from quark_core.system.memory_kills import MemoryKills, count_more_kills, find_memory_kills
 from quark_core.system.process import find_loss
