@@ -6,7 +6,7 @@ from datetime import datetime
 from time import time_ns
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records import parse_time
+from quark_core.records.base import parse_time
 
 
 def now_us() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quark_core.artifacts.payloads import EXTENSIONS, choose_format, encode_payload
 from quark_core.records import ArtifactRecord
@@ -16,9 +16,6 @@ from quark_core.writers.artifact_evaluations import EvaluationArtifacts
 from quark_core.writers.artifact_links import check_aliases
 from quark_core.writers.artifact_media import MediaArtifacts
 from quark_core.writers.artifact_recordings import RecordingArtifacts
-
-if TYPE_CHECKING:
-    pass
 
 
 class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, CollectionArtifacts):
