@@ -61,14 +61,14 @@ if TYPE_CHECKING:
     from quark_backends.csv.tracker_backend import CSVBackend as CSVBackend
     from quark_backends.mlflow.tracker_backend import MLflowBackend as MLflowBackend
     from quark_backends.wandb.tracker_backend import WandbBackend as WandbBackend
-    from quark_core.backends.delivery_report import DeliveryReport as DeliveryReport
-    from quark_core.backends.delivery_report import LaneReport as LaneReport
-    from quark_core.backends.migration import migrate_store as migrate_store
+    from quark_core.backends.contract import DeliveryReport as DeliveryReport
+    from quark_core.backends.contract import LaneReport as LaneReport
+    from quark_core.backends.registry import migrate_store as migrate_store
     from quark_core.backends.run_summary import MetricSummary as MetricSummary
     from quark_core.backends.run_summary import RunSummary as RunSummary
     from quark_core.backends.series import Series as Series
     from quark_core.backends.tracker_backend import TrackerBackend as TrackerBackend
-    from quark_core.config.tracked import tracked as tracked
+    from quark_core.config.snapshot import tracked as tracked
     from quark_core.errors import ArtifactDamagedError as ArtifactDamagedError
     from quark_core.errors import ArtifactNotFoundError as ArtifactNotFoundError
     from quark_core.errors import InvalidRunStateError as InvalidRunStateError
@@ -97,10 +97,10 @@ if TYPE_CHECKING:
     from quark_core.records import ProjectRecord as ProjectRecord
     from quark_core.records import RunRecord as RunRecord
     from quark_core.records import SystemTelemetryRecord as SystemTelemetryRecord
-    from quark_core.records.artifact_layout import (
+    from quark_core.records.kinds.samples import SampleRecord as SampleRecord
+    from quark_core.records.names import (
         ARTIFACT_STORAGE_LAYOUT as ARTIFACT_STORAGE_LAYOUT,
     )
-    from quark_core.records.kinds.samples import SampleRecord as SampleRecord
     from quark_core.records.runs import RunContext as RunContext
     from quark_core.records.runs import StopRequest as StopRequest
     from quark_core.records.schema import CURRENT_SCHEMA_VERSION as CURRENT_SCHEMA_VERSION
@@ -111,42 +111,44 @@ if TYPE_CHECKING:
     from quark_core.runs.reading import series as series
     from quark_core.runs.run_editing import edit_run as edit_run
     from quark_core.runs.run_editing import stop_run as stop_run
+    from quark_core.runs.run_search import search_runs as search_runs
     from quark_core.runs.sample_search import find_samples as find_samples
-    from quark_core.runs.searching import search_runs as search_runs
     from quark_core.samples.metadata import BatchMetadata as BatchMetadata
     from quark_core.samples.metadata import BatchMetadataAdapter as BatchMetadataAdapter
     from quark_core.samples.metadata import (
         MappingBatchMetadataAdapter as MappingBatchMetadataAdapter,
     )
-    from quark_core.samples.summaries import BatchOutlier as BatchOutlier
-    from quark_core.samples.summaries import DataDiagnosticsSummary as DataDiagnosticsSummary
-    from quark_core.samples.summaries import DiagnosticThresholds as DiagnosticThresholds
-    from quark_core.samples.summaries import ExposureSummary as ExposureSummary
-    from quark_core.samples.summaries import HardBatchFinding as HardBatchFinding
-    from quark_core.samples.summaries import LossSummary as LossSummary
-    from quark_core.samples.summaries import SampleExposure as SampleExposure
-    from quark_core.samples.summaries import SequenceLengthSummary as SequenceLengthSummary
+    from quark_core.samples.survey import BatchOutlier as BatchOutlier
+    from quark_core.samples.survey import DataDiagnosticsSummary as DataDiagnosticsSummary
+    from quark_core.samples.survey import DiagnosticThresholds as DiagnosticThresholds
+    from quark_core.samples.survey import ExposureSummary as ExposureSummary
+    from quark_core.samples.survey import HardBatchFinding as HardBatchFinding
+    from quark_core.samples.survey import LossSummary as LossSummary
+    from quark_core.samples.survey import SampleExposure as SampleExposure
+    from quark_core.samples.survey import SequenceLengthSummary as SequenceLengthSummary
     from quark_core.sessions.session import TrainingSession as TrainingSession
-    from quark_core.sessions.shortcuts import add_log as add_log
-    from quark_core.sessions.shortcuts import add_tag as add_tag
-    from quark_core.sessions.shortcuts import end_run as end_run
-    from quark_core.sessions.shortcuts import open_run as open_run
-    from quark_core.sessions.shortcuts import resume_run as resume_run
-    from quark_core.sessions.shortcuts import start_run as start_run
-    from quark_core.sessions.shortcuts import watch_data as watch_data
+    from quark_core.sessions.session import add_log as add_log
+    from quark_core.sessions.session import add_tag as add_tag
+    from quark_core.sessions.session import end_run as end_run
+    from quark_core.sessions.session import open_run as open_run
+    from quark_core.sessions.session import resume_run as resume_run
+    from quark_core.sessions.session import start_run as start_run
+    from quark_core.sessions.session import watch_data as watch_data
     from quark_core.version import __version__ as __version__
-    from quark_core.writers.artifact_background import PendingArtifact as PendingArtifact
+    from quark_core.writers.artifact_links import UsedArtifact as UsedArtifact
+    from quark_core.writers.artifact_writing import PendingArtifact as PendingArtifact
     from quark_core.writers.artifacts import ArtifactStore as ArtifactStore
-    from quark_core.writers.batches import DataDiagnostics as DataDiagnostics
-    from quark_core.writers.batches import DataDiagnosticsConfig as DataDiagnosticsConfig
+    from quark_core.writers.data_diagnostics import DataDiagnostics as DataDiagnostics
+    from quark_core.writers.data_diagnostics import DataDiagnosticsConfig as DataDiagnosticsConfig
     from quark_core.writers.events import EventLogger as EventLogger
-    from quark_core.writers.logging_handler import LoggingHandler as LoggingHandler
+    from quark_core.writers.events import LoggingHandler as LoggingHandler
     from quark_core.writers.metrics import MetricsLogger as MetricsLogger
     from quark_core.writers.samples import SampleLogger as SampleLogger
-    from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
+    from quark_core.writers.step_timing import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
-    from quark_core.writers.telemetry_config import SystemTelemetryConfig as SystemTelemetryConfig
-    from quark_core.writers.used_artifacts import UsedArtifact as UsedArtifact
+    from quark_core.writers.telemetry_recording import (
+        SystemTelemetryConfig as SystemTelemetryConfig,
+    )
     from quark_torch.instruments.attention_entropy import AttentionEntropy as AttentionEntropy
     from quark_torch.instruments.instrument import Instrument as Instrument
     from quark_torch.instruments.router_load import RouterLoad as RouterLoad
@@ -159,12 +161,12 @@ if TYPE_CHECKING:
     )
     from quark_torch.parameters.diagnostics import ParameterDiagnostics as ParameterDiagnostics
     from quark_torch.schedule import HookScheduleConfig as HookScheduleConfig
-    from quark_torch.step_flops import count_flops as count_flops
     from quark_torch.watching import TrainingWatch as TrainingWatch
+    from quark_torch.watching import count_flops as count_flops
     from quark_torch.watching import watch as watch
 
 _HOMES = {
-    "ARTIFACT_STORAGE_LAYOUT": "quark_core.records.artifact_layout",
+    "ARTIFACT_STORAGE_LAYOUT": "quark_core.records.names",
     "AlertRecord": "quark_core.records",
     "AnalyzerEngine": "quark.analysis.engine",
     "AnalyzerEngineConfig": "quark.analysis.config",
@@ -179,22 +181,22 @@ _HOMES = {
     "BatchDiagnosticRecord": "quark_core.records",
     "BatchMetadata": "quark_core.samples.metadata",
     "BatchMetadataAdapter": "quark_core.samples.metadata",
-    "BatchOutlier": "quark_core.samples.summaries",
+    "BatchOutlier": "quark_core.samples.survey",
     "CSVBackend": "quark_backends.csv.tracker_backend",
     "CURRENT_SCHEMA_VERSION": "quark_core.records.schema",
     "ChangeExplanation": "quark.analysis.explanation.results",
     "ComparisonEngine": "quark.analysis.comparison.engine",
     "ComparisonEngineConfig": "quark.analysis.comparison.config",
-    "DataDiagnostics": "quark_core.writers.batches",
-    "DataDiagnosticsConfig": "quark_core.writers.batches",
-    "DataDiagnosticsSummary": "quark_core.samples.summaries",
-    "DeliveryReport": "quark_core.backends.delivery_report",
-    "DiagnosticThresholds": "quark_core.samples.summaries",
+    "DataDiagnostics": "quark_core.writers.data_diagnostics",
+    "DataDiagnosticsConfig": "quark_core.writers.data_diagnostics",
+    "DataDiagnosticsSummary": "quark_core.samples.survey",
+    "DeliveryReport": "quark_core.backends.contract",
+    "DiagnosticThresholds": "quark_core.samples.survey",
     "EventLogger": "quark_core.writers.events",
     "EventRecord": "quark_core.records",
     "EvidenceRecord": "quark_core.records",
-    "ExposureSummary": "quark_core.samples.summaries",
-    "HardBatchFinding": "quark_core.samples.summaries",
+    "ExposureSummary": "quark_core.samples.survey",
+    "HardBatchFinding": "quark_core.samples.survey",
     "HealthScoreRecord": "quark_core.records",
     "HookEngine": "quark_torch.layers.hook_engine",
     "HookEngineConfig": "quark_torch.layers.config",
@@ -203,14 +205,14 @@ _HOMES = {
     "InvalidRunStateError": "quark_core.errors",
     "KeptSource": "quark.provenance.kept_sources",
     "KeptSources": "quark.provenance.kept_sources",
-    "LaneReport": "quark_core.backends.delivery_report",
+    "LaneReport": "quark_core.backends.contract",
     "LayerFilterConfig": "quark_torch.layer_filter",
     "LayerSummaryRecord": "quark_core.records",
     "LayeredConfig": "quark.configuration.layering.layered_config",
     "Layers": "quark.configuration.layering.layers",
     "LogIdentifier": "quark_core.records",
-    "LoggingHandler": "quark_core.writers.logging_handler",
-    "LossSummary": "quark_core.samples.summaries",
+    "LoggingHandler": "quark_core.writers.events",
+    "LossSummary": "quark_core.samples.survey",
     "MLflowBackend": "quark_backends.mlflow.tracker_backend",
     "MappingBatchMetadataAdapter": "quark_core.samples.metadata",
     "MetricRecord": "quark_core.records",
@@ -222,7 +224,7 @@ _HOMES = {
     "ParameterDiagnosticsConfig": "quark_torch.parameters.config",
     "ParameterDistributionRecord": "quark_core.records",
     "ParameterSummaryRecord": "quark_core.records",
-    "PendingArtifact": "quark_core.writers.artifact_background",
+    "PendingArtifact": "quark_core.writers.artifact_writing",
     "PhaseAnalysisResult": "quark.analysis.phases",
     "PhaseAnalyzer": "quark.analysis.phases",
     "PhaseAnalyzerConfig": "quark.analysis.config",
@@ -241,21 +243,21 @@ _HOMES = {
     "RunRecord": "quark_core.records",
     "RunReport": "quark.page.report",
     "RunSummary": "quark_core.backends.run_summary",
-    "SampleExposure": "quark_core.samples.summaries",
+    "SampleExposure": "quark_core.samples.survey",
     "SampleLogger": "quark_core.writers.samples",
     "SampleRecord": "quark_core.records.kinds.samples",
     "SchemaMigrationError": "quark_core.errors",
     "SchemaValidationError": "quark_core.errors",
-    "SequenceLengthSummary": "quark_core.samples.summaries",
+    "SequenceLengthSummary": "quark_core.samples.survey",
     "Series": "quark_core.backends.series",
     "SessionStoreError": "quark_core.errors",
     "StoredTrial": "quark_core.records.sweeps",
     "StopRequest": "quark_core.records.runs",
     "StopRequested": "quark_core.errors",
     "SimilarRun": "quark.analysis.similar_runs",
-    "StepTelemetryScope": "quark_core.writers.step_scope",
+    "StepTelemetryScope": "quark_core.writers.step_timing",
     "SystemTelemetry": "quark_core.writers.telemetry",
-    "SystemTelemetryConfig": "quark_core.writers.telemetry_config",
+    "SystemTelemetryConfig": "quark_core.writers.telemetry_recording",
     "SystemTelemetryRecord": "quark_core.records",
     "Tracker": "quark.tracker.multiplexer",
     "TrackerBackend": "quark_core.backends.tracker_backend",
@@ -263,30 +265,30 @@ _HOMES = {
     "TrainingMonitor": "quark.analysis.monitor",
     "TrainingSession": "quark_core.sessions.session",
     "TrainingWatch": "quark_torch.watching",
-    "UsedArtifact": "quark_core.writers.used_artifacts",
+    "UsedArtifact": "quark_core.writers.artifact_links",
     "WandbBackend": "quark_backends.wandb.tracker_backend",
     "__version__": "quark_core.version",
-    "add_log": "quark_core.sessions.shortcuts",
-    "add_tag": "quark_core.sessions.shortcuts",
+    "add_log": "quark_core.sessions.session",
+    "add_tag": "quark_core.sessions.session",
     "best_run": "quark.analysis.best_run",
     "dump_record": "quark_core.records.schema",
     "explain_change": "quark.analysis.explanation.engine",
     "edit_run": "quark_core.runs.run_editing",
-    "end_run": "quark_core.sessions.shortcuts",
+    "end_run": "quark_core.sessions.session",
     "find_similar_runs": "quark.analysis.similar_runs",
     "find_samples": "quark_core.runs.sample_search",
-    "migrate_store": "quark_core.backends.migration",
+    "migrate_store": "quark_core.backends.registry",
     "monitor": "quark.analysis.monitor",
-    "open_run": "quark_core.sessions.shortcuts",
+    "open_run": "quark_core.sessions.session",
     "project": "quark.projects",
     "read_sources": "quark.provenance.run_sources",
     "register_backend": "quark.tracker.setup",
     "report": "quark.page.report",
-    "resume_run": "quark_core.sessions.shortcuts",
-    "search_runs": "quark_core.runs.searching",
+    "resume_run": "quark_core.sessions.session",
+    "search_runs": "quark_core.runs.run_search",
     "series": "quark_core.runs.reading",
     "setup_tracker": "quark.tracker.setup",
-    "start_run": "quark_core.sessions.shortcuts",
+    "start_run": "quark_core.sessions.session",
     "stop_run": "quark_core.runs.run_editing",
     "Sweep": "quark.sweeps.sweep",
     "SweepVerdict": "quark.analysis.sweep_verdict",
@@ -294,19 +296,19 @@ _HOMES = {
     "integers": "quark.sweeps.space",
     "sweep": "quark.sweeps.opening",
     "uniform": "quark.sweeps.space",
-    "tracked": "quark_core.config.tracked",
+    "tracked": "quark_core.config.snapshot",
     "validate_record": "quark_core.records.schema",
     "AttentionEntropy": "quark_torch.instruments.attention_entropy",
     "Instrument": "quark_torch.instruments.instrument",
     "RouterLoad": "quark_torch.instruments.router_load",
     "Routing": "quark_torch.instruments.router_load",
-    "count_flops": "quark_torch.step_flops",
+    "count_flops": "quark_torch.watching",
     "watch": "quark_torch.watching",
     "TraceStatistics": "quark.analysis.trace_statistics",
     "TraceVersion": "quark.analysis.trace_statistics",
     "trace": "quark.provenance.tracing",
     "trace_statistics": "quark.analysis.trace_statistics",
-    "watch_data": "quark_core.sessions.shortcuts",
+    "watch_data": "quark_core.sessions.session",
 }
 
 __all__ = sorted(_HOMES)
@@ -317,7 +319,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         value = _find_record_type(name)
         if value is None:
-            habits = import_module("quark_core.config.habits")
+            habits = import_module("quark_core.config.migration_hints")
             raise habits.explain_attribute(import_module("quark"), name, "module", "module 'quark'")
     else:
         value = getattr(import_module(home), name)

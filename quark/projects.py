@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from quark_core.backends.belonging import (
+from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.edits import (
     BelongingEdit,
     Inherited,
     StoredGroup,
@@ -19,14 +20,18 @@ from quark_core.backends.belonging import (
     list_groups_by_reading,
     refuse_belonging,
 )
-from quark_core.backends.contract import StoredRun, SupportsRead
 from quark_core.backends.registry import default_registry
-from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
-from quark_core.config.belonging import check_field_names, check_fields, check_group_path
+from quark_core.config.arguments import (
+    check_field_names,
+    check_fields,
+    check_group_path,
+    check_label,
+    check_tags,
+    resolve_storage_dir,
+)
 from quark_core.errors import QuarkError
 from quark_core.runs.backend_choice import choose_primary, open_primary, open_reader
-from quark_core.runs.field_exchange import exchange_group_field
-from quark_core.runs.run_editing import find_user
+from quark_core.runs.run_editing import exchange_group_field, find_user
 
 
 class _Described:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quark_core.backends.removal import (
+    from quark_core.backends.edits import (
         Collection,
         CollectionProgress,
         DamagedRecords,

@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import BackendDefinition as BackendDefinition
     from quark_core.backends.contract import Batch as Batch
     from quark_core.backends.contract import Capability as Capability
+    from quark_core.backends.contract import DeliveryReport as DeliveryReport
     from quark_core.backends.contract import MirrorRun as MirrorRun
     from quark_core.backends.contract import Payload as Payload
     from quark_core.backends.contract import RankPolicy as RankPolicy
     from quark_core.backends.contract import StoredRun as StoredRun
     from quark_core.backends.contract import TrackerForm as TrackerForm
-    from quark_core.backends.delivery_report import DeliveryReport as DeliveryReport
-    from quark_core.backends.kept_batches import describe_run as describe_run
-    from quark_core.backends.kept_batches import dump_batch as dump_batch
-    from quark_core.backends.kept_batches import restore_batch as restore_batch
-    from quark_core.backends.kept_batches import select_rows as select_rows
     from quark_core.backends.registry import default_registry as default_registry
+    from quark_core.backends.stored_batches import describe_run as describe_run
+    from quark_core.backends.stored_batches import dump_batch as dump_batch
+    from quark_core.backends.stored_batches import restore_batch as restore_batch
+    from quark_core.backends.stored_batches import select_rows as select_rows
     from quark_core.backends.tracker_backend import MirrorBackend as MirrorBackend
     from quark_core.backends.tracker_backend import ProjectMirror as ProjectMirror
-    from quark_core.config.metric_directions import find_mode as find_mode
     from quark_core.config.objective import Objective as Objective
     from quark_core.config.objective import choose_objective as choose_objective
+    from quark_core.config.objective import find_mode as find_mode
     from quark_core.config.objective import keep_objective as keep_objective
     from quark_core.config.objective import read_objective as read_objective
     from quark_core.config.redaction import cut_text as cut_text
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from quark_core.config.settings import exit_timeout_s as exit_timeout_s
     from quark_core.config.settings import uses_helpers as uses_helpers
     from quark_core.config.snapshot import ConfigDescription as ConfigDescription
-    from quark_core.delivery.frame_search import FrameSearch as FrameSearch
-    from quark_core.delivery.generation_journal import split_generation as split_generation
-    from quark_core.delivery.lane_files import Lease as Lease
+    from quark_core.delivery.delivery_state import Lease as Lease
+    from quark_core.delivery.journal import split_generation as split_generation
+    from quark_core.delivery.segments import FrameSearch as FrameSearch
     from quark_core.errors import ArtifactDamagedError as ArtifactDamagedError
     from quark_core.errors import ArtifactNotFoundError as ArtifactNotFoundError
     from quark_core.errors import BackendError as BackendError
@@ -70,12 +70,12 @@ if TYPE_CHECKING:
     from quark_core.errors import StoreUnavailableError as StoreUnavailableError
     from quark_core.hosting.child_process import ChildGone as ChildGone
     from quark_core.hosting.child_process import ChildProcess as ChildProcess
-    from quark_core.hosting.endpoint import lower_priority as lower_priority
-    from quark_core.hosting.endpoint import lower_started as lower_started
-    from quark_core.hosting.endpoint import serve_parent as serve_parent
-    from quark_core.hosting.messages import read_frame as read_frame
-    from quark_core.hosting.messages import write_frame as write_frame
-    from quark_core.ranks.choice import parse_ranks as parse_ranks
+    from quark_core.hosting.protocol import lower_priority as lower_priority
+    from quark_core.hosting.protocol import lower_started as lower_started
+    from quark_core.hosting.protocol import read_frame as read_frame
+    from quark_core.hosting.protocol import serve_parent as serve_parent
+    from quark_core.hosting.protocol import write_frame as write_frame
+    from quark_core.ranks.launches import parse_ranks as parse_ranks
     from quark_core.records import RECORD_TYPES as RECORD_TYPES
     from quark_core.records import AlertRecord as AlertRecord
     from quark_core.records import ArtifactLinkRecord as ArtifactLinkRecord
@@ -99,25 +99,14 @@ if TYPE_CHECKING:
     from quark_core.records import SystemTelemetryRecord as SystemTelemetryRecord
     from quark_core.records import format_time as format_time
     from quark_core.records import parse_time as parse_time
-    from quark_core.records.artifact_layout import (
-        ARTIFACT_STORAGE_LAYOUT as ARTIFACT_STORAGE_LAYOUT,
-    )
-    from quark_core.records.artifact_layout import KEPT_SOURCES as KEPT_SOURCES
-    from quark_core.records.artifact_layout import is_sha256 as is_sha256
-    from quark_core.records.artifact_layout import object_path as object_path
-    from quark_core.records.artifact_layout import split_path as split_path
     from quark_core.records.attempts import hide_superseded as hide_superseded
     from quark_core.records.base import FieldRules as FieldRules
     from quark_core.records.base import start_fields as start_fields
-    from quark_core.records.belonging import change_fields as change_fields
-    from quark_core.records.belonging import change_groups as change_groups
     from quark_core.records.checks import check_choice as check_choice
     from quark_core.records.codec import DecodedBody as DecodedBody
     from quark_core.records.codec import decode_body as decode_body
     from quark_core.records.codec import encode_records as encode_records
     from quark_core.records.columns import Columns as Columns
-    from quark_core.records.fields import RecordField as RecordField
-    from quark_core.records.fields import describe_fields as describe_fields
     from quark_core.records.json_object import JsonObject as JsonObject
     from quark_core.records.json_object import decode_json as decode_json
     from quark_core.records.json_object import encode_json as encode_json
@@ -126,47 +115,60 @@ if TYPE_CHECKING:
         ParameterDistributionType as ParameterDistributionType,
     )
     from quark_core.records.kinds.diagnostics import ParameterRole as ParameterRole
+    from quark_core.records.kinds.findings import ALERT_RAISED as ALERT_RAISED
+    from quark_core.records.kinds.findings import is_user_alert as is_user_alert
     from quark_core.records.kinds.provenance import SOURCES_KEY as SOURCES_KEY
     from quark_core.records.kinds.provenance import AggregateRecord as AggregateRecord
     from quark_core.records.kinds.provenance import FingerprintRecord as FingerprintRecord
     from quark_core.records.kinds.samples import SampleRecord as SampleRecord
+    from quark_core.records.names import (
+        ARTIFACT_STORAGE_LAYOUT as ARTIFACT_STORAGE_LAYOUT,
+    )
+    from quark_core.records.names import KEPT_SOURCES as KEPT_SOURCES
     from quark_core.records.names import check_name as check_name
     from quark_core.records.names import decode_name as decode_name
     from quark_core.records.names import encode_name as encode_name
+    from quark_core.records.names import is_sha256 as is_sha256
+    from quark_core.records.names import object_path as object_path
     from quark_core.records.names import split_name as split_name
+    from quark_core.records.names import split_path as split_path
     from quark_core.records.query import Query as Query
     from quark_core.records.query import ReadBounds as ReadBounds
     from quark_core.records.query import check_index as check_index
     from quark_core.records.query import check_step as check_step
     from quark_core.records.query import spell_out as spell_out
-    from quark_core.records.raised_alerts import ALERT_RAISED as ALERT_RAISED
-    from quark_core.records.raised_alerts import is_user_alert as is_user_alert
-    from quark_core.records.run_digests import make_digests as make_digests
     from quark_core.records.runs import RunContext as RunContext
     from quark_core.records.runs import RunEnding as RunEnding
+    from quark_core.records.runs import change_fields as change_fields
+    from quark_core.records.runs import change_groups as change_groups
+    from quark_core.records.runs import make_digests as make_digests
+    from quark_core.records.schema import RecordField as RecordField
+    from quark_core.records.schema import describe_fields as describe_fields
     from quark_core.runs.artifact_versions import HIDDEN_TYPES as HIDDEN_TYPES
     from quark_core.runs.config_reading import read_config as read_config
-    from quark_core.runs.extensions import RunExtension as RunExtension
     from quark_core.runs.open_run import OpenRun as OpenRun
+    from quark_core.runs.open_run import RunExtension as RunExtension
     from quark_core.runs.opening import resolve_target as resolve_target
     from quark_core.runs.step_counters import read_step as read_step
     from quark_core.sessions.session import TrainingSession as TrainingSession
-    from quark_core.system.memory_kills import renew_process as renew_process
     from quark_core.system.process import ProcessIdentity as ProcessIdentity
     from quark_core.system.process import current_process as current_process
     from quark_core.system.process import find_loss as find_loss
     from quark_core.system.process import importing as importing
     from quark_core.system.process import is_alive as is_alive
+    from quark_core.system.process import renew_process as renew_process
     from quark_core.system.terminal_text import guard_logger as guard_logger
-    from quark_core.writers.base import BufferedWriter as BufferedWriter
-    from quark_core.writers.default_steps import find_next_step as find_next_step
+    from quark_core.writers.buffered_writer import BufferedWriter as BufferedWriter
     from quark_core.writers.events import EventLogger as EventLogger
     from quark_core.writers.metrics import MetricsLogger as MetricsLogger
+    from quark_core.writers.metrics import find_next_step as find_next_step
     from quark_core.writers.scalars import to_float as to_float
-    from quark_core.writers.step_scope import StepTelemetryScope as StepTelemetryScope
+    from quark_core.writers.step_timing import StepRates as StepRates
+    from quark_core.writers.step_timing import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
-    from quark_core.writers.telemetry_config import SystemTelemetryConfig as SystemTelemetryConfig
-    from quark_core.writers.throughput import StepRates as StepRates
+    from quark_core.writers.telemetry_recording import (
+        SystemTelemetryConfig as SystemTelemetryConfig,
+    )
 
 _NAMES = {
     # The contract between Quark and a storage backend.
@@ -174,8 +176,8 @@ _NAMES = {
         Backend BackendConfig BackendDefinition Batch Capability HELD_FILE MirrorRun Payload
         RankPolicy SOURCES_OPTION StoredRun TrackerForm
     """,
-    "quark_core.backends.delivery_report": "DeliveryReport",
-    "quark_core.backends.kept_batches": "describe_run dump_batch restore_batch select_rows",
+    "quark_core.backends.contract": "DeliveryReport",
+    "quark_core.backends.stored_batches": "describe_run dump_batch restore_batch select_rows",
     "quark_core.backends.registry": "default_registry",
     "quark_core.backends.tracker_backend": "MirrorBackend ProjectMirror",
     # Errors.
@@ -197,56 +199,56 @@ _NAMES = {
     "quark_core.records.kinds.provenance": "AggregateRecord FingerprintRecord SOURCES_KEY",
     "quark_core.records.kinds.samples": "SampleRecord",
     "quark_core.records.attempts": "hide_superseded",
-    "quark_core.records.belonging": "change_fields change_groups",
+    "quark_core.records.runs": "change_fields change_groups",
     "quark_core.records.base": "FieldRules start_fields",
     "quark_core.records.checks": "check_choice",
     "quark_core.records.codec": "DecodedBody decode_body encode_records",
     "quark_core.records.columns": "Columns",
-    "quark_core.records.fields": "RecordField describe_fields",
+    "quark_core.records.schema": "RecordField describe_fields",
     "quark_core.records.query": "Query ReadBounds check_index check_step spell_out",
-    "quark_core.records.raised_alerts": "ALERT_RAISED is_user_alert",
-    "quark_core.records.run_digests": "make_digests",
+    "quark_core.records.kinds.findings": "ALERT_RAISED is_user_alert",
+    "quark_core.records.runs": "make_digests",
     "quark_core.records.runs": "RunContext RunEnding",
     "quark_core.records.json_object": "JsonObject decode_json encode_json normalize_object",
     "quark_core.records.names": "check_name decode_name encode_name split_name",
     # Payloads of artifacts.
     "quark_core.artifacts.payload_folder": "PayloadFolder is_plain_file",
-    "quark_core.records.artifact_layout": """
+    "quark_core.records.names": """
         ARTIFACT_STORAGE_LAYOUT KEPT_SOURCES is_sha256 object_path split_path
     """,
     "quark_core.runs.artifact_versions": "HIDDEN_TYPES",
     "quark_core.artifacts.source_packs": "MANIFEST_KEY PACK_KEY unpack_sources",
     # Configuration, objectives and redaction.
-    "quark_core.config.metric_directions": "find_mode",
+    "quark_core.config.objective": "find_mode",
     "quark_core.config.objective": "Objective choose_objective keep_objective read_objective",
     "quark_core.config.redaction": "cut_text redact_text",
     "quark_core.config.settings": "exit_timeout_s uses_helpers",
     "quark_core.config.snapshot": "ConfigDescription",
     # Runs and writers, for instrumentation.
-    "quark_core.ranks.choice": "parse_ranks",
+    "quark_core.ranks.launches": "parse_ranks",
     "quark_core.runs.config_reading": "read_config",
-    "quark_core.runs.extensions": "RunExtension",
+    "quark_core.runs.open_run": "RunExtension",
     "quark_core.runs.open_run": "OpenRun",
     "quark_core.runs.opening": "resolve_target",
     "quark_core.runs.step_counters": "read_step",
     "quark_core.sessions.session": "TrainingSession",
-    "quark_core.writers.base": "BufferedWriter",
-    "quark_core.writers.default_steps": "find_next_step",
+    "quark_core.writers.buffered_writer": "BufferedWriter",
+    "quark_core.writers.metrics": "find_next_step",
     "quark_core.writers.events": "EventLogger",
     "quark_core.writers.metrics": "MetricsLogger",
     "quark_core.writers.scalars": "to_float",
-    "quark_core.writers.step_scope": "StepTelemetryScope",
+    "quark_core.writers.step_timing": "StepTelemetryScope",
     "quark_core.writers.telemetry": "SystemTelemetry",
-    "quark_core.writers.telemetry_config": "SystemTelemetryConfig",
-    "quark_core.writers.throughput": "StepRates",
+    "quark_core.writers.telemetry_recording": "SystemTelemetryConfig",
+    "quark_core.writers.step_timing": "StepRates",
     # Processes, forks, files and log messages.
-    "quark_core.delivery.frame_search": "FrameSearch",
-    "quark_core.delivery.generation_journal": "split_generation",
-    "quark_core.delivery.lane_files": "Lease",
+    "quark_core.delivery.segments": "FrameSearch",
+    "quark_core.delivery.journal": "split_generation",
+    "quark_core.delivery.delivery_state": "Lease",
     "quark_core.hosting.child_process": "ChildGone ChildProcess",
-    "quark_core.hosting.endpoint": "lower_priority lower_started serve_parent",
-    "quark_core.hosting.messages": "read_frame write_frame",
-    "quark_core.system.memory_kills": "renew_process",
+    "quark_core.hosting.protocol": "lower_priority lower_started serve_parent",
+    "quark_core.hosting.protocol": "read_frame write_frame",
+    "quark_core.system.process": "renew_process",
     "quark_core.system.process": """
         ProcessIdentity current_process find_loss importing is_alive
     """,

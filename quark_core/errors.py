@@ -65,7 +65,7 @@ class SessionStoreError(QuarkError):
 class StoreUnavailableError(SessionStoreError):
     """The store is out of reach now, and the same call may go well later.
 
-    A run that is restarted begins without it; see `quark_core.runs.primary_reach`.
+    A run that is restarted begins without it; see `quark_core.runs.primary_store`.
     """
 
 

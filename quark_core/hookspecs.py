@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import BackendDefinition
-    from quark_core.backends.delivery_report import DeliveryReport
+    from quark_core.backends.contract import BackendDefinition, DeliveryReport
     from quark_core.records import ConfigSnapshot, EventRecord
     from quark_core.records.runs import RunContext
-    from quark_core.runs.extensions import RunDraft
-    from quark_core.runs.open_run import OpenRun
+    from quark_core.runs.open_run import OpenRun, RunDraft
     from quark_core.sessions.session import TrainingSession
 
 __all__ = ["ENTRY_POINT_GROUP", "PLUGIN_GROUP", "hookimpl"]

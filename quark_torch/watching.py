@@ -1,15 +1,19 @@
-"""One call for everything: layers, parameters and telemetry of a training loop."""
+"""One call for everything: layers, parameters, FLOPs and telemetry of a training loop."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Protocol, Self, Unpack
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from quark_core.api import (
     InvalidRunStateError,
@@ -19,25 +23,255 @@ from quark_core.api import (
     StepTelemetryScope,
     SystemTelemetry,
     SystemTelemetryConfig,
+    find_next_step,
     read_step,
     resolve_target,
     spell_out,
 )
-from quark_torch.closing import do_each
-from quark_torch.instruments.instrument import Instrument
-from quark_torch.instruments.running import InstrumentSet
-from quark_torch.layer_filter import LayerFilterConfig
+from quark_torch.failures import InstrumentationNotices, do_each
+from quark_torch.instruments.instrument import Instrument, InstrumentSet
+from quark_torch.layer_filter import LayerFilterConfig, name_modules
 from quark_torch.layers.config import HookEngineConfig
 from quark_torch.layers.hook_engine import HookEngine
-from quark_torch.notices import InstrumentationNotices
 from quark_torch.parameters.config import ParameterDiagnosticsConfig
 from quark_torch.parameters.diagnostics import ParameterDiagnostics
-from quark_torch.parameters.listing import list_optimizers
-from quark_torch.parameters.optimizer_pace import OptimizerPace
-from quark_torch.parameters.optimizers import list_foreign
+from quark_torch.parameters.listing import hold_parameters, list_optimizers
+from quark_torch.parameters.optimizers import OptimizerPace, list_foreign
 from quark_torch.schedule import HookScheduleConfig
-from quark_torch.step_counter import StepCounter
-from quark_torch.step_flops import StepFlops
+
+# What has no use any more, and cannot leave PyTorch's hooks while it goes through them.
+_left: list[Any] = []
+
+
+class Watching(Protocol):
+    """What has its steps counted, as far as that must know it: a `TrainingWatch`."""
+
+    parameters: ParameterDiagnostics | None
+
+    @property
+    def optimizer(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers that are followed now."""
+
+    def close(self) -> None:
+        """End everything."""
+
+
+class StepCounter:
+    """Begins and ends the steps of a watch where its optimizers step, until the loop does.
+
+    A step of the loop ends with its optimizer's step. Of several optimizers it ends with the last
+    of those that step in turn; where one steps more often than others, with that one's. So
+    micro-batches are parts of a step, and one that a GradScaler leaves out is none.
+
+    It holds its watch, which nobody else may, until the run ends or the loop counts by itself.
+
+    Args:
+        watch: The watch.
+        turn: Called with the number of each step that begins, as the one before it ends.
+        model: Its model, whose optimizers count where none was named.
+        run: The run.
+    """
+
+    def __init__(
+        self, watch: Watching, turn: Callable[[int], None], model: nn.Module, run: OpenRun
+    ) -> None:
+        self._watch: Watching | None = watch
+        self._turn: Callable[[int], None] | None = turn
+        self._model = weakref.ref(model)
+        self._run = run
+        self._number: int | None = None
+        self._stepped: set[int] = set()
+        self._lead: int | None = None
+        self._totals: list[int] = []
+        self._known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._is_asked = False
+        _clear_left()
+        self._handle = register_optimizer_step_post_hook(self._see)
+        run.writers.add(self)
+
+    def bind(self) -> None:
+        """Nothing is bound to the run's stream."""
+
+    def settle(self) -> None:
+        """The run ends, and nobody may have closed the watch."""
+        watch = self._watch
+        if watch is not None:
+            watch.close()
+
+    def leave(self) -> bool:
+        """Count no more; returns whether a step was begun."""
+        if self._watch is not None:
+            self._watch = self._turn = None
+            _left.append(self._handle)
+            if not self._is_asked:
+                _clear_left()
+        return self._number is not None
+
+    def _see(self, optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
+        """An optimizer of the process has stepped."""
+        watch, turn = self._watch, self._turn
+        # A compiled step would be broken into pieces by it.
+        if watch is None or turn is None or torch.compiler.is_compiling():
+            return
+        self._is_asked = True
+        try:
+            if self._run.is_over:
+                self.leave()
+            elif self._ends_step(watch, optimizer):
+                number = find_next_step(self._run) if self._number is None else self._number
+                self._number = number + 1
+                turn(self._number)
+        finally:
+            self._is_asked = False
+
+    def _ends_step(self, watch: Watching, optimizer: torch.optim.Optimizer) -> bool:
+        named = watch.optimizer or tuple(one for one in self._known if self._known[one])
+        totals = [] if watch.parameters is None else list(watch.parameters.step_totals)
+        if totals:
+            # Of a wrapper and what it wraps it is told there which step is the step.
+            before = [*self._totals, *(0 for _ in totals)]
+            self._totals = totals
+            stepped = [one for one, *n in zip(named, totals, before, strict=False) if n[0] != n[1]]
+            if not stepped:
+                return False
+            optimizer = stepped[0]
+        elif optimizer not in named and (watch.optimizer or not self._is_own(optimizer)):
+            return False
+        own = {id(one) for one in (*named, optimizer)}
+        key = id(optimizer)
+        if self._lead is None or self._lead not in own:
+            self._lead = None
+            if len(own) == 1:
+                return True
+        if key == self._lead or key in self._stepped or self._stepped | {key} >= own:
+            if key in self._stepped:
+                # It does not wait for the others, and its first step was counted with none.
+                self._lead, self._number = key, (self._number or 0) + (self._lead is None)
+            self._stepped.clear()
+            return True
+        self._stepped.add(key)
+        return False
+
+    def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
+        known = self._known.get(optimizer)
+        if known is None:
+            model = self._model()
+            own = set() if model is None else {id(each) for each in model.parameters()}
+            known = self._known[optimizer] = not own.isdisjoint(hold_parameters(optimizer))
+        return known
+
+
+def _clear_left() -> None:
+    while _left:
+        _left.pop().remove()
+
+
+# The first steps warm up what is compiled or chosen at run time.
+_COUNTED_STEP = 2
+# Where every step is probed, one of them is counted all the same.
+_LAST_STEP = 8
+
+
+class _FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch says no types
+    """Adds up the FLOPs of matrix products, convolutions and attention that run below it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.flops += int(count(*args, **kwargs, out_val=out))
+        return out
+
+
+def count_flops(function: Callable[[], Any]) -> int:
+    """FLOPs of matrix products, convolutions and attention that a function runs, backward included.
+
+    A multiplication and an addition are two. Counted by the formulas of
+    `torch.utils.flop_counter`. Call it once, outside of the loop, with a function
+    that makes one step: `count_flops(lambda: model(x).sum().backward())`. What
+    activation checkpointing computes again is counted again; code that is
+    compiled is not seen.
+
+    Returns:
+        The number of FLOPs; 0 where none of these operations ran.
+    """
+    mode = _FlopMode()
+    with mode:
+        function()
+    return mode.flops
+
+
+class StepFlops:
+    """Counts one early step of a loop, and from then on knows what a step does.
+
+    Args:
+        model: The model; where a part of it is compiled nothing is counted.
+        notices: Who tells.
+    """
+
+    def __init__(self, model: nn.Module, notices: InstrumentationNotices) -> None:
+        self._notices = notices
+        self._mode: _FlopMode | None = None
+        self._steps = 0
+        self._flops: float | None = None
+        self._is_done = any(place.is_compiled for place in name_modules(model))
+        if self._is_done:
+            self._tell("the model is compiled, and what runs in it cannot be counted")
+
+    def __call__(self) -> float | None:
+        """FLOPs of a step; None as long as that is not known."""
+        return self._flops
+
+    def begin_step(self, *, is_probed: bool) -> None:
+        """Count this step, where it is the one."""
+        self.end_step()
+        if self._is_done:
+            return
+        self._steps += 1
+        if self._steps < _COUNTED_STEP or (is_probed and self._steps < _LAST_STEP):
+            return
+        if torch.compiler.is_compiling():
+            return
+        self._is_done = True
+        try:
+            mode = _FlopMode()
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            self._mode = mode
+        except Exception as error:  # noqa: BLE001 - training goes on without
+            self._notices.fail("counting FLOPs", error)
+
+    def end_step(self) -> None:
+        """End the step that is counted."""
+        mode, self._mode = self._mode, None
+        if mode is None:
+            return
+        try:
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        except Exception as error:  # noqa: BLE001 - training goes on without
+            self._notices.fail("counting FLOPs", error)
+            return
+        if mode.flops:
+            self._flops = float(mode.flops)
+        else:
+            self._tell("no matrix product, convolution or attention was seen in the counted step")
+
+    def _tell(self, reason: str) -> None:
+        self._notices.warn(
+            "flops_not_counted",
+            f"FLOPs of a step are not known: {reason}; give flops_per_step as a number, or "
+            "flops_per_token",
+        )
 
 
 class TrainingWatch:

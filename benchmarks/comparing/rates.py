@@ -17,7 +17,7 @@ from quark.analysis.comparison.metrics import Pairing, compare_metrics
 from quark.analysis.comparison.results import MetricDiff
 from quark.analysis.curves import Curve
 from quark.analysis.run_data import RunData
-from quark_core.config.metric_directions import infer_direction
+from quark_core.config.objective import infer_direction
 from quark_core.records.columns import Columns
 
 SEEDS = 14

@@ -34,7 +34,7 @@ FAULTS = ("none", "EIO", "ENOSPC", "short writes")
 KILL_AT_ONCE = 2
 PROGRAM = """
 import errno, mmap, random, sys, time, quark
-from quark_core.delivery.files import Files
+from quark_core.delivery.delivery_state import Files
 folder, ledger, burst, pause_s, fault = sys.argv[1:6]
 burst, pause_s = int(burst), float(pause_s)
 if fault != "none":

@@ -11,9 +11,8 @@ from writing.figures import print_rows
 
 from instrumenting.devices import find_wait
 from instrumenting.statistics import SIZES, WANTED, make_parameters
-from quark_torch.measuring.device_rows import make_rows
-from quark_torch.measuring.measures import measure_many, measure_updates
-from quark_torch.measuring.partials import Wanted
+from quark_torch.measuring.measures import make_rows, measure_many, measure_updates
+from quark_torch.measuring.tensor_statistics import Wanted
 
 CALLS = 20
 """Calls before the device is waited for, as a probed step makes one for each layer."""

@@ -11,9 +11,9 @@ import torch
 from writing.figures import print_rows
 
 from quark_torch.kernels.loader import find_kernel
-from quark_torch.measuring import kernel_reading
+from quark_torch.measuring import tensor_reading
 from quark_torch.measuring.measures import measure, measure_many, measure_update
-from quark_torch.measuring.partials import Wanted
+from quark_torch.measuring.tensor_statistics import Wanted
 
 SIZES = {"16 KB": 1 << 12, "256 KB": 1 << 16, "4 MB": 1 << 20, "64 MB": 1 << 24}
 WANTED = {
@@ -102,11 +102,11 @@ def _call(tensor: torch.Tensor, wanted: Wanted) -> Callable[[], Any]:
 
 @contextmanager
 def _without_kernel() -> Any:
-    kernel_reading.find_kernel = lambda: None
+    tensor_reading.find_kernel = lambda: None
     try:
         yield
     finally:
-        kernel_reading.find_kernel = find_kernel
+        tensor_reading.find_kernel = find_kernel
 
 
 def _interleave(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import quark
 from quark_backends.store.databases.sqlite import connect, ensure_store
 from quark_core.records import ProjectRecord
-from quark_core.records.run_digests import digest_config, digest_structure
+from quark_core.records.runs import digest_config, digest_structure
 from storage.figures import Figure, print_figures, time_call
 from storage.run_list import fill_runs
 

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import get_args
 
 from quark_core.backends.run_summary import RunSummary
-from quark_core.config.metric_directions import infer_mode
 from quark_core.config.objective import (
     MODE_KEY,
     OBJECTIVE_KEY,
     ObjectiveMode,
     check_objective,
+    infer_mode,
     read_objective,
 )
 from quark_core.errors import SchemaValidationError
 from quark_core.records.names import encode_name
-from quark_core.runs.searching import search_runs
+from quark_core.runs.run_search import search_runs
 from quark_core.search.resolution import write_name
 
 

@@ -35,8 +35,7 @@ from quark.analysis.outcome import (
     negate,
 )
 from quark.analysis.run_data import RunData
-from quark_core.config.metric_directions import find_mode, infer_mode
-from quark_core.config.objective import Objective, read_objective
+from quark_core.config.objective import Objective, find_mode, infer_mode, read_objective
 
 _DEAD = 0.97  # share of a layer's units
 _LAST_PROBES = 3

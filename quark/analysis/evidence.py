@@ -27,8 +27,8 @@ from quark.analysis.figures import (
 from quark.analysis.histories import as_floats, strip_prefixes
 from quark_core.backends.grids import find_broken
 from quark_core.records import AlertRecord, EvidenceRecord, HealthScoreRecord, PhaseRecord
-from quark_core.records.fields import column_types
 from quark_core.records.query import Query
+from quark_core.records.schema import column_types
 from quark_core.runs.reading import read_rows
 
 if TYPE_CHECKING:

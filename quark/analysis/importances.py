@@ -22,7 +22,7 @@ from quark.analysis.trial_values import list_objectives, pick_comparable
 from quark_core.errors import SchemaValidationError
 from quark_core.records.base import Record
 from quark_core.records.checks import check_choice
-from quark_core.records.run_digests import is_seed
+from quark_core.records.runs import is_seed
 from quark_core.records.sweeps import StoredSweep, StoredTrial
 
 _log = logging.getLogger("quark")

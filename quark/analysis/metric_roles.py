@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sized
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from quark_core.config.metric_directions import (
+from quark_core.config.objective import (
     ACCURACIES,
     ANOTHER_FIGURE,
     LOSSES,
@@ -15,9 +15,9 @@ from quark_core.config.metric_directions import (
     REWARDS,
     SCORES,
     infer_mode,
+    read_objective,
     split_name,
 )
-from quark_core.config.objective import read_objective
 from quark_core.records.names import encode_name
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from quark_core.config import settings
-from quark_core.delivery.generation_journal import frame_outputs, journal_outputs
+from quark_core.delivery.journal import frame_outputs, journal_outputs
 from quark_core.delivery.journal_folder import LaneEntry, journal_directory
 from quark_core.ranks.launches import RankInfo
 from quark_core.records import StreamRecord

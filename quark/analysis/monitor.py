@@ -24,7 +24,7 @@ from quark.notifications.run_notices import attach_notifier
 from quark.notifications.targets import NotifyArgument
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
-from quark_core.config.habits import explain_argument_errors
+from quark_core.config.migration_hints import explain_argument_errors
 from quark_core.errors import (
     InvalidRunStateError,
     SchemaValidationError,
@@ -32,12 +32,11 @@ from quark_core.errors import (
     TrainingHalted,
 )
 from quark_core.records.checks import check_choice
-from quark_core.records.kinds.findings import AlertRecord
-from quark_core.records.raised_alerts import ALERT_RAISED
+from quark_core.records.kinds.findings import ALERT_RAISED, AlertRecord
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.opening import resolve_target
 from quark_core.runs.run_reader import RunReader
-from quark_core.system.weak_sets import list_members
+from quark_core.system.process import list_members
 
 _log = logging.getLogger("quark")
 

@@ -19,7 +19,7 @@ from quark.analysis.curves import Curve
 from quark.analysis.reduction import MetricSamples, make_curve
 from quark.analysis.run_data import RunData
 from quark_core.config import settings
-from quark_core.delivery.generation_journal import split_generation
+from quark_core.delivery.journal import split_generation
 from quark_core.delivery.journal_folder import journal_directory
 from quark_core.errors import SessionStoreError, UnknownKindError
 from quark_core.records import RECORD_TYPES, EventRecord, MetricRecord

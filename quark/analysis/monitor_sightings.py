@@ -10,7 +10,7 @@ import msgspec
 from quark.analysis.rule import SEVERITIES
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.findings import AlertRecord
-from quark_core.runs.extensions import RunExtension
+from quark_core.runs.open_run import RunExtension
 
 # A finding that stays away for so many looks is news when it comes back.
 _FORGET_LOOKS = 10

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from quark_core.records.run_digests import is_seed
+from quark_core.records.runs import is_seed
 
 _OPTION = re.compile(r"^--?[A-Za-z][\w.-]*$")
 _ASSIGNMENT = re.compile(r"^(\+{0,2}[A-Za-z_][\w./@-]*)=(.*)$", re.DOTALL)

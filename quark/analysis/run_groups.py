@@ -12,7 +12,7 @@ from typing import Any
 from quark.analysis.run_end import has_result
 from quark_core.backends.run_summary import RunSummary
 from quark_core.errors import SchemaValidationError
-from quark_core.records.run_digests import is_seed
+from quark_core.records.runs import is_seed
 
 GROUPINGS = ("config", "group", "structure", "code")
 """What runs are grouped by, beside `field.NAME` and `config.KEY`."""

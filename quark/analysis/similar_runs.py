@@ -20,11 +20,10 @@ from quark_core.errors import QuarkError, RunNotFoundError, SchemaValidationErro
 from quark_core.records.checks import check_choice
 from quark_core.records.json_object import flatten_json
 from quark_core.records.query import check_index
-from quark_core.records.run_digests import is_seed
-from quark_core.records.runs import RunContext
+from quark_core.records.runs import RunContext, is_seed
 from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_ids import find_run
-from quark_core.runs.searching import build_search, find_runs, summarize_run
+from quark_core.runs.run_search import build_search, find_runs, summarize_run
 
 SimilarBy = Literal["structure", "config", "code", "trace"]
 _Parts = frozenset[Hashable]

@@ -33,7 +33,7 @@ from quark_core.backends.contract import SupportsRead
 from quark_core.config.objective import ObjectiveMode
 from quark_core.errors import QuarkError
 from quark_core.records.base import Record
-from quark_core.records.run_digests import digest_config, is_seed
+from quark_core.records.runs import digest_config, is_seed
 from quark_core.records.sweeps import StoredSweep, StoredTrial
 from quark_core.runs.reading import encode_key
 

@@ -23,7 +23,7 @@ from quark_core.config.objective import ObjectiveMode
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_ids import name_store
-from quark_core.runs.searching import build_search, find_runs
+from quark_core.runs.run_search import build_search, find_runs
 
 _MOST_CODES = 50
 _PYTHON = ".py"

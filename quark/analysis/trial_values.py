@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quark_core.config.metric_directions import infer_mode
-from quark_core.config.objective import ObjectiveMode
-from quark_core.records.run_digests import digest_config
+from quark_core.config.objective import ObjectiveMode, infer_mode
+from quark_core.records.runs import digest_config
 from quark_core.records.sweeps import StoredSweep, StoredTrial
 
 

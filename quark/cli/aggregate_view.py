@@ -8,14 +8,14 @@ from rich import box
 from rich.table import Table
 
 from quark.cli.texts import Text
-from quark_core.runs.aggregates import describe_amount, read_summaries
+from quark_core.runs.run_report import describe_amount, read_summaries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quark.cli.texts import Console
     from quark_core.backends.contract import SupportsRead
-    from quark_core.runs.aggregates import AggregateSummary
+    from quark_core.runs.run_report import AggregateSummary
 
 _MOST_ROWS = 40
 _NAME_WIDTH = 12

@@ -175,8 +175,8 @@ def analyze(
 def _check_objective(source: RunSource, run_id: str, metric: str) -> None:
     """Refuse an objective that the run does not have: what is stored would judge nothing."""
     from quark_core.errors import SchemaValidationError
-    from quark_core.runs.near_names import refuse_unknown_metric
-    from quark_core.runs.searching import summarize_run
+    from quark_core.runs.reading import refuse_unknown_metric
+    from quark_core.runs.run_search import summarize_run
 
     try:
         keys = summarize_run(source.reader, run_id).metrics

@@ -78,7 +78,7 @@ def get(
 
     Each payload is checked against its SHA-256; nothing that exists is replaced.
     """
-    from quark_core.writers.used_artifacts import copy_version
+    from quark_core.writers.artifact_links import copy_version
 
     source = RunSource(storage_dir, backend)
     version = find(source, name, project)
@@ -178,7 +178,7 @@ def find(source: RunSource, name: str, project: str | None) -> ArtifactVersion:
     Raises:
         ArtifactNotFoundError: There is none.
     """
-    from quark_core.records.artifact_links import parse_artifact_name
+    from quark_core.records.names import parse_artifact_name
     from quark_core.runs.artifact_versions import find_version
 
     return find_version(source.reader, choose_project(source, project), parse_artifact_name(name))

@@ -79,7 +79,7 @@ def list_artifacts(
     from rich.filesize import decimal
 
     from quark.cli.texts import Console
-    from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT
+    from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT
     from quark_core.runs.artifact_versions import HIDDEN_TYPES
     from quark_core.writers.artifact_reading import ArtifactReading
 
@@ -147,7 +147,7 @@ def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
 def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Path) -> None:
     from shutil import copyfileobj
 
-    from quark_core.artifacts.output_folder import OutputFolder
+    from quark_core.artifacts.payload_folder import OutputFolder
     from quark_core.errors import SessionStoreError
 
     folder = OutputFolder(output)
@@ -177,7 +177,7 @@ def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Pat
 
 def _place(record: ArtifactRecord) -> tuple[str, ...]:
     """Folders and name of a payload; made of a record, which anybody may have written."""
-    from quark_core.artifacts.output_folder import make_file_name
+    from quark_core.artifacts.payload_folder import make_file_name
 
     name = (record.payload_relative_path or str(record.id)).rpartition("/")[2]
     key = record.artifact_key.split("/")

@@ -154,8 +154,8 @@ def tell_doubt(diff: MetricDiff) -> str:
 def _check_targets(targets: Sequence[tuple[str, str, float]], runs: Sequence[RunReader]) -> None:
     """Refuse a target of a metric that none of the runs has."""
     from quark_core.errors import SchemaValidationError
-    from quark_core.runs.near_names import refuse_unknown_metric
-    from quark_core.runs.searching import summarize_run
+    from quark_core.runs.reading import refuse_unknown_metric
+    from quark_core.runs.run_search import summarize_run
 
     if not targets:
         return

@@ -151,7 +151,7 @@ def complete_metrics(
     def find(reader: SupportsRead) -> list[CompletionItem]:
         from quark.cli.store_access import find_run
         from quark_core.records.names import decode_name
-        from quark_core.runs.searching import list_names, summarize_run
+        from quark_core.runs.run_search import list_names, summarize_run
 
         run = ctx.params.get("run")
         if run:
@@ -170,7 +170,7 @@ def complete_tags(
     """Tags that begin so."""
 
     def find(reader: SupportsRead) -> list[CompletionItem]:
-        from quark_core.runs.searching import list_names
+        from quark_core.runs.run_search import list_names
 
         names = list_names(reader, text=incomplete, limit=_MOST)
         return _offer((tag.tag for tag in names.tags), incomplete)
@@ -211,7 +211,7 @@ def _open(ctx: click.Context) -> SupportsRead:
     directory = ctx.params.get("storage_dir")
     backend = ctx.params.get("backend")
     if backend:
-        from quark_core.runs.foreign_runs import open_foreign_store
+        from quark_core.runs.run_reader import open_foreign_store
 
         return open_foreign_store(directory, str(backend)).reader
     return open_reader(resolve_storage_dir(directory), takes_over=False)

@@ -14,7 +14,7 @@ from quark.cli.sync import print_lanes
 from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.write_ahead_log import find_log, measure_log
 from quark_core.backends.contract import SupportsPrimary
-from quark_core.backends.removal import DamagedRecords
+from quark_core.backends.edits import DamagedRecords
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SessionStoreError
 
@@ -101,7 +101,7 @@ def _list_damaged(store: SupportsPrimary) -> list[DamagedRecords]:
     Raises:
         SessionStoreError: It cannot be read.
     """
-    from quark_core.backends.removal import SupportsRemoval
+    from quark_core.backends.edits import SupportsRemoval
 
     store.list_runs(limit=1)  # whether it can be read shows when it is
     removal: object = store

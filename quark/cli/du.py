@@ -17,7 +17,7 @@ from quark.cli.store_access import (
     storage_option,
 )
 from quark_core.backends.contract import SupportsPrimary
-from quark_core.backends.removal import RunUsage, StoreUsage, SupportsRemoval
+from quark_core.backends.edits import RunUsage, StoreUsage, SupportsRemoval
 from quark_core.errors import SessionStoreError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.query import Query
-from quark_core.sessions.config_reads import CONFIG_READS
+from quark_core.sessions.run_config import CONFIG_READS
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:

@@ -120,7 +120,7 @@ def follow(
 def _check_metrics(summary: RunSummary, names: tuple[str, ...]) -> None:
     """Refuse a metric that a run has not; one that goes on may get it."""
     from quark_core.errors import SchemaValidationError
-    from quark_core.runs.near_names import refuse_unknown_metric
+    from quark_core.runs.reading import refuse_unknown_metric
 
     for name in names:
         try:

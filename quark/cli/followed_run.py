@@ -15,8 +15,8 @@ from quark.page.api.standings import describe_progress
 from quark_core.backends.contract import SupportsGenerations
 from quark_core.backends.curves import CurveQuery
 from quark_core.records import AlertRecord, EventRecord, MetricRecord
+from quark_core.records.kinds.findings import ALERT_RAISED, is_user_alert
 from quark_core.records.query import Query
-from quark_core.records.raised_alerts import ALERT_RAISED, is_user_alert
 from quark_core.runs.console_lines import sort_by_time
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
 from quark_core.runs.reading import encode_key

@@ -17,7 +17,7 @@ from quark_core.config.arguments import resolve_storage_dir
 from quark_core.runs.run_ids import name_store
 
 if TYPE_CHECKING:
-    from quark_core.backends.removal import Collection, SupportsRemoval
+    from quark_core.backends.edits import Collection, SupportsRemoval
 
 _DAY_S = 86_400.0
 

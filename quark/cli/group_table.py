@@ -15,7 +15,7 @@ from quark_core.records.names import decode_name
 if TYPE_CHECKING:
     from quark.analysis.run_groups import GroupedRuns
     from quark_core.backends.run_summary import RunSummary
-    from quark_core.records.expression import Field
+    from quark_core.records.query import Field
 
 _SHOWN_RUNS = 3
 _RUN_CHARACTERS = 8

@@ -21,9 +21,9 @@ from quark.cli.store_access import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from quark_core.backends.belonging import StoredGroup
     from quark_core.backends.contract import SupportsRead
-    from quark_core.records.expression import Field
+    from quark_core.backends.edits import StoredGroup
+    from quark_core.records.query import Field
 
     _Best = Mapping[tuple[str, str], tuple[float, str]]
 
@@ -165,7 +165,7 @@ def _find_best(
     from quark.analysis.best_run import choose_mode
     from quark.cli.group_table import make_measure
     from quark_core.errors import SchemaValidationError
-    from quark_core.runs.searching import build_search, find_runs
+    from quark_core.runs.run_search import build_search, find_runs
     from quark_core.search.parser import parse_column
 
     try:

@@ -51,7 +51,7 @@ def create(
 ) -> None:
     """Make a key, and print it: nobody can tell it again."""
     from quark_backends.service.server.workspaces.keys import make_key
-    from quark_core.records.times import now_us
+    from quark_core.records.base import now_us
 
     lifetime_s = None if expires is None else _parse_duration(expires, "--expires")
     with closing(_open(store)) as deployment:
@@ -73,7 +73,7 @@ def create(
 @json_option
 def list_keys(store: str, workspace: str | None, as_json: bool) -> None:
     """List keys, oldest first; their secrets are nowhere."""
-    from quark_core.records.times import now_us
+    from quark_core.records.base import now_us
 
     with closing(_open(store)) as deployment:
         found = deployment.control.list_keys(workspace)
@@ -118,7 +118,7 @@ def revoke(store: str, key_id: str) -> None:
 
     The first characters of the id do, from four on, where no other key has them.
     """
-    from quark_core.records.times import now_us
+    from quark_core.records.base import now_us
 
     with closing(_open(store)) as deployment:
         found = _find(deployment.control, key_id)

@@ -208,7 +208,7 @@ class Workbench:
 def search_runs(bench: Workbench, arguments: SearchArguments) -> str:
     """One page of the runs that fit."""
     from quark.page.api.rows import ROW_FIELDS, describe_found, show_cell
-    from quark_core.runs.searching import build_page_search, find_page
+    from quark_core.runs.run_search import build_page_search, find_page
     from quark_core.search.parser import parse_column
 
     fields = [parse_column(text, "columns") for text in arguments.columns]

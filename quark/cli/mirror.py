@@ -223,8 +223,8 @@ def _open_mirror(
     choice: BackendChoice, stored: StoredRun, root: Path
 ) -> Iterator[SupportsRead | None]:
     """A mirror opened for reading; None where it cannot be read."""
-    from quark_core.backends.checks import check_capabilities
     from quark_core.backends.contract import Backend, Capability, SupportsRead
+    from quark_core.backends.registry import check_capabilities
 
     definition = choice.definition
     if Capability.READ not in definition.capabilities:

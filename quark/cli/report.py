@@ -28,7 +28,7 @@ def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
 
 
 def _print_short(source: PageSource, runs: tuple[str, ...], *, as_json: bool) -> None:
-    from quark_core.runs.short_report import read_short_report
+    from quark_core.runs.run_report import read_short_report
 
     reader = source.reader
     found = [find_run(reader, run, source.place) for run in runs]

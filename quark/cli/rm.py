@@ -27,7 +27,7 @@ from quark_core.runs.run_ids import name_store
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
-    from quark_core.backends.removal import RunUsage
+    from quark_core.backends.edits import RunUsage
 
 _SHOWN_IDS = 10
 

@@ -51,7 +51,7 @@ class RunSource:
         if backend is None:
             self.reader: SupportsRead = open_store(storage_dir)
             return
-        from quark_core.runs.foreign_runs import open_foreign_store
+        from quark_core.runs.run_reader import open_foreign_store
 
         self._foreign = open_foreign_store(storage_dir, backend)
         self.reader = self._foreign.reader

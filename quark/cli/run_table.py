@@ -20,13 +20,13 @@ from quark.cli.texts import (
     describe_state,
     find_duration_s,
 )
+from quark_core.records.base import now_us
 from quark_core.records.names import decode_name
-from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
     from quark_core.backends.run_summary import MetricSummary, RunSummary
-    from quark_core.records.expression import Field
+    from quark_core.records.query import Field
 
 # Fields of a run that have a column of their own anyway.
 _SHOWN = frozenset({"created", "duration", "id", "name", "project", "state", "status", "tags"})

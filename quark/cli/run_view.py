@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quark.analysis.rank_rates import measure_rates
-from quark_core.config.metric_directions import find_mode
-from quark_core.config.objective import read_objective
+from quark_core.config.objective import find_mode, read_objective
 from quark_core.records.names import decode_name
 from quark_core.runs.reading import encode_key, read_series
-from quark_core.runs.searching import summarize_run
+from quark_core.runs.run_search import summarize_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -357,7 +356,7 @@ def _describe_batch(record: BatchDiagnosticRecord) -> str:
 
 def _read_artifacts(reader: SupportsRead, run_id: str) -> tuple[ArtifactRecord, ...]:
     from quark_core.records import ArtifactRecord
-    from quark_core.records.artifact_layout import KEPT_SOURCES
+    from quark_core.records.names import KEPT_SOURCES
     from quark_core.records.query import Query
 
     found = reader.read(run_id, ArtifactRecord.KIND, Query(limit=_ARTIFACTS_READ))

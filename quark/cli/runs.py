@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from quark_core.backends.contract import SupportsRead
     from quark_core.backends.run_summary import RunSummary
-    from quark_core.records.expression import Field, RunSearch
+    from quark_core.records.query import Field, RunSearch
 
 # Journals of so many runs are looked at under a list.
 _MOST_ASKED = 20
@@ -134,7 +134,7 @@ def runs(
     first, min, max and count of a metric.
     """
     from quark_core.errors import SchemaValidationError
-    from quark_core.runs.searching import build_search, find_runs
+    from quark_core.runs.run_search import build_search, find_runs
 
     try:
         search = build_search(
@@ -253,7 +253,7 @@ def _check_group(store: SupportsRead, group: str | None) -> None:
     """Refuse a group that no run is in; for where nothing was found."""
     if group is None:
         return
-    from quark_core.config.belonging import is_below
+    from quark_core.config.arguments import is_below
 
     stored = store.list_runs()
     known = sorted({path for run in stored for path in run.run.groups})
@@ -305,7 +305,7 @@ class _Grouping:
     def _check(self, runs: Sequence[RunSummary]) -> None:
         """Refuse a metric that none of the runs has."""
         from quark_core.errors import SchemaValidationError
-        from quark_core.runs.near_names import refuse_unknown_metric
+        from quark_core.runs.reading import refuse_unknown_metric
 
         if self._field is None or self._field.scope != "metric":
             return
@@ -321,8 +321,8 @@ def _add_filters(
 ) -> RunSearch:
     from dataclasses import replace
 
-    from quark_core.config.belonging import check_group_path
-    from quark_core.records.expression import And, Comparison, Expression, Field, HasTag, InGroup
+    from quark_core.config.arguments import check_group_path
+    from quark_core.records.query import And, Comparison, Expression, Field, HasTag, InGroup
 
     path = None if group is None else check_group_path(group, "--group")
     terms: list[Expression] = [HasTag(tag) for tag in tags]

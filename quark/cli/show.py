@@ -17,7 +17,7 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
-from quark_core.config.belonging import REVISION_FIELD, UID_FIELD, VERSION_FIELD
+from quark_core.config.arguments import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 from quark_core.records.json_object import flatten_json
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def print_run(
     from quark.cli.texts import Console
     from quark.projects import find_inherited
     from quark_core.runs.console_lines import read_newest_events
-    from quark_core.runs.searching import summarize_run
+    from quark_core.runs.run_search import summarize_run
 
     console = console or Console()
     run_id = str(stored.run.id)
@@ -171,9 +171,9 @@ def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
     from quark.analysis.rank_paces import measure_paces
     from quark.cli.run_view import describe_contents, summarize_metrics
     from quark.projects import find_inherited
-    from quark_core.runs.aggregates import read_summaries
     from quark_core.runs.console_lines import read_newest_events
-    from quark_core.runs.searching import summarize_run
+    from quark_core.runs.run_report import read_summaries
+    from quark_core.runs.run_search import summarize_run
 
     run_id = str(stored.run.id)
     summary = summarize_run(reader, run_id)
@@ -216,7 +216,7 @@ def _summary_panel(
         commit += " with local changes" if git.get("dirty") else ""
     state = describe_run_state(stored)
     if stored.progress is not None and stored.state == "running":
-        from quark_core.records.times import now_us
+        from quark_core.records.base import now_us
 
         state.append(f" ({stored.progress.describe(now_us())})", style="dim")
     state.append(_describe_last_sign(stored, last_metric_at), style="dim")

@@ -229,8 +229,8 @@ def _print_file_diff(diff: SourceDiff) -> None:
 
 def _place(path: str) -> tuple[str, ...] | None:
     """Folders and name of a file; None for one that no honest store has: see `OutputFolder`."""
-    from quark_core.artifacts.output_folder import make_file_name
-    from quark_core.records.artifact_layout import split_path
+    from quark_core.artifacts.payload_folder import make_file_name
+    from quark_core.records.names import split_path
 
     parts = split_path(path)
     # What is hidden, such as `.git/config`, may be run by who looks at the folder.
@@ -238,7 +238,7 @@ def _place(path: str) -> tuple[str, ...] | None:
 
 
 def _restore(kept: KeptSources, folder: Path, *, as_json: bool) -> None:
-    from quark_core.artifacts.output_folder import OutputFolder
+    from quark_core.artifacts.payload_folder import OutputFolder
     from quark_core.system.terminal_text import clean_line
 
     try:

@@ -16,7 +16,7 @@ from quark_core.backends.contract import (
     SupportsPrimary,
     SupportsRead,
 )
-from quark_core.backends.removal import SupportsRemoval
+from quark_core.backends.edits import SupportsRemoval
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.runs.backend_choice import open_reader

@@ -21,8 +21,8 @@ from quark_backends.service.server.workspaces.deployment import Deployment
 from quark_backends.service.server.workspaces.page_sessions import PageSessions
 from quark_backends.service.server.workspaces.workspace_reader import WorkspaceReader
 from quark_core.records import format_time
-from quark_core.records.times import now_us
-from quark_core.runs.foreign_runs import ForeignStore
+from quark_core.records.base import now_us
+from quark_core.runs.run_reader import ForeignStore
 
 if TYPE_CHECKING:
     from quark.page.api.edits import PageEditor

@@ -14,7 +14,7 @@ from quark.cli.store_access import count_things, describe_several, find_ids
 from quark_core.errors import RunNotFoundError
 
 if TYPE_CHECKING:
-    from quark_core.backends.removal import SupportsRemoval
+    from quark_core.backends.edits import SupportsRemoval
 
 SHOWN_RUNS = 20
 """Lines of a table of runs that are to go."""

@@ -210,8 +210,8 @@ def _can_be_read(*texts: str) -> bool:
 
 def _write(folder: Path, path: str, data: bytes | None) -> None:
     """Write a file of the sources, or take it away; never beyond the folder."""
-    from quark_core.artifacts.output_folder import OutputFolder, make_file_name
-    from quark_core.records.artifact_layout import split_path
+    from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
+    from quark_core.records.names import split_path
 
     parts = split_path(path)
     if parts is None or any(make_file_name(part) != part for part in parts):
@@ -233,7 +233,7 @@ def _start_all(
     runs: int,
 ) -> bool:
     from quark.analysis.explanation.attribution import name_check_group
-    from quark_core.config.belonging import EXCHANGED_FIELD
+    from quark_core.config.arguments import EXCHANGED_FIELD
     from quark_core.errors import RunNotFoundError
     from quark_core.runs.run_editing import edit_run
 

@@ -33,11 +33,11 @@ from quark_backends.service.server.workspaces.workspace_reader import WorkspaceR
 from quark_core.backends.contract import StoredRun
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import EventRecord, format_time
+from quark_core.records.base import now_us
+from quark_core.records.kinds.findings import ALERT_RAISED
 from quark_core.records.query import Query
-from quark_core.records.raised_alerts import ALERT_RAISED
-from quark_core.records.times import now_us
 from quark_core.runs.following import read_changes, read_mark
-from quark_core.runs.searching import build_search, find_runs
+from quark_core.runs.run_search import build_search, find_runs
 
 if TYPE_CHECKING:
     from quark_backends.service.server.workspaces.stores import WorkspaceStore

@@ -18,16 +18,21 @@ from quark.importing.losses import Losses
 from quark.importing.story import derive_run_id
 from quark_core.backends.contract import SupportsPrimary
 from quark_core.config import settings
-from quark_core.config.arguments import check_label, check_notes, check_tag
-from quark_core.config.belonging import check_fields, check_group_path
+from quark_core.config.arguments import (
+    check_fields,
+    check_group_path,
+    check_label,
+    check_notes,
+    check_tag,
+)
 from quark_core.config.redaction import redact_text
 from quark_core.config.snapshot import snapshot_config
 from quark_core.errors import SchemaValidationError
 from quark_core.records import EnvironmentSnapshot, ProjectRecord
+from quark_core.records.base import now_us
 from quark_core.records.json_object import normalize_object
 from quark_core.records.names import MAX_NAME_LENGTH
 from quark_core.records.schema import TERMINAL_STATUSES
-from quark_core.records.times import now_us
 from quark_core.system.process import current_process
 
 _COMMIT = re.compile(r"[\w.+:/-]{0,200}", re.ASCII)

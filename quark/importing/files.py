@@ -7,16 +7,15 @@ from pathlib import Path
 from quark.importing.columns import encode_named
 from quark.importing.foreign import ForeignFile
 from quark.importing.losses import Losses
-from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
 from quark_core.artifacts.payload_folder import PayloadFolder, open_source
+from quark_core.artifacts.payload_formats import HEAD_BYTES, identify_media
 from quark_core.config import settings
 from quark_core.config.redaction import redact_record
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import object_path
 from quark_core.records.base import start_fields
 from quark_core.records.json_object import normalize_object
-from quark_core.records.names import split_name
+from quark_core.records.names import object_path, split_name
 from quark_core.records.schema import validate_record
 
 

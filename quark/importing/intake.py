@@ -47,13 +47,12 @@ from quark_core.records import (
     MetricRecord,
     StreamRecord,
 )
-from quark_core.records.artifact_links import LATEST, check_alias
-from quark_core.records.base import start_fields
+from quark_core.records.base import now_us, start_fields
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
+from quark_core.records.names import LATEST, check_alias
 from quark_core.records.query import Query
-from quark_core.records.times import now_us
 from quark_core.runs.backend_choice import choose_primary, find_payload_directory, open_primary
 
 IMPORTED = "run_imported"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quark_core.backends.contract import SupportsGenerations, SupportsRead
-from quark_core.delivery.generation_journal import split_generation
+from quark_core.delivery.journal import split_generation
 from quark_core.errors import RunNotFoundError, UnknownKindError
 from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 from quark_core.records.query import Query

@@ -13,7 +13,6 @@ import msgspec
 
 from quark.mirrors.survey import MirrorState, find_sent, load_generations
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.checks import check_capabilities
 from quark_core.backends.contract import (
     Backend,
     Batch,
@@ -24,8 +23,9 @@ from quark_core.backends.contract import (
     SupportsRead,
     SupportsReplay,
 )
+from quark_core.backends.registry import check_capabilities
 from quark_core.config.redaction import redact_text
-from quark_core.delivery.lane_files import LedgerLine, append_lines
+from quark_core.delivery.delivery_state import LedgerLine, append_lines
 from quark_core.delivery.sending import FindPayload, send_payloads
 from quark_core.errors import (
     ArtifactNotFoundError,

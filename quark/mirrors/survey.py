@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from quark_core.backends.contract import Batch, SupportsGenerations
-from quark_core.delivery.generation_journal import frame_outputs, split_generation
+from quark_core.delivery.delivery_state import lane_folder_name, read_lines
+from quark_core.delivery.journal import frame_outputs, split_generation
 from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_folders
-from quark_core.delivery.lane_files import lane_folder_name, read_lines
-from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.sending import Quarantine
 from quark_core.delivery.sync import count_waiting
 from quark_core.records import RECORD_TYPES, StreamRecord
 

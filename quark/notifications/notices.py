@@ -11,8 +11,8 @@ import msgspec
 from quark_core.config.redaction import redact_text
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RunRecord, format_time
-from quark_core.records.raised_alerts import is_user_alert
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
+from quark_core.records.kinds.findings import is_user_alert
 from quark_core.system.terminal_text import clean_text
 
 _SEVERITIES: Final = ("info", "warning", "error", "critical")

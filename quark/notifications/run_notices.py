@@ -17,8 +17,7 @@ from quark_core.errors import QuarkError
 from quark_core.records import EventRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import Query
-from quark_core.runs.extensions import RunExtension
-from quark_core.runs.open_run import OpenRun
+from quark_core.runs.open_run import OpenRun, RunExtension
 
 _log = logging.getLogger("quark")
 

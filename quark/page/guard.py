@@ -30,7 +30,7 @@ from quark.page.http_replies import (
     reply,
     strip_port,
 )
-from quark_core.config.private_files import read_private, write_private
+from quark_core.system.folders import read_private, write_private
 
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _log = logging.getLogger("quark")

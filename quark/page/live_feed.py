@@ -25,7 +25,7 @@ from quark.page.api.standings import describe_standing
 from quark.page.pack import decode_pack, encode_pack
 from quark_core.backends.contract import SupportsPrimary
 from quark_core.records.names import decode_name
-from quark_core.system.weak_sets import list_members
+from quark_core.system.process import list_members
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quark.page.api.source import PageSource
-    from quark_core.backends.delivery_report import DeliveryReport
+    from quark_core.backends.contract import DeliveryReport
     from quark_core.records.runs import RunContext
     from quark_core.sessions.session import TrainingSession
 

@@ -24,7 +24,7 @@ from quark_core.errors import (
 )
 from quark_core.presentation import bundle
 from quark_core.records import format_time
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 from quark_core.runs.run_reader import RunReader
 from quark_core.system.terminal_text import clean_text
 from quark_core.version import __version__

@@ -16,9 +16,9 @@ from quark.page.api.parameters import Parameters
 from quark.page.api.runs import list_rows
 from quark.page.app import make_app
 from quark.page.guard import Guard, Sessions
-from quark_core.config.private_files import find_private_folder
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.runs.run_editing import find_user
+from quark_core.system.folders import find_private_folder
 
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource

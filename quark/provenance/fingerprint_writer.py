@@ -21,9 +21,8 @@ from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.names import check_text
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.step_counters import read_step
-from quark_core.sessions.fingerprints import PendingFingerprint
-from quark_core.system.process import importing
-from quark_core.system.weak_sets import list_members
+from quark_core.sessions.session import PendingFingerprint
+from quark_core.system.process import importing, list_members
 
 if TYPE_CHECKING:
     from quark.provenance.data_fingerprints import DataFingerprint

@@ -13,8 +13,8 @@ from typing import BinaryIO
 from quark_core.artifacts.source_packs import ManifestEntry, SourcePacks, decode_manifest
 from quark_core.backends.contract import SupportsArtifacts, SupportsRead
 from quark_core.errors import ArtifactDamagedError, ArtifactNotFoundError, SessionStoreError
-from quark_core.records.artifact_layout import is_sha256
 from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
+from quark_core.records.names import is_sha256
 from quark_core.records.query import Query
 
 CHANGES_KEY = "sources/git.diff"

@@ -16,11 +16,10 @@ from quark_core.config import settings
 from quark_core.config.arguments import working_directory
 from quark_core.errors import QuarkError
 from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import KEPT_SOURCES, object_path
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.names import check_text, split_name
-from quark_core.records.run_digests import digest_environment
+from quark_core.records.names import KEPT_SOURCES, check_text, object_path, split_name
+from quark_core.records.runs import digest_environment
 from quark_core.runs.environment import WELL_KNOWN_PACKAGES, read_git_state
 from quark_core.runs.open_run import OpenRun
 from quark_core.system.process import importing
@@ -37,7 +36,7 @@ _GIT_TIMEOUT_S = 10.0
 class ProvenanceRecorder:
     """Records what a run is made of; for the process that leads it.
 
-    The thread of `quark_core.runs.environment_recorder` calls it.
+    The thread of `quark_core.runs.environment` calls it.
 
     Args:
         run: The run.

@@ -8,8 +8,7 @@ from quark.provenance import kept_sources
 from quark.provenance.kept_sources import KeptSources
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
 from quark_core.records.query import check_index
-from quark_core.sessions.session import TrainingSession
-from quark_core.sessions.shortcuts import open_run
+from quark_core.sessions.session import TrainingSession, open_run
 
 
 def read_sources(

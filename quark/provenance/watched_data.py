@@ -11,7 +11,7 @@ from quark.provenance.fingerprint_writer import FingerprintWriter, find_writer
 from quark_core.config.arguments import check_label
 from quark_core.errors import SchemaValidationError
 from quark_core.runs.open_run import OpenRun
-from quark_core.sessions.fingerprints import SampleIds
+from quark_core.sessions.session import SampleIds
 
 if TYPE_CHECKING:
     from quark.provenance.stream_fingerprints import StreamDigest

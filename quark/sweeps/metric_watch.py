@@ -9,7 +9,7 @@ from math import inf, isfinite
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from quark_core.delivery.metric_rows import MetricKey
+from quark_core.delivery.channel import MetricKey
 from quark_core.records import MetricRecord
 from quark_core.runs.open_run import OpenRun
 

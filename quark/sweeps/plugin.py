@@ -11,7 +11,7 @@ from quark_core.config import settings
 from quark_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from quark_core.runs.extensions import RunDraft
+    from quark_core.runs.open_run import RunDraft
     from quark_core.sessions.session import TrainingSession
 
 _BINDING = "quark.sweeps.trial_binding"

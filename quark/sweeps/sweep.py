@@ -34,8 +34,8 @@ from quark_core.backends.coordination import (
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState
 from quark_core.runs.run_editing import find_user
-from quark_core.search.trials import check_trial_where
-from quark_core.sessions.introduction import find_store_option, print_line
+from quark_core.search.parser import check_trial_where
+from quark_core.sessions.banner import find_store_option, print_line
 from quark_core.system.exit_status import call_last
 from quark_core.system.process import current_process
 from quark_core.system.terminal_text import clean_line

@@ -32,6 +32,7 @@ from quark_core.errors import (
     StopRequested,
 )
 from quark_core.records import ConfigSnapshot, RunStatus, format_time
+from quark_core.records.base import now_us
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import find_whole
 from quark_core.records.runs import StopRequest
@@ -41,7 +42,6 @@ from quark_core.records.sweeps import (
     TrialResult,
     describe_parameters,
 )
-from quark_core.records.times import now_us
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.session import TrainingSession
 from quark_core.writers.scalars import to_float

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark_core.config import settings
-from quark_core.runs.extensions import RunDraft, RunExtension
+from quark_core.runs.open_run import RunDraft, RunExtension
 
 if TYPE_CHECKING:
     from quark.sweeps.trial import Trial

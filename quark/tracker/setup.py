@@ -12,9 +12,8 @@ from typing import Any
 
 from quark.tracker.call_lane import CallLane
 from quark.tracker.multiplexer import NullTracker, Tracker
-from quark_core.backends.checks import find_missing_library
 from quark_core.backends.contract import BackendDefinition
-from quark_core.backends.registry import default_registry
+from quark_core.backends.registry import default_registry, find_missing_library
 from quark_core.backends.tracker_backend import MirrorBackend, TrackerBackend
 from quark_core.config import settings
 from quark_core.config.snapshot import snapshot_config

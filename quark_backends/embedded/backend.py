@@ -43,7 +43,6 @@ from quark_core.errors import BackendUnavailable, SessionStoreError, StoreNotFou
 if TYPE_CHECKING:
     from quark_backends.store.reading.reader import StoreReader
     from quark_backends.store.reading.search import RunFinder
-    from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
     from quark_core.backends.curves import (
         Cursor,
         CurveQuery,
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
         RunChanges,
         RunHeads,
     )
-    from quark_core.backends.edits import RunEdit
+    from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import (
         PageSearch,
@@ -63,8 +62,7 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
-    from quark_core.records.expression import RunSearch
-    from quark_core.records.query import Query
+    from quark_core.records.query import Query, RunSearch
     from quark_core.records.runs import StopRequest
 
 _log = logging.getLogger("quark")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quark_core.config import settings
-from quark_core.delivery.lane_files import Lease
+from quark_core.delivery.delivery_state import Lease
 from quark_core.system.process import importing
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_forget)
 
 if __name__ == "__main__":
-    from quark_core.hosting.endpoint import lower_priority
+    from quark_core.hosting.protocol import lower_priority
 
     lower_priority()
     sys.exit(0 if compact_root(Path(sys.argv[1]), idle_s=_IDLE_S) else 1)

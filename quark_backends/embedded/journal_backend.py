@@ -36,16 +36,18 @@ from quark_backends.store.reading.reader import StoreReader, find_run
 from quark_backends.store.upkeep.trash import JournalTrash
 from quark_backends.store.writing.fork_figures import rebuild_forks
 from quark_backends.store.writing.payloads import KeepsPayloads
-from quark_core.backends.belonging import (
+from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.edits import (
     BelongingEdit,
+    RunEdit,
     StoredGroup,
     StoredProject,
     list_groups_by_reading,
+    make_edit,
+    make_stop,
     refuse_belonging,
     unknown_project,
 )
-from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
-from quark_core.backends.edits import RunEdit, make_edit, make_stop
 from quark_core.delivery.journal import SEGMENT_BYTES
 from quark_core.errors import (
     BackendUnavailable,
@@ -74,8 +76,7 @@ if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
-    from quark_core.records.expression import RunSearch
-    from quark_core.records.query import Query
+    from quark_core.records.query import Query, RunSearch
     from quark_core.records.runs import StopRequest
 
 _FOLDER = "generations"

@@ -30,12 +30,10 @@ from quark_backends.store.writing.metric_figures import MetricFold, place_writer
 from quark_backends.store.writing.names import NameTable
 from quark_backends.store.writing.shared_runs import ADVANCE_HEAD, INSERT_BATCH
 from quark_core.backends.contract import Batch
-from quark_core.delivery.attempt_starts import begins_attempt, order_journals
-from quark_core.delivery.journal import JournalReader, KnownSegment
+from quark_core.delivery.journal import JournalReader, KnownSegment, make_stand_ins
 from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_folders
-from quark_core.delivery.lost_batches import make_stand_ins
 from quark_core.delivery.segments import parse_segment
-from quark_core.delivery.sending import GROUP_BATCHES, cut_groups
+from quark_core.delivery.sending import GROUP_BATCHES, begins_attempt, cut_groups, order_journals
 from quark_core.errors import BackendRejected
 from quark_core.system.folders import read_plain_file
 

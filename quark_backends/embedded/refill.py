@@ -21,15 +21,14 @@ from quark_backends.store.reading.replay import replay_batches
 from quark_backends.store.reading.stored_rows import StoredRows
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_core.backends.contract import Batch
-from quark_core.delivery.attempt_starts import order_journals
-from quark_core.delivery.journal import JournalReader
+from quark_core.delivery.journal import JournalReader, make_stand_ins
 from quark_core.delivery.journal_folder import (
     JournalFolder,
     LostBatches,
     Manifest,
     find_folders,
 )
-from quark_core.delivery.lost_batches import make_stand_ins
+from quark_core.delivery.sending import order_journals
 from quark_core.errors import BackendRejected, RunNotFoundError
 
 _log = logging.getLogger("quark")

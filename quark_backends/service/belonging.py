@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from quark_core.backends.belonging import BelongingEdit
+from quark_core.backends.edits import BelongingEdit
 
 _Text = Annotated[str, Meta(max_length=512)]
 
@@ -27,6 +27,6 @@ class BelongingRequest(BelongingEdit, frozen=True, kw_only=True, omit_defaults=T
 
 
 class GroupList(msgspec.Struct, frozen=True):
-    """`GET /v1/groups`: groups as `quark_core.backends.belonging.StoredGroup.to_dict()`."""
+    """`GET /v1/groups`: groups as `quark_core.backends.edits.StoredGroup.to_dict()`."""
 
     groups: list[dict[str, Any]]

@@ -518,7 +518,7 @@ class RunIds(msgspec.Struct, frozen=True):
 
 
 class UsageList(msgspec.Struct, frozen=True):
-    """What runs take up, as `quark_core.backends.removal.RunUsage.to_dict()`."""
+    """What runs take up, as `quark_core.backends.edits.RunUsage.to_dict()`."""
 
     runs: list[dict[str, Any]]
 
@@ -529,7 +529,7 @@ class UsageReply(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         runs: Its runs, those in the trash too, the largest first.
         database_file_bytes, free_bytes, shared_bytes, total_bytes: As in
-            `quark_core.backends.removal.StoreUsage`; the total has the payloads too.
+            `quark_core.backends.edits.StoreUsage`; the total has the payloads too.
     """
 
     runs: list[dict[str, Any]]

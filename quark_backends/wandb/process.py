@@ -1,7 +1,7 @@
 """The mirror's own process, as the training process sees it, and what the two say to each other.
 
 The training process sends one message and reads one reply, framed as
-`quark_core.hosting.messages` says; nothing comes unasked.
+`quark_core.hosting.protocol` says; nothing comes unasked.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from quark_core.errors import ArtifactDamagedError, RunNotFoundError, SessionStoreError
-from quark_core.records.artifact_layout import is_sha256, split_path
+from quark_core.records.names import is_sha256, split_path
 
 MANIFEST_KEY = "sources/manifest"
 """Key of the artifact that lists the source files of a run; `unpack_sources` reads it."""

@@ -26,7 +26,7 @@ may be killed at any moment, and is opened again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -40,21 +40,14 @@ from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequ
 from quark_core.records.sweeps import TrialClaim
 
 if TYPE_CHECKING:
-    from quark_core.backends.curves import (
-        Cursor,
-        CurveQuery,
-        CurveSet,
-        RunChanges,
-        RunHeads,
-    )
+    from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.records import StreamRecord
     from quark_core.records.columns import Columns
-    from quark_core.records.expression import RunSearch
-    from quark_core.records.query import Query
+    from quark_core.records.query import Query, RunSearch
 
 SOURCES_OPTION = "sources"
 """Option of a mirror: with `1` it is given the code that runs are made of, and says so by an
@@ -409,7 +402,7 @@ class SupportsSearch(SupportsRead, Protocol):
 class SupportsPages(SupportsRead, Protocol):
     """What a backend has that declares `Capability.PAGES`.
 
-    Other backends that read are served by `quark_core.search.pages`, by their
+    Other backends that read are served by `quark_core.search.fallback`, by their
     search where they have one.
     """
 
@@ -428,7 +421,7 @@ class SupportsPages(SupportsRead, Protocol):
 class SupportsGrid(SupportsRead, Protocol):
     """What a backend has that declares `Capability.GRID`.
 
-    Other backends that read are served by `quark_core.runs.grids`.
+    Other backends that read are served by `quark_core.runs.following`.
     """
 
     def read_grid(self, run_id: str, query: GridQuery) -> Grid:
@@ -654,3 +647,81 @@ class MirrorRun(msgspec.Struct, frozen=True):
     def experiment(self) -> str | None:
         """The project, as some tools call it."""
         return self.project
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneReport:
+    """State of one backend's lane. All counts are records.
+
+    `submitted == delivered + waiting + dropped + unknown + sum(quarantined)`
+    holds at every moment.
+
+    Attributes:
+        backend: Name of the backend.
+        primary: Whether it is the run's primary.
+        state: opening, ready, retrying, resting, paused (credentials refused) or closed.
+        submitted: Records handed to the lane.
+        delivered: Acknowledged by the backend.
+        waiting: Not yet acknowledged.
+        quarantined: Refused for good, by reason.
+        dropped: Gone from memory before the backend took them.
+        unknown: In flight when the lane was given up or the backend's process
+            ended, to a backend that may or may not have stored them.
+        errors: Failed attempts, by reason.
+    """
+
+    backend: str
+    primary: bool
+    state: str
+    submitted: int
+    delivered: int
+    waiting: int = 0
+    quarantined: Mapping[str, int] = field(default_factory=dict)
+    dropped: int = 0
+    unknown: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was submitted is at the backend."""
+        return self.delivered == self.submitted
+
+    def describe(self) -> str:
+        """One line for a person."""
+        parts = [f"{self.delivered} delivered"]
+        parts += [
+            f"{count} {what}"
+            for what, count in (
+                ("waiting", self.waiting),
+                ("dropped", self.dropped),
+                ("unknown", self.unknown),
+            )
+            if count
+        ]
+        parts += [f"{count} refused ({reason})" for reason, count in self.quarantined.items()]
+        if self.errors and not self.complete:
+            parts.append("last errors: " + "; ".join(list(self.errors)[-2:]))
+        return f"{self.backend}: " + ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryReport:
+    """State of all lanes of one process's stream into a run.
+
+    Attributes:
+        lanes: One report per backend.
+        uncovered: Records that were for a moment (until they were journaled)
+            not safe from SIGKILL, because shared memory had no room for them.
+    """
+
+    lanes: tuple[LaneReport, ...] = ()
+    uncovered: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every backend has everything."""
+        return all(lane.complete for lane in self.lanes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {"lanes": [asdict(lane) for lane in self.lanes], "uncovered": self.uncovered}

@@ -18,8 +18,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 import msgspec
 from msgspec import Meta
 
-from quark_core.config.arguments import check_label
-from quark_core.config.belonging import check_fields
+from quark_core.config.arguments import check_fields, check_label
 from quark_core.config.redaction import redact_text, redact_values
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.json_object import JsonObject, normalize_object
@@ -74,7 +73,7 @@ class TrialWish(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         where: A search over trials, such as `param.lr < 0.1 and failures == 0`; see
-            `quark_core.search.trials`. None for any.
+            `quark_core.search.parser`. None for any.
         number: This trial alone, or None.
     """
 

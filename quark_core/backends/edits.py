@@ -1,25 +1,26 @@
-"""What people change of a run from elsewhere: its name, notes and tags, and that it shall stop.
-
-A backend that keeps batches stores both as batches of a writer of their own: a lifecycle
-record, which changes the run, and an event, which says who, when, why and what was before.
-`make_edit` and `make_stop` make them, out of the run as it is at that moment; the backend
-sees to it that nobody else changes the run between.
-"""
+"""What people change of runs, groups and projects from elsewhere, and how runs are removed."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
 
-from quark_core.config.arguments import check_label, check_notes, check_tags
-from quark_core.config.belonging import check_field_names, check_fields, check_groups
+from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.config.arguments import (
+    check_field_names,
+    check_fields,
+    check_groups,
+    check_label,
+    check_notes,
+    check_tags,
+)
 from quark_core.config.redaction import redact_text
-from quark_core.errors import InvalidRunStateError, SchemaValidationError
+from quark_core.errors import InvalidRunStateError, SchemaValidationError, SessionStoreError
 from quark_core.records import (
     ArtifactLinkRecord,
     EventRecord,
@@ -28,17 +29,21 @@ from quark_core.records import (
     StreamRecord,
     format_time,
 )
-from quark_core.records.artifact_layout import is_sha256
-from quark_core.records.artifact_links import check_alias
-from quark_core.records.belonging import change_fields, change_groups
+from quark_core.records.base import now_us
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
-from quark_core.records.names import check_name
-from quark_core.records.runs import StopRequest
-from quark_core.records.times import now_us
+from quark_core.records.names import check_alias, check_name, is_sha256
+from quark_core.records.runs import StopRequest, change_fields, change_groups
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import Batch, StoredRun
+    from quark_core.backends.contract import Batch
+
+# What people change of a run from elsewhere: its name, notes and tags, and that it shall stop.
+#
+# A backend that keeps batches stores both as batches of a writer of their own: a lifecycle
+# record, which changes the run, and an event, which says who, when, why and what was before.
+# `make_edit` and `make_stop` make them, out of the run as it is at that moment; the backend
+# sees to it that nobody else changes the run between.
 
 EDIT_WRITER = "edit-"
 """What the ids of writers of edits begin with; the moment follows, so that they sort by it."""
@@ -423,3 +428,456 @@ def _describe_change(field: str, change: Mapping[str, Any]) -> str:
 def _show(value: Any) -> str:
     shown = repr(value)
     return "none" if value is None else shown[:_MAX_SHOWN] + ("…" * (len(shown) > _MAX_SHOWN))
+
+
+# What is said of projects and groups, and what runs have from them.
+#
+# A group is there as soon as a run is in it or somebody has described it; a path is its own
+# nesting, so `paper` is there where `paper/fig3` is. Tags and fields of projects and groups are
+# inherited when a run is read (`inherit`) and are written into no run: they hold for the runs of
+# yesterday and tomorrow alike, and searches do not see them.
+
+_Texts = Annotated[tuple[_Text, ...], Meta(max_length=1000)]
+
+
+class BelongingEdit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is to be changed of a project or group; None leaves a thing as it is.
+
+    Attributes:
+        description: The new one; an empty text takes it away.
+        set_fields: Fields to note, by name.
+        remove_fields: Names of fields to take away.
+        add_tags, remove_tags: Tags; one that is there already, or is not there, is no mistake.
+    """
+
+    description: Annotated[str, Meta(max_length=100_000)] | None = None
+    set_fields: Annotated[dict[str, Any], Meta(max_length=1000)] = {}
+    remove_fields: _Texts = ()
+    add_tags: _Texts = ()
+    remove_tags: _Texts = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredProject:
+    """What a store knows of a project.
+
+    Attributes:
+        project: Its name.
+        description: What it is about, or None.
+        fields, tags: What its runs have from it.
+        runs: How many runs it has; none of the trash.
+        newest_at: When the newest of them was made, ISO 8601 in UTC; None without any.
+    """
+
+    project: str
+    description: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+    runs: int = 0
+    newest_at: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {**asdict(self), "tags": list(self.tags)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredGroup(StoredProject):
+    """What a store knows of a group of a project.
+
+    Attributes:
+        path: Its path, such as `paper/fig3`.
+        runs: How many runs are in it or below it.
+    """
+
+    path: str
+
+
+@runtime_checkable
+class SupportsBelonging(Protocol):
+    """What a backend has that declares `Capability.BELONGING`; from any thread."""
+
+    def list_groups(self, project: str | None = None) -> list[StoredGroup]:
+        """The groups there are, described or with runs, by project and path.
+
+        Raises:
+            SessionStoreError: The store cannot be read.
+        """
+
+    def load_project(self, project: str) -> StoredProject:
+        """What is known of a project.
+
+        Raises:
+            SchemaValidationError: There is no such project.
+            SessionStoreError: The store cannot be read.
+        """
+
+    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
+        """Change what is said of a project; returns it as it is then.
+
+        Args:
+            project: Its name.
+            edit: What to change, checked by `check_belonging_edit`.
+            by: Who does, as `user@host`.
+
+        Raises:
+            SchemaValidationError: There is no such project.
+            SessionStoreError: The store cannot be written.
+        """
+
+    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
+        """Change what is said of a group, with runs in it or not yet; as `update_project`."""
+
+
+def check_belonging_edit(edit: BelongingEdit) -> BelongingEdit:
+    """An edit as it is kept: secrets taken out, texts bounded.
+
+    Raises:
+        SchemaValidationError: A bad value, one thing to be set and removed, or nothing to do.
+    """
+    checked = BelongingEdit(
+        description=check_notes(edit.description),
+        set_fields=dict(check_fields(edit.set_fields, "set_fields")),
+        remove_fields=check_field_names(edit.remove_fields, "remove_fields"),
+        add_tags=check_tags(edit.add_tags),
+        remove_tags=check_tags(edit.remove_tags),
+    )
+    for what, added, removed in (
+        ("tag", checked.add_tags, checked.remove_tags),
+        ("field", checked.set_fields, checked.remove_fields),
+    ):
+        both = sorted({*added} & {*removed})
+        if both:
+            raise SchemaValidationError(
+                f"{what} {both[0]!r} is to be added and to be removed: choose one"
+            )
+    if checked == BelongingEdit():
+        raise SchemaValidationError(
+            "an update must change something: give a description, fields or tags"
+        )
+    return checked
+
+
+def apply_belonging_edit(known: StoredProject, edit: BelongingEdit) -> dict[str, Any]:
+    """Description, fields and tags of a project or group after an edit."""
+    fields = {**known.fields, **edit.set_fields}
+    for name in edit.remove_fields:
+        fields.pop(name, None)
+    wanted = edit.description
+    return {
+        "description": known.description if wanted is None else wanted or None,
+        "fields": dict(sorted(fields.items())),
+        "tags": tuple(sorted({*known.tags, *edit.add_tags} - {*edit.remove_tags})),
+    }
+
+
+def gather_groups(
+    members: Iterable[tuple[str, Sequence[str], str]],
+    described: Iterable[StoredGroup] = (),
+) -> list[StoredGroup]:
+    """The groups that runs and descriptions make, sorted by project and path.
+
+    Args:
+        members: Of each run its project, the paths that it is in, and when it was made.
+        described: What was said of groups, without their runs.
+    """
+    counts: dict[tuple[str, str], tuple[int, str]] = {}
+    for project, paths, created_at in members:
+        for path in {above for own in paths for above in _list_above(own)}:
+            runs, newest = counts.get((project, path), (0, ""))
+            counts[project, path] = runs + 1, max(newest, created_at)
+    said = {(group.project, group.path): group for group in described}
+    found = []
+    for project, path in sorted({*counts, *said}):
+        runs, newest = counts.get((project, path), (0, ""))
+        group = said.get((project, path))
+        found.append(
+            StoredGroup(
+                project=project,
+                path=path,
+                description=None if group is None else group.description,
+                fields={} if group is None else group.fields,
+                tags=() if group is None else group.tags,
+                runs=runs,
+                newest_at=newest or None,
+            )
+        )
+    return found
+
+
+def list_groups_by_reading(reader: SupportsRead, project: str | None = None) -> list[StoredGroup]:
+    """The groups of any store that is read, of which nothing is described."""
+    runs = (stored.run for stored in reader.list_runs(project=project))
+    return gather_groups((run.project_name, run.groups, run.created_at) for run in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """Fields and tags of a run with those that it has from its groups and project."""
+
+    fields: Mapping[str, Any]
+    tags: tuple[str, ...]
+
+
+def inherit(
+    stored: StoredRun, project: StoredProject | None, groups: Iterable[StoredGroup] = ()
+) -> Inherited:
+    """What a run has with what it inherits.
+
+    Tags add up: no run can lay off one of its project. Of fields the nearest counts: the
+    run's own, then that of the deepest of its groups, then the project's.
+
+    Args:
+        stored: The run.
+        project: Its project, or None.
+        groups: Groups of its project; those that it is not in are passed over.
+    """
+    above = {path for group in stored.run.groups for path in _list_above(group)}
+    mine = [g for g in groups if g.path in above and g.project == stored.project.name]
+    # Of two as deep the first by name counts, so it is laid on last.
+    mine.sort(key=lambda group: group.path, reverse=True)
+    mine.sort(key=lambda group: group.path.count("/"))
+    layers: list[StoredProject] = [*([] if project is None else [project]), *mine]
+    fields: dict[str, Any] = {}
+    for layer in layers:
+        fields.update(layer.fields)
+    fields.update(stored.fields)
+    tags = {*stored.run.tags, *(tag for layer in layers for tag in layer.tags)}
+    return Inherited(dict(sorted(fields.items())), tuple(sorted(tags)))
+
+
+def unknown_project(project: str) -> SchemaValidationError:
+    """The error for a project that the store does not have."""
+    return SchemaValidationError(
+        f"project {project!r}: this store has no such project; it begins with its first run"
+    )
+
+
+def refuse_belonging(store: str) -> SessionStoreError:
+    """The error of a store that keeps nothing of projects and groups."""
+    return SessionStoreError(
+        f"{store} keeps nothing of projects and groups but which runs are in them: describe "
+        "them in a service or in a store on a local disk"
+    )
+
+
+def _list_above(path: str) -> list[str]:
+    """A path, and those that it lies in."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+CollectionProgress = Callable[[str, int, int], None]
+"""Told of what is being done, how many bytes of it are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedRecords:
+    """Records that could not be read and were set aside, with the bytes that were there.
+
+    Attributes:
+        run_id, writer_id: Whose they are.
+        kind: Their kind.
+        records: How many.
+        reason: What is wrong with them.
+        found_at: When they were set aside.
+    """
+
+    run_id: str
+    writer_id: str
+    kind: str
+    records: int
+    reason: str
+    found_at: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunUsage:
+    """What one run takes up.
+
+    Attributes:
+        run_id: The run.
+        name: Its name, or None.
+        project: Name of its project.
+        state: Its status, or "lost".
+        created_at: When it began.
+        trashed_at: When it was put into the trash, or None.
+        points: Metric points that are kept, hidden ones included.
+        database_bytes: Bytes of its records and texts in the database, without
+            the indexes and page ends that all runs share.
+        files: Bytes on disk by what they are: the name of the subfolder of the
+            run's folder, or "other" for what lies in none.
+    """
+
+    run_id: str
+    name: str | None
+    project: str
+    state: str
+    created_at: str
+    trashed_at: str | None
+    points: int
+    database_bytes: int
+    files: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes on disk of all its files."""
+        return sum(self.files.values())
+
+    @property
+    def total_bytes(self) -> int:
+        """Database and files."""
+        return self.database_bytes + self.file_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {
+            "run_id": self.run_id,
+            "name": self.name,
+            "project": self.project,
+            "state": self.state,
+            "created_at": self.created_at,
+            "trashed_at": self.trashed_at,
+            "points": self.points,
+            "database_bytes": self.database_bytes,
+            "file_bytes": self.file_bytes,
+            "files": dict(self.files),
+            "total_bytes": self.total_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreUsage:
+    """What a store takes up, all of it told apart.
+
+    `total_bytes` is `database_file_bytes` + the files of all runs + `shared_bytes`;
+    `database_file_bytes` is the data of all runs + `free_bytes` + `overhead_bytes`.
+
+    Attributes:
+        store_root: Root of the store.
+        runs: Its runs, those in the trash too, the largest first.
+        database_file_bytes: The database's files on disk.
+        free_bytes: Pages in the database that hold nothing.
+        shared_bytes: Files of the store that belong to no run.
+        elsewhere_bytes: Journals under QUARK_JOURNAL_DIR; they count among
+            their runs' files, and not in `total_bytes`.
+        total_bytes: All that lies under the root, as `du` counts it.
+    """
+
+    store_root: str
+    runs: tuple[RunUsage, ...]
+    database_file_bytes: int
+    free_bytes: int
+    shared_bytes: int
+    elsewhere_bytes: int
+    total_bytes: int
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What the database's files hold beyond the data of runs: indexes, page ends, its log."""
+        data_bytes = sum(run.database_bytes for run in self.runs)
+        return self.database_file_bytes - self.free_bytes - data_bytes
+
+    @property
+    def trash(self) -> tuple[RunUsage, ...]:
+        """The runs in the trash."""
+        return tuple(run for run in self.runs if run.trashed_at is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """What `collect_trash` did, or, of a dry run, would do.
+
+    Attributes:
+        runs: What was removed for good, with what it took up.
+        skipped: Runs that stay in the trash for now: id -> why.
+        leftovers: Other things that were removed: path -> bytes.
+        before_bytes: Size of the store on disk before.
+        after_bytes: And after; a training beside may have added to it meanwhile.
+        notes: What could not be done now, and what to do about it.
+    """
+
+    runs: tuple[RunUsage, ...]
+    skipped: Mapping[str, str]
+    leftovers: Mapping[str, int]
+    before_bytes: int
+    after_bytes: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def freed_bytes(self) -> int:
+        """By how much the store became smaller on disk."""
+        return max(0, self.before_bytes - self.after_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {
+            "removed": [run.to_dict() for run in self.runs],
+            "skipped": dict(self.skipped),
+            "leftovers": dict(self.leftovers),
+            "before_bytes": self.before_bytes,
+            "after_bytes": self.after_bytes,
+            "freed_bytes": self.freed_bytes,
+            "notes": list(self.notes),
+        }
+
+
+@runtime_checkable
+class SupportsRemoval(Protocol):
+    """What a backend has that declares `Capability.REMOVAL`.
+
+    May be called from any thread and beside processes that write. Removing a
+    run never touches another one. Every method raises `SessionStoreError`
+    where the store cannot be read or written.
+    """
+
+    def measure_store(self) -> StoreUsage:
+        """What the store and each of its runs take up."""
+
+    def measure_runs(self, run_ids: Sequence[str]) -> list[RunUsage]:
+        """What these runs take up, in this order; `RunNotFoundError` for an unknown one."""
+
+    def list_trash(self) -> list[RunUsage]:
+        """The runs in the trash, the newest there first."""
+
+    def list_damaged(self) -> list[DamagedRecords]:
+        """What could not be read and was set aside, the newest first."""
+
+    def trash_runs(self, run_ids: Sequence[str]) -> None:
+        """Put runs into the trash, all or none, which hides them from every reader.
+
+        Raises:
+            RunNotFoundError: There is no such run.
+            InvalidRunStateError: One of them is alive.
+        """
+
+    def restore_runs(self, run_ids: Sequence[str]) -> None:
+        """Take runs out of the trash again, all or none.
+
+        Raises:
+            RunNotFoundError: There is no such run in the trash, or no more.
+        """
+
+    def collect_trash(
+        self,
+        *,
+        older_than_s: float = 0.0,
+        run_ids: Sequence[str] | None = None,
+        dry_run: bool = False,
+        on_progress: CollectionProgress | None = None,
+    ) -> Collection:
+        """Remove for good what has been in the trash for so long, and give its space back.
+
+        May be broken off at any moment, also by a kill; the next call goes on, also with
+        runs of which a call that was broken off has removed a part.
+
+        Args:
+            older_than_s: Only what has been in the trash for so long.
+            run_ids: Only these runs, such as those that somebody has agreed to; all by default.
+            dry_run: Only say what would go.
+            on_progress: Told of what is being done.
+        """

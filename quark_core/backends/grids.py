@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quark_core.errors import SchemaValidationError
 from quark_core.records.checks import check_choice
-from quark_core.records.fields import column_types
 from quark_core.records.query import Query, check_index
+from quark_core.records.schema import column_types
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import pluggy
 
 from quark_core import hookspecs
-from quark_core.backends.contract import API_VERSION, BackendDefinition, TrackerForm
-from quark_core.errors import BackendContractError, QuarkError, UnknownBackendError
+from quark_core.backends.contract import (
+    API_VERSION,
+    Backend,
+    BackendConfig,
+    BackendDefinition,
+    Capability,
+    SupportsArtifacts,
+    SupportsChanges,
+    SupportsGenerations,
+    SupportsGrid,
+    SupportsGroups,
+    SupportsPages,
+    SupportsPrimary,
+    SupportsRead,
+    SupportsReplay,
+    SupportsSearch,
+    SupportsSeries,
+    TrackerForm,
+)
+from quark_core.backends.coordination import SupportsCoordination
+from quark_core.backends.edits import SupportsBelonging, SupportsEdits, SupportsRemoval
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.errors import (
+    BackendContractError,
+    BackendUnusable,
+    QuarkError,
+    SchemaMigrationError,
+    SchemaValidationError,
+    SessionStoreError,
+    UnknownBackendError,
+)
+from quark_core.records import format_time, parse_time
+from quark_core.records.base import now_us
 from quark_core.system.terminal_text import clean_text
 
 _log = logging.getLogger("quark")
@@ -280,3 +313,142 @@ def default_registry() -> BackendRegistry:
     if _default is None:
         _default = BackendRegistry.discover()
     return _default
+
+
+def migrate_store(storage_dir: str | Path | None = None, *, generated_at: str | None = None) -> int:
+    """Migrate a local store, written by an older Quark, to the current schema.
+
+    Opening a store does the same where it has to; this does it at a time of
+    your choice, and lets a large store shrink afterwards. May be called again
+    and by several processes at once: a store that is current is left as it is.
+
+    Args:
+        storage_dir: The storage root, which holds `.quark`; the working
+            directory by default.
+        generated_at: When the migration counts as done, as ISO 8601 text; kept
+            in the store's marker. Now by default.
+
+    Returns:
+        The schema version that the store has now: `CURRENT_SCHEMA_VERSION`.
+
+    Raises:
+        SchemaMigrationError: There is no store, it is not ours, newer than
+            this Quark, damaged, cannot be written, or a run of an older Quark
+            is writing to it. It was left as it was.
+        SchemaValidationError: `storage_dir` is no path, or `generated_at` no
+            ISO 8601 text.
+    """
+    moment = _check_moment(generated_at)
+    try:
+        root = resolve_storage_dir(storage_dir)
+    except SessionStoreError as error:
+        raise SchemaMigrationError(str(error)) from error
+    migrate = default_registry().find_default_primary().migrate
+    assert migrate is not None
+    return migrate(BackendConfig(storage_dir=root), moment)
+
+
+def _check_moment(generated_at: str | None) -> str:
+    if generated_at is None:
+        return format_time(now_us())
+    if not isinstance(generated_at, str):
+        raise SchemaValidationError(
+            f"generated_at must be an ISO 8601 str, not {type(generated_at).__name__}"
+        )
+    try:
+        parse_time(generated_at)
+    except (ValueError, OverflowError):
+        raise SchemaValidationError(
+            f"generated_at must be ISO 8601 such as 2026-05-07T00:00:00Z, got {generated_at!r}"
+        ) from None
+    return generated_at
+
+
+def find_missing_library(definition: BackendDefinition) -> str | None:
+    """Name of the first library that a backend needs and this Python lacks, or None."""
+    for name in definition.needs:
+        try:
+            found = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            return name
+        # A mere folder of that name, such as a library's own files, has no origin.
+        if found is None or found.origin is None:
+            return name
+    return None
+
+
+def require_libraries(definition: BackendDefinition) -> None:
+    """Refuse to open a backend whose libraries are not installed.
+
+    Raises:
+        BackendUnusable: One is not; the message says how to install it.
+    """
+    missing = find_missing_library(definition)
+    if missing is not None:
+        how = definition.install or f"pip install {missing}"
+        raise BackendUnusable(
+            f"{missing} is not installed: {how}; the records wait", backend=definition.name
+        )
+
+
+PROTOCOLS: Mapping[Capability, type] = {
+    Capability.PRIMARY: SupportsPrimary,
+    Capability.READ: SupportsRead,
+    Capability.GROUPS: SupportsGroups,
+    Capability.REPLAY: SupportsReplay,
+    Capability.SERIES: SupportsSeries,
+    Capability.SEARCH: SupportsSearch,
+    Capability.PAGES: SupportsPages,
+    Capability.GRID: SupportsGrid,
+    Capability.GENERATIONS: SupportsGenerations,
+    Capability.ARTIFACTS: SupportsArtifacts,
+    Capability.REMOVAL: SupportsRemoval,
+    Capability.CHANGES: SupportsChanges,
+    Capability.EDITS: SupportsEdits,
+    Capability.BELONGING: SupportsBelonging,
+    Capability.COORDINATION: SupportsCoordination,
+}
+"""What a backend has that declares a capability."""
+
+# Whatever a run's only store does not keep is lost, and nobody would notice.
+_PRIMARY_NEEDS = {
+    Capability.READ: "nothing of a run could be read",
+    Capability.IDEMPOTENT: "what is sent again after a lost reply would be there twice",
+    Capability.GENERATIONS: "what analyze() finds would be kept nowhere",
+}
+
+
+def check_capabilities(definition: BackendDefinition, backend: object) -> Backend:
+    """Compare what a definition declares with what was opened, and return the backend.
+
+    Raises:
+        BackendContractError: A declared capability is not there, or one is
+            there that was not declared.
+    """
+
+    def refuse(reason: str) -> BackendContractError:
+        return BackendContractError(
+            f"backend {definition.name!r} {reason}", backend=definition.name
+        )
+
+    if not isinstance(backend, Backend):
+        raise refuse(f"opened a {type(backend).__name__}, which has no write() and close()")
+    declared = frozenset(definition.capabilities)
+    for capability, protocol in PROTOCOLS.items():
+        if capability in declared and not isinstance(backend, protocol):
+            raise refuse(f"declares {capability} but does not implement {protocol.__name__}")
+        if capability not in declared and isinstance(backend, protocol):
+            raise refuse(f"implements {protocol.__name__} but does not declare {capability}")
+    if Capability.GENERATIONS in declared and Capability.PRIMARY not in declared:
+        raise refuse(
+            "declares generations without primary: a mirror gets what analyzers find as batches, "
+            "and is asked for it nowhere else. Leave generations out"
+        )
+    missing = sorted(_PRIMARY_NEEDS.keys() - declared)
+    if Capability.PRIMARY in declared and missing:
+        reasons = "; ".join(_PRIMARY_NEEDS[each] for each in missing)
+        raise refuse(
+            f"declares primary without {', '.join(missing)}: {reasons}. Implement it, or leave "
+            "primary out and use the backend as a mirror"
+        )
+    return backend

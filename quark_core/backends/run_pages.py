@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records.expression import VALUE_SCOPES, Field, RunSearch
+from quark_core.records.query import VALUE_SCOPES, Field, RunSearch
 
 MOST_PAGE_RUNS = 1_000
 MOST_COLUMNS = 60

@@ -13,8 +13,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.presentation import bundle, paint
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.names import decode_name, encode_name
-from quark_core.records.run_digests import make_digests
-from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequest
+from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequest, make_digests
 from quark_core.records.sweeps import TrialClaim
 
 T = TypeVar("T")

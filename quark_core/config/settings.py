@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -233,3 +234,17 @@ def _read_seconds(name: str, default: float) -> float:
 def uses_helpers() -> bool:
     """Whether mirrors may work in helper processes; False if QUARK_HELPER_PROCESSES is 0."""
     return os.environ.get(HELPERS, "").strip() != "0"
+
+
+_NAME = re.compile(
+    "token|key|secret|password|credential|auth|username|profile|session|role|cert|netrc|sas",
+    re.IGNORECASE,
+)
+
+
+def list_credentials() -> frozenset[tuple[str, str]]:
+    """Names and values of the variables that may be credentials, as they are now.
+
+    Those of a later moment differ where one has been refreshed since.
+    """
+    return frozenset((name, text) for name, text in os.environ.items() if _NAME.search(name))

@@ -6,18 +6,129 @@ import itertools
 import logging
 import math
 import os
+from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from quark_core.config.redaction import redact_record
-from quark_core.delivery import metric_rows
-from quark_core.records.codec import encode_columns
-from quark_core.records.fields import column_types
+from quark_core.records import MetricRecord
+from quark_core.records.codec import (
+    Column,
+    encode_columns,
+    encode_floats,
+    encode_repeated,
+    encode_spread,
+)
+from quark_core.records.schema import column_types
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import Batch
     from quark_core.records import StreamRecord
+
+# What waits between `MetricsLogger` and the delivery thread.
+#
+# A channel of metrics holds records and rows. A row is what `log_many` leaves:
+# a plain tuple, because making one takes a twentieth of the time of the records
+# it stands for, which nobody may ever ask for:
+#
+# (sequence of the first value, time_us, step, epoch, keys, values)
+#
+# where `keys` is a tuple of `MetricKey`, shared between rows, and `values` a
+# list of floats of the same length. The values' sequences follow each other.
+
+
+class MetricKey(NamedTuple):
+    """A stored metric key and its two parts."""
+
+    metric_key: str
+    namespace: str | None
+    metric_name: str
+
+
+MetricRow: TypeAlias = tuple[int, int, int | None, int | None, tuple[MetricKey, ...], list[float]]
+MetricItem: TypeAlias = MetricRecord | MetricRow
+
+
+def count_items(item: MetricItem) -> int:
+    """How many records an item stands for."""
+    return len(item[5]) if type(item) is tuple else 1
+
+
+def expand_row(
+    row: MetricRow, *, run_id: str | None, writer_id: str, attempt: int, rank: int
+) -> list[MetricRecord]:
+    """The records that a row stands for."""
+    sequence, time_us, step, epoch, keys, values = row
+    return [
+        MetricRecord(
+            run_id, writer_id, attempt, rank, sequence + index, time_us, *key, value, step, epoch
+        )
+        for index, (key, value) in enumerate(zip(keys, values, strict=True))
+    ]
+
+
+def encode_items(items: Sequence[MetricItem]) -> tuple[int, bytes]:
+    """Number of records and body of a batch of metrics."""
+    names = list(column_types(MetricRecord.KIND))
+    if not any(type(item) is tuple for item in items):
+        columns: dict[str, list[Any]] = {
+            name: [getattr(item, name) for item in items] for name in names
+        }
+        return len(items), encode_columns(MetricRecord.KIND, len(items), columns)
+    rows: list[MetricRow] = [item for item in items if type(item) is tuple]
+    if len(rows) == len(items) and all(row[4] is rows[0][4] for row in rows):
+        return _encode_rows(rows)
+    columns = {name: [] for name in names}
+    for item in items:
+        if type(item) is tuple:
+            sequence, time_us, step, epoch, keys, values = item
+            count = len(values)
+            columns["sequence"].extend(range(sequence, sequence + count))
+            columns["time_us"].extend([time_us] * count)
+            columns["step"].extend([step] * count)
+            columns["epoch"].extend([epoch] * count)
+            columns["metric_key"].extend([key[0] for key in keys])
+            columns["namespace"].extend([key[1] for key in keys])
+            columns["metric_name"].extend([key[2] for key in keys])
+            columns["value"].extend(values)
+            columns["description"].extend([None] * count)
+            columns["metadata"].extend([None] * count)
+        else:
+            for name in names:
+                columns[name].append(getattr(item, name))
+    count = len(columns["value"])
+    return count, encode_columns(MetricRecord.KIND, count, columns)
+
+
+def _encode_rows(rows: Sequence[MetricRow]) -> tuple[int, bytes]:
+    """Rows of the very same keys, as a training loop leaves them: their names are encoded once."""
+    keys: tuple[MetricKey, ...] = rows[0][4]
+    width, count = len(keys), len(keys) * len(rows)
+    firsts = [row[0] for row in rows]
+    columns: dict[str, Any] = {}
+    if count > 1 and firsts == list(range(firsts[0], firsts[0] + count, width)):
+        columns["sequence"] = Column("sequence", "i", [firsts[0], 1], b"", _count_up(count))
+    else:
+        columns["sequence"] = [n for first in firsts for n in range(first, first + width)]
+    for place, name in ((1, "time_us"), (2, "step"), (3, "epoch")):
+        values: list[Any] = [row[place] for row in rows]
+        if None in values:
+            columns[name] = [value for value in values for _ in range(width)]
+        else:
+            columns[name] = encode_spread(name, values, width)
+    for place, name in enumerate(MetricKey._fields):
+        columns[name] = encode_repeated(name, tuple(key[place] for key in keys), len(rows))
+    floats = array("d", chain.from_iterable(row[5] for row in rows))
+    columns["value"] = encode_floats("value", floats)
+    return count, encode_columns(MetricRecord.KIND, count, columns)
+
+
+def _count_up(count: int) -> bytes:
+    """Differences of so many numbers that follow each other; the first is 0."""
+    return b"\x00" + b"\x01" * (count - 1)
+
 
 _Record = TypeVar("_Record", bound="StreamRecord")
 
@@ -135,7 +246,7 @@ class Channel:
         """Records that wait in here."""
         if self.kind != "metric":
             return len(self.items)
-        return sum(map(metric_rows.count_items, self.items.copy()))
+        return sum(map(count_items, self.items.copy()))
 
     def weigh(self) -> int:
         """About how many bytes wait in here, by a sample."""
@@ -161,7 +272,7 @@ class Channel:
             except IndexError:
                 break
             items.append(item)
-            records += metric_rows.count_items(item)
+            records += count_items(item)
             size_bytes += _measure_encoded(self.kind, item)
         self._drained += records
         if items:
@@ -171,7 +282,7 @@ class Channel:
     def _choose_bounds(self) -> tuple[int, int]:
         """How many records, and about how many bytes, go into the next frame."""
         try:
-            waiting = len(self.items) * metric_rows.count_items(self.items[0])
+            waiting = len(self.items) * count_items(self.items[0])
         except IndexError:
             waiting = 0
         if waiting <= _LONG_QUEUE_FRAMES * self.frame_records:
@@ -186,7 +297,7 @@ class Channel:
                 item = self.items.popleft()
             except IndexError:
                 return
-            records = metric_rows.count_items(item)
+            records = count_items(item)
             self._drained += records
             self.lost += records
 
@@ -250,7 +361,7 @@ def _measure_objects(kind: str, item: Any) -> int:
 def encode_frame_body(kind: str, items: list[Any]) -> tuple[int, bytes]:
     """Number of records and body of a batch of a channel's items."""
     if kind == "metric":
-        return metric_rows.encode_items(items)
+        return encode_items(items)
     columns = {name: [getattr(item, name) for item in items] for name in column_types(kind)}
     return len(items), encode_columns(kind, len(items), columns)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from quark_core.backends.contract import Batch
-from quark_core.delivery.files import Files
-from quark_core.delivery.journal_folder import JournalFolder
+from quark_core.delivery.delivery_state import Files, lane_folder_name
+from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.segments import (
     END_MARK,
     SEGMENT_SUFFIX,
@@ -29,7 +33,18 @@ from quark_core.delivery.segments import (
     read_origin,
     segment_name,
 )
+from quark_core.errors import SchemaValidationError
+from quark_core.records import (
+    RECORD_TYPES,
+    EventRecord,
+    LifecycleRecord,
+    ProjectRecord,
+    StreamRecord,
+)
+from quark_core.records.codec import decode_body, encode_records
+from quark_core.records.json_object import JsonObject
 from quark_core.system.folders import NotPlainFile
+from quark_core.system.process import current_process
 
 _log = logging.getLogger("quark")
 
@@ -565,3 +580,216 @@ def _describe_gaps(missing: Sequence[tuple[int, int | None]]) -> str:
         return f"batches from {missing[0][0]} on are missing"
     one = len(missing) == 1 and missing[0][0] == missing[0][1]
     return f"batch {parts[0]} is missing" if one else f"batches {', '.join(parts)} are missing"
+
+
+# What stands in a run for batches that damage to its journal has cost.
+#
+# They are told in the run itself, by records under the numbers of the batches
+# that are gone: whoever delivers the journal makes the same ones, so that they
+# are there once, and every other batch keeps its number.
+
+_REASON = "the journal was damaged"
+
+
+def make_stand_ins(
+    folder: JournalFolder, manifest: Manifest, first: int, last: int | None, *, starts: bool
+) -> list[Batch]:
+    """The batches that say that others are gone: an event, under the first number.
+
+    Args:
+        folder: The journal, which nothing more is written to.
+        manifest: What it says of itself.
+        first, last: Numbers of the first and the last batch that is gone; the
+            last is None where nobody knows how many there were.
+        starts: Whether the store lacks the start of the writer's attempt; where
+            that is among what is gone, one is made of what the manifest has.
+    """
+    survey = _Survey(folder, first, last)
+    data: dict[str, Any] = {"reason": _REASON, "batches": [first, last]}
+    if survey.records:
+        data["records"] = survey.records
+    head: Any = (manifest.run_id, manifest.writer_id, manifest.attempt, manifest.rank)
+
+    def place(kind: str) -> tuple[int, int]:
+        # Behind all that is left, and another one for each gap.
+        return survey.newest.get(kind, -1) + 1 + first, survey.time_us
+
+    event = EventRecord(
+        *(*head, *place("event"), "records_dropped", "error", None, None, None, JsonObject(data))
+    )
+    records: list[list[StreamRecord]] = [[event]]
+    if starts and not survey.has_start:
+        start = LifecycleRecord(*(*head, 0, survey.time_us, "start", _describe_start(manifest)))
+        gap = LifecycleRecord(*(*head, *place("lifecycle"), "gap", JsonObject(data)))
+        records.insert(0, [start, gap])
+    numbers = range(first, first + 1 if last is None else last + 1)
+    return [
+        Batch(*(*head, number, part[0].KIND, len(part), encode_records(part)))
+        for number, part in zip(numbers, records, strict=False)
+    ]
+
+
+class _Survey:
+    """What the rest of a journal says of a gap in it.
+
+    Attributes:
+        newest: Highest sequence of each kind, in all of the journal.
+        records: How many records of a kind the gap has cost, where those of
+            that kind on both sides of it tell.
+        time_us: When what is before it was logged, or what comes after it.
+        has_start: Whether the start of the attempt is there.
+    """
+
+    def __init__(self, folder: JournalFolder, first: int, last: int | None) -> None:
+        self.newest: dict[str, int] = {}
+        self.time_us = 0
+        self.has_start = False
+        before: dict[str, int] = {}
+        after: dict[str, int] = {}
+        for batch, sequences, times in _read(folder):
+            kind = batch.kind
+            self.newest[kind] = max(self.newest.get(kind, -1), *sequences)
+            if batch.number < first:
+                before[kind] = max(before.get(kind, -1), *sequences)
+                self.time_us = max(self.time_us, *times)
+            elif last is not None and batch.number > last:
+                after[kind] = min(after.get(kind, sequences[0]), *sequences)
+                self.time_us = self.time_us or min(times)
+            if kind == LifecycleRecord.KIND and "start" in batch.decoded.to_list("action"):
+                self.has_start = True
+        counts = {kind: after[kind] - before.get(kind, -1) - 1 for kind in after}
+        self.records = {kind: count for kind, count in counts.items() if count > 0}
+
+
+def _read(folder: JournalFolder) -> Iterator[tuple[Batch, list[int], list[int]]]:
+    """Each batch with its records' sequences and times; those of newer kinds are left out."""
+    for batch in JournalReader(folder.path, on_damage=lambda *_: None).read():
+        try:
+            sequences = batch.decoded.to_list("sequence")
+            times = batch.decoded.to_list("time_us")
+        except SchemaValidationError:
+            continue
+        if sequences:
+            yield batch, sequences, times
+
+
+def _describe_start(manifest: Manifest) -> JsonObject:
+    """The start of an attempt, as far as its journal's manifest knows it."""
+    project = manifest.project
+    return JsonObject(
+        {
+            "project": {
+                "id": ProjectRecord.derive_id(project),
+                "name": project,
+                "root_path": manifest.storage_dir,
+            },
+            "run": {
+                "name": None,
+                "notes": None,
+                "parent_run_id": None,
+                "lineage_root_run_id": manifest.run_id,
+                "run_path": manifest.run_path,
+                "git_commit": None,
+                "strict_mode": False,
+                "tags": [],
+            },
+            "process": msgspec.to_builtins(manifest.process),
+        }
+    )
+
+
+# The journal of an analysis: what an analyzer found, on its way to the run's mirrors.
+#
+# The primary has numbered and stored it already. For the mirrors it becomes a
+# writer of its own, `<analyzer>.<number>`, of attempt 0 and rank 0, with lanes
+# for the mirrors only; whoever delivers left-over journals delivers it too.
+
+_WRITER = re.compile(r"(?P<analyzer>.+)\.(?P<number>[1-9][0-9]*)", re.DOTALL)
+_BATCH_RECORDS = 500
+
+
+def split_generation(writer_id: str) -> tuple[str, int] | None:
+    """Analyzer and number of the generation that a writer is; None for a process's own writer."""
+    match = _WRITER.fullmatch(writer_id)
+    return None if match is None else (match["analyzer"], int(match["number"]))
+
+
+def frame_outputs(outputs: Mapping[str, Sequence[StreamRecord]]) -> list[Batch]:
+    """One generation as batches, numbered from 0: the same ones whenever it is framed.
+
+    Args:
+        outputs: Records by kind, under the identity that a store returns them with.
+    """
+    batches: list[Batch] = []
+    for kind in RECORD_TYPES:
+        records = outputs.get(kind, ())
+        for part in _cut(records):
+            first = part[0]
+            run_id = first.run_id or ""
+            origin = (run_id, first.writer_id, first.attempt, first.rank)
+            # What a store gives back may be spelled otherwise, such as 3 as 3.0: so it is
+            # spelled here as it comes back.
+            read = decode_body(encode_records(part)).to_records(
+                run_id=run_id, writer_id=first.writer_id, attempt=first.attempt, rank=first.rank
+            )
+            batches.append(Batch(*origin, len(batches), kind, len(part), encode_records(read)))
+    return batches
+
+
+def journal_outputs(
+    directory: Path,
+    batches: Sequence[Batch],
+    lanes: tuple[LaneEntry, ...],
+    *,
+    project: str,
+    storage_dir: Path,
+    run_path: Path,
+) -> JournalFolder:
+    """Write a generation's batches as a journal that nothing more is written to.
+
+    Args:
+        directory: Where the run's journals lie.
+        batches: What `frame_outputs` made; at least one.
+        lanes: The mirrors.
+        project: Name of the run's project.
+        storage_dir: The user's storage root.
+        run_path: The run's own directory.
+
+    Raises:
+        OSError: It cannot be written, or is there already; nothing is left of it.
+    """
+    first = batches[0]
+    found = split_generation(first.writer_id)
+    folder = JournalFolder(directory / lane_folder_name(first.writer_id))
+    folder.path.mkdir(parents=True)  # one that is there already is another's
+    try:
+        folder.write_manifest(
+            Manifest(
+                run_id=first.run_id,
+                writer_id=first.writer_id,
+                attempt=first.attempt,
+                rank=first.rank,
+                project=project,
+                storage_dir=str(storage_dir),
+                run_path=str(run_path),
+                lanes=lanes,
+                process=current_process(),
+                generation=1 if found is None else found[1],
+            )
+        )
+        origin = Origin(first.run_id, first.writer_id, first.attempt, first.rank)
+        journal = Journal(folder.path, origin)
+        try:
+            journal.append(batches)
+        finally:
+            journal.close()
+    except OSError:
+        folder.remove(note=False)
+        raise
+    folder.close()
+    return folder
+
+
+def _cut(records: Sequence[StreamRecord]) -> Iterator[Sequence[StreamRecord]]:
+    for start in range(0, len(records), _BATCH_RECORDS):
+        yield records[start : start + _BATCH_RECORDS]

@@ -10,15 +10,14 @@ from functools import partial
 from typing import Any, Literal
 
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.delivery_report import DeliveryReport, LaneReport
+from quark_core.backends.contract import DeliveryReport, LaneReport
 from quark_core.config import settings
-from quark_core.delivery.batch_log import BatchLog
-from quark_core.delivery.black_box import BlackBox
+from quark_core.delivery.batch_log import BatchLog, Framer
 from quark_core.delivery.channel import ITEM_BYTES, Channel, MemoryBound, choose_capacity
-from quark_core.delivery.framer import Framer
+from quark_core.delivery.crash_buffer import BlackBox
+from quark_core.delivery.delivery_state import Lease
+from quark_core.delivery.delivery_worker import Lane
 from quark_core.delivery.journal_folder import JournalFolder
-from quark_core.delivery.lane import Lane
-from quark_core.delivery.lane_files import Lease
 from quark_core.delivery.segments import Origin
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import RECORD_TYPES, LifecycleRecord

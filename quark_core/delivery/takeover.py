@@ -15,11 +15,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from quark_core.config import settings
-from quark_core.delivery.attempt_starts import order_journals
-from quark_core.delivery.black_box import find_box_path
-from quark_core.delivery.black_box_recovery import OpenLane, revive_journals
-from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_folders
-from quark_core.delivery.moved_journals import join_parts
+from quark_core.delivery.crash_buffer import find_box_path
+from quark_core.delivery.crash_buffer_recovery import OpenLane, revive_journals
+from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_folders, join_parts
+from quark_core.delivery.sending import order_journals
 from quark_core.delivery.sync import sync_folder
 from quark_core.errors import describe_error
 from quark_core.system.process import is_alive

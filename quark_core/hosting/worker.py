@@ -23,7 +23,6 @@ from typing import Any
 
 import msgspec
 
-from quark_core.backends.checks import check_capabilities
 from quark_core.backends.contract import (
     Backend,
     BackendConfig,
@@ -33,9 +32,9 @@ from quark_core.backends.contract import (
     SupportsArtifacts,
     SupportsGroups,
 )
+from quark_core.backends.registry import check_capabilities
 from quark_core.errors import BackendError, BackendUnavailable, QuarkError
-from quark_core.hosting.endpoint import extend_import_path, serve_parent
-from quark_core.hosting.messages import (
+from quark_core.hosting.protocol import (
     CallMethod,
     CloseBackend,
     Message,
@@ -45,11 +44,13 @@ from quark_core.hosting.messages import (
     Reply,
     WriteBatches,
     dump_value,
+    extend_import_path,
+    load_definition,
     load_value,
     read_frame,
+    serve_parent,
     write_frame,
 )
-from quark_core.hosting.opener import load_definition
 from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
 _PREDECESSOR_WAIT_S = 5.0

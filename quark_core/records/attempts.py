@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quark_core.records import RECORD_TYPES, EventRecord, LifecycleRecord
-from quark_core.records.fields import column_types
+from quark_core.records.schema import column_types
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns

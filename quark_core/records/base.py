@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePath
+from time import time_ns
 from typing import Any, ClassVar, get_type_hints
 
 import msgspec
 
-from quark_core.errors import UnknownKindError
+from quark_core.errors import SchemaValidationError, UnknownKindError
 
 # Where a record belongs; the rest of its numbers are figures.
 _PLACES = frozenset({"attempt", "rank", "sequence", "time_us", "step", "epoch"})
@@ -248,7 +249,6 @@ class StreamRecord(Record, frozen=True, gc=False):
 
 def start_fields(timestamp: object) -> tuple[None, str, int, int, int, int]:
     """The fields that every record begins with, of one that nobody has written yet."""
-    from quark_core.records.times import check_timestamp, now_us
 
     return None, "", 0, 0, 0, now_us() if timestamp is None else check_timestamp(timestamp)
 
@@ -263,3 +263,28 @@ def _plain(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     return value
+
+
+def now_us() -> int:
+    """Microseconds since the epoch, UTC."""
+    return time_ns() // 1000
+
+
+def check_timestamp(timestamp: object) -> int:
+    """Microseconds of an ISO 8601 text or a datetime; without an offset it is UTC.
+
+    Raises:
+        SchemaValidationError: It is neither.
+    """
+    if isinstance(timestamp, datetime):
+        timestamp = timestamp.isoformat()
+    if not isinstance(timestamp, str):
+        raise SchemaValidationError(
+            f"timestamp must be an ISO 8601 str, not {type(timestamp).__name__}"
+        )
+    try:
+        return parse_time(timestamp)
+    except (ValueError, OverflowError):
+        raise SchemaValidationError(
+            f"timestamp must be ISO 8601 such as 2026-05-07T09:30:00Z, got {timestamp!r}"
+        ) from None

@@ -21,10 +21,10 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES
 from quark_core.records.base import StreamRecord
 from quark_core.records.codec import BODY_VERSION, Column, DecodedBody, unpack_body
-from quark_core.records.fields import boolean_fields, column_types, default_value, optional_fields
 from quark_core.records.json_object import JsonObject, check_plain, count_values
 from quark_core.records.kinds.basic import EventRecord, MetricRecord
 from quark_core.records.names import split_name
+from quark_core.records.schema import boolean_fields, column_types, default_value, optional_fields
 
 _MOST_COLUMNS = 256
 _MOST_UNKNOWN_BYTES = 64 * 1024

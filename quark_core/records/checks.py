@@ -7,8 +7,13 @@ import re
 from collections.abc import Collection, Sequence
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records.artifact_layout import check_artifact_path, check_artifact_type, is_sha256
-from quark_core.records.names import check_name, split_name
+from quark_core.records.names import (
+    check_artifact_path,
+    check_artifact_type,
+    check_name,
+    is_sha256,
+    split_name,
+)
 
 _EVENT_TYPE = re.compile(r"[a-z][a-z0-9_./-]*")
 

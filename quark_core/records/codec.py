@@ -31,7 +31,9 @@ import msgspec
 
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, StreamRecord
-from quark_core.records.fields import (
+from quark_core.records.json_object import decode_json, encode_json
+from quark_core.records.names import check_text
+from quark_core.records.schema import (
     ORIGIN_FIELDS,
     boolean_fields,
     column_types,
@@ -39,8 +41,6 @@ from quark_core.records.fields import (
     restore_object,
     restorers,
 )
-from quark_core.records.json_object import decode_json, encode_json
-from quark_core.records.names import check_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -550,3 +550,36 @@ def decompress_frame(
     except zstd.ZstdError as error:
         raise SchemaValidationError(f"{what} is damaged: {error}") from error
     return decompressed
+
+
+MALFORMED = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What decoding makes of bodies that somebody has malformed, beside `SchemaValidationError`."""
+
+
+def mend_body(body: DecodedBody) -> tuple[DecodedBody, NDArray[Any]]:
+    """A body without those JSON values that cannot be made, and which records had none of them."""
+    import numpy as np
+
+    sound = np.ones(body.count, dtype=np.bool_)
+    columns = [body.column(name) for name in column_types(body.kind) if name in body]
+    for place, column in enumerate(columns):
+        if column.encoding != "j" or len(column.head) != body.count:
+            continue
+        texts = list(column.head)
+        for row, text in enumerate(texts):
+            one = DecodedBody(body.version, body.kind, 1, [Column(column.name, "j", [text])])
+            try:
+                one.to_list(column.name)
+            except (SchemaValidationError, *MALFORMED):
+                texts[row], sound[row] = None, False
+        columns[place] = Column(column.name, "j", texts)
+    return DecodedBody(body.version, body.kind, body.count, columns), sound

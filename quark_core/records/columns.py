@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from quark_core.records import RECORD_TYPES, StreamRecord
 from quark_core.records.codec import MISSING_INDEX, Column, DecodedBody, encode_columns
-from quark_core.records.fields import boolean_fields, column_types, optional_fields
 from quark_core.records.query import Query
+from quark_core.records.schema import boolean_fields, column_types, optional_fields
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]

@@ -27,8 +27,7 @@ import msgspec
 
 from quark_core.errors import QuarkError
 from quark_core.records import RECORD_TYPES
-from quark_core.records.fields import column_types
-from quark_core.records.schema import CURRENT_SCHEMA_VERSION
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION, column_types
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]

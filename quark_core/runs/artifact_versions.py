@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from quark_core.errors import ArtifactNotFoundError, RunNotFoundError
 from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import KEPT_SOURCES, encode_artifact_key
-from quark_core.records.artifact_links import LATEST, ArtifactName
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
-from quark_core.records.names import decode_name
+from quark_core.records.names import (
+    KEPT_SOURCES,
+    LATEST,
+    ArtifactName,
+    decode_name,
+    encode_artifact_key,
+)
 from quark_core.records.query import Query
 from quark_core.runs.reading import iterate
 from quark_core.runs.run_ids import name_store

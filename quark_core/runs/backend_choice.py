@@ -17,7 +17,6 @@ import xxhash
 from msgspec.structs import replace as replace_field
 
 from quark_core.artifacts.payload_folder import PayloadFolder, PayloadSpool
-from quark_core.backends.checks import check_capabilities, require_libraries
 from quark_core.backends.contract import (
     Backend,
     BackendConfig,
@@ -30,26 +29,30 @@ from quark_core.backends.contract import (
     SupportsPrimary,
     SupportsReplay,
 )
-from quark_core.backends.registry import BackendRegistry, default_registry
+from quark_core.backends.registry import (
+    BackendRegistry,
+    check_capabilities,
+    default_registry,
+    require_libraries,
+)
 from quark_core.config import settings
-from quark_core.config.private_files import find_private_folder, read_private, write_private
 from quark_core.config.redaction import redact_text
 from quark_core.delivery.batch_log import BatchLog
-from quark_core.delivery.black_box import BlackBox, open_black_box
-from quark_core.delivery.black_box_recovery import OpenLane
 from quark_core.delivery.channel import choose_capacity
-from quark_core.delivery.journal import Journal
-from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest, journal_directory
-from quark_core.delivery.lane import (
+from quark_core.delivery.crash_buffer import BlackBox, open_black_box
+from quark_core.delivery.crash_buffer_recovery import OpenLane
+from quark_core.delivery.delivery_state import Lease, lane_folder_name
+from quark_core.delivery.delivery_worker import (
     AWAIT_CAP_S,
     Lane,
     RetryPolicy,
     check_run_is_there,
     wait_for_run,
 )
-from quark_core.delivery.lane_files import Lease, lane_folder_name
-from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.journal import Journal
+from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest, journal_directory
 from quark_core.delivery.segments import Origin
+from quark_core.delivery.sending import Quarantine
 from quark_core.delivery.stream import RunStream
 from quark_core.delivery.takeover import Takeover
 from quark_core.errors import (
@@ -59,10 +62,16 @@ from quark_core.errors import (
     SessionStoreError,
     UnknownBackendError,
 )
-from quark_core.hosting.opener import refuse_hidden
-from quark_core.ranks.choice import ALL_RANKS, RANK_ZERO, RankChoice, parse_ranks
-from quark_core.ranks.launches import RankInfo
-from quark_core.system.folders import describe_link, find_foreign_link, note_place
+from quark_core.hosting.protocol import refuse_hidden
+from quark_core.ranks.launches import ALL_RANKS, RANK_ZERO, RankChoice, RankInfo, parse_ranks
+from quark_core.system.folders import (
+    describe_link,
+    find_foreign_link,
+    find_private_folder,
+    note_place,
+    read_private,
+    write_private,
+)
 from quark_core.system.process import current_process, importing
 
 _SPECIFICATION = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9_.-]*)(?:(?P<mark>[+:])(?P<rest>.*))?")

@@ -6,11 +6,11 @@ row, each time from the beginning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from quark_core.backends.contract import SupportsChanges, SupportsRead
+from quark_core.backends.contract import SupportsChanges, SupportsGrid, SupportsRead
 from quark_core.backends.curves import (
     Cursor,
     Curve,
@@ -24,12 +24,13 @@ from quark_core.backends.curves import (
     reduce_curves,
     sort_curve,
 )
-from quark_core.backends.forks import FORKED_KINDS, Beginning, find_beginnings
+from quark_core.backends.grids import Grid, GridBuilder, GridQuery
+from quark_core.backends.series import FORKED_KINDS, Beginning, find_beginnings
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import RECORD_TYPES, MetricRecord, parse_time
 from quark_core.records.checks import check_choice
 from quark_core.records.query import Query
-from quark_core.runs.reading import check_rows, read_own_rows
+from quark_core.runs.reading import check_rows, iterate, iterate_own, read_own_rows
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
@@ -436,3 +437,32 @@ def _take_new(rows: Columns, cursor: Mapping[str, int], kind: str) -> Columns | 
             return None
         is_new &= ~below
     return rows.take(is_new)
+
+
+def read_grid(reader: SupportsRead, run_id: str, query: GridQuery) -> Grid:
+    """A figure over rows and steps; without rows where the run has no such records.
+
+    A backend with `SupportsGrid` decodes only what the grid is of; any other is read part
+    by part.
+
+    Raises:
+        RunNotFoundError: An unknown run.
+        SessionStoreError: The store cannot be read.
+    """
+    if find_beginnings(reader, run_id, query.kind):
+        return _build_grid(iterate(reader, run_id, query.kind, query.query), query)
+    if isinstance(reader, SupportsGrid):
+        return reader.read_grid(run_id, query)
+    return read_grid_of_records(reader, run_id, query)
+
+
+def read_grid_of_records(reader: SupportsRead, run_id: str, query: GridQuery) -> Grid:
+    """The same by reading every record, whatever the backend says that it can do."""
+    return _build_grid(iterate_own(reader, run_id, query.kind, query.query), query)
+
+
+def _build_grid(parts: Iterable[Columns], query: GridQuery) -> Grid:
+    builder = GridBuilder(query)
+    for part in parts:
+        builder.add_columns(part)
+    return builder.make_grid()

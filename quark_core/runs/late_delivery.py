@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from quark_core.config import settings
 from quark_core.hosting.child_process import start_helpers_as_equals
-from quark_core.hosting.endpoint import lower_priority
+from quark_core.hosting.protocol import lower_priority
 from quark_core.system.process import importing
 
 if TYPE_CHECKING:

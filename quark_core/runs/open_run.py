@@ -7,26 +7,29 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from quark_core.backends.contract import SupportsRead
-from quark_core.backends.delivery_report import DeliveryReport
+from quark_core.backends.contract import DeliveryReport, SupportsRead
+from quark_core.backends.edits import STOP_SEEN, SupportsEdits
+from quark_core.backends.registry import default_registry
 from quark_core.config import settings
 from quark_core.delivery.segments import Origin
 from quark_core.delivery.stream import FlushLevel, RunStream, StandInStream
-from quark_core.errors import InvalidRunStateError, SessionStoreError
-from quark_core.records import ConfigSnapshot, EventRecord, LifecycleRecord, StreamRecord
+from quark_core.errors import InvalidRunStateError, SessionStoreError, StopRequested
+from quark_core.records import ConfigSnapshot, EventRecord, LifecycleRecord, RunStatus, StreamRecord
+from quark_core.records.base import now_us
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext, RunEnding, StopRequest
-from quark_core.records.times import now_us
-from quark_core.system.weak_sets import list_members
+from quark_core.system.process import list_members
 
 if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
-    from quark_core.ranks.claims import RunClaims
+    from quark_core.config.objective import Objective
+    from quark_core.ranks.launches import RunClaims
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
     from quark_core.runs.backend_choice import BackendChoice
@@ -674,3 +677,150 @@ open_runs = OpenRuns()
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=open_runs.become_child)
+
+
+T = TypeVar("T")
+
+
+class RunExtension:
+    """State of a feature in a run that is open in this process, kept in `session.extensions`.
+
+    Override the methods that the feature needs. A method that raises is logged and passed over.
+
+    Attributes:
+        is_announced: Whether the run's start is announced on the console.
+    """
+
+    is_announced = True
+
+    def describe_start(self) -> Mapping[str, Any]:
+        """JSON values to add to the record of the run's start."""
+        return {}
+
+    def describe_heartbeat(self) -> Mapping[str, Any]:
+        """JSON values to add to the next heartbeat, which comes every 10 s."""
+        return {}
+
+    def settle(self) -> None:
+        """Log what must come before the run's end; every writer has finished."""
+
+    def describe_end(self, run: OpenRun, status: RunStatus) -> Mapping[str, Any]:  # noqa: ARG002
+        """JSON values to add to the record of the run's end."""
+        return {}
+
+    def summarize(self) -> str | None:
+        """The result in one line, in place of the run's name and status at its end."""
+        return None
+
+    def list_faults(self) -> Iterable[str]:
+        """What is known to be wrong, for the last line about the run on the console."""
+        return ()
+
+    def catches(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Whether an error that leaves a `with` block of the session ends there, as completed."""
+        return False
+
+
+@dataclass(slots=True, kw_only=True)
+class RunDraft:
+    """A run that is about to be started or resumed; a plugin may change it.
+
+    Attributes:
+        storage_dir: Where the run is stored, as the program asked for it, or None.
+        config: The configuration; None where a run is resumed, which keeps its own.
+        objective: What the run is judged by, or None. A resumed run keeps its own.
+        tags, groups: Tags and paths of groups. A resumed run keeps its own.
+        launch_key: Tells the ranks of a launch that this is another run than one with another key.
+        extensions: Where `session.extensions` begins.
+    """
+
+    storage_dir: str | Path | None
+    config: ConfigSnapshot | None = None
+    objective: Objective | None = None
+    tags: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    launch_key: str = ""
+    extensions: dict[type, object] = field(default_factory=dict)
+
+    def complete(self) -> RunDraft:
+        """Let plugins change it.
+
+        Raises:
+            QuarkError: A plugin refuses the run.
+        """
+        default_registry().ask("quark_run_starting", draft=self)
+        return self
+
+
+def ask_extensions(
+    extensions: Mapping[type, object], question: Callable[[RunExtension], T]
+) -> list[T]:
+    """What each extension of a run answers; one that raises is logged and passed over."""
+    answers = []
+    for each in list(extensions.values()):
+        if isinstance(each, RunExtension):
+            try:
+                answers.append(question(each))
+            except Exception:  # noqa: BLE001 - a feature must not end a run
+                _log.exception("%s failed in a run", type(each).__name__)
+    return answers
+
+
+class StopLookout:
+    """Asks the store of an open run, at each of its heartbeats, whether it shall stop.
+
+    The training thread has no part in it: it reads an attribute. The store may be slow or out of
+    reach: it is asked on a thread of its own, one at a time.
+
+    Args:
+        run: The run.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> None:
+        """Ask, unless the answer is known or being waited for; returns at once."""
+        run = self._run
+        reader: object = run.reader
+        if run.stop_request is not None or run.is_over or not isinstance(reader, SupportsEdits):
+            return
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._thread = threading.Thread(
+            target=self._ask, args=(reader,), name="quark-stop", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None  # none to spare; the next heartbeat tries again
+
+    def _ask(self, reader: SupportsEdits) -> None:
+        run_id = self._run.context.run_id
+        try:
+            request = None if run_id is None else reader.find_stop(run_id)
+        except Exception as error:  # noqa: BLE001 - the next heartbeat asks again
+            _log.debug("run %s: nobody can say whether it shall stop: %s", run_id, error)
+            return
+        if request is not None:
+            self._note(request)
+
+    def _note(self, request: StopRequest) -> None:
+        run = self._run
+        if run.is_over:
+            return
+        _log.warning("run %s: %s", run.context.run_id, request.describe())
+        run.emit_lifecycle("stop_seen", {"id": request.id})
+        payload = {
+            "message": f"the training knows that {request.describe()}",
+            "by": request.by,
+            "reason": request.reason,
+            "request": request.id,
+        }
+        run.emit_event(STOP_SEEN, "info", status="running", payload=JsonObject(payload))
+        # Said first: the training may end the run as soon as it knows.
+        run.stop_request = request
+        if run.raises_on_stop:
+            text = f"{request.describe()} (this call was not accepted, the next one is)"
+            run.halt(StopRequested(text, request))

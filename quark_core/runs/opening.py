@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -15,19 +15,18 @@ from quark_core.backends.contract import StoredRun
 from quark_core.backends.run_summary import RunSummary
 from quark_core.config import settings
 from quark_core.config.arguments import (
-    check_label,
-    check_notes,
-    check_run_id,
-    check_tags,
-    resolve_storage_dir,
-    working_directory,
-)
-from quark_core.config.belonging import (
     VERSION_FIELD,
     IfDone,
     check_fields,
     check_groups,
     check_if_done,
+    check_label,
+    check_notes,
+    check_run_id,
+    check_tags,
+    describe_argument,
+    resolve_storage_dir,
+    working_directory,
 )
 from quark_core.config.objective import Objective, ObjectiveMode, choose_objective, keep_objective
 from quark_core.delivery.segments import Origin
@@ -39,38 +38,156 @@ from quark_core.errors import (
     SchemaValidationError,
     StoreUnavailableError,
 )
-from quark_core.ranks.choice import RankChoice, choose_ranks, parse_ranks
-from quark_core.ranks.launches import RankInfo, detect_rank
+from quark_core.ranks.launches import RankChoice, RankInfo, choose_ranks, detect_rank, parse_ranks
 from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_time
+from quark_core.records.base import now_us
 from quark_core.records.json_object import JsonObject
+from quark_core.records.query import check_step
 from quark_core.records.runs import RunContext
-from quark_core.records.schema import TERMINAL_STATUSES
-from quark_core.records.times import now_us
-from quark_core.runs import backend_choice, rank_parts, recovery
-from quark_core.runs.announcement import announce, announce_rank
-from quark_core.runs.checkpoints import Checkpoint, read_state
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION, TERMINAL_STATUSES
+from quark_core.runs import backend_choice, rank_roles, recovery
+from quark_core.runs.attempts import (
+    HAND_OVER_S,
+    announce,
+    announce_rank,
+    continue_run,
+    open_part,
+    open_run_stream,
+    reach_run,
+)
 from quark_core.runs.config_reading import read_config
 from quark_core.runs.environment import GitState, read_git_state
-from quark_core.runs.extensions import RunDraft
-from quark_core.runs.foreign_runs import open_foreign_store
-from quark_core.runs.fork_points import ForkPoint, check_fork_from
-from quark_core.runs.known_runs import KnownRun, find_known_run, find_parent
-from quark_core.runs.open_run import OpenRun, open_runs
-from quark_core.runs.primary_reach import ATTACHING, JOINING, PrimaryReach, choose_policy
-from quark_core.runs.rank_parts import RankPart
-from quark_core.runs.resumed_runs import continue_run, reach_run
+from quark_core.runs.open_run import OpenRun, RunDraft, open_runs
+from quark_core.runs.primary_store import (
+    ATTACHING,
+    JOINING,
+    KnownRun,
+    PrimaryReach,
+    choose_policy,
+    find_known_run,
+    find_parent,
+)
+from quark_core.runs.rank_roles import RankPart
 from quark_core.runs.run_reader import (
     RunReader,
     describe_context,
     find_session_run,
+    open_foreign_store,
     open_run_reader,
 )
-from quark_core.runs.streams import HAND_OVER_S, open_part, open_run_stream
 
 if TYPE_CHECKING:
-    from quark_core.runs.earlier_runs import EarlierRuns
+    from quark_core.runs.primary_store import EarlierRuns
 
 _log = logging.getLogger("quark")
+
+_FORM = (
+    "fork_from must be a pair (run_id, step): a run, and the last step of it that is kept, "
+    "such as (run.run_id, 1000)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """The run that a fork leaves, and where.
+
+    Attributes:
+        run_id: Its id, or the beginning of it.
+        step: The last step that the fork has of it.
+    """
+
+    run_id: str
+    step: int
+
+    def flush(self) -> None:
+        """Bring what this process has logged of that run to the store, where it has it open."""
+        run = open_runs.find(self.run_id)
+        if run is None or run.forked:
+            return
+        try:
+            run.stream.flush(settings.persistence_timeout_s(), sync=False)
+        except QuarkError as error:
+            _log.warning("fork_from: not all of run %s is in its store yet: %s", self.run_id, error)
+
+
+def check_fork_from(fork_from: object, parent_run_id: str | None) -> ForkPoint | None:
+    """Return where a run is forked, or None where it is none.
+
+    Args:
+        fork_from: What was given: a run (its id, a session or a RunContext) and a step.
+        parent_run_id: What was given as the run's parent, checked.
+
+    Raises:
+        SchemaValidationError: Not such a pair, or the parent is another run.
+    """
+    if fork_from is None:
+        return None
+    if isinstance(fork_from, str) and "?_step=" in fork_from:
+        left, _, at = fork_from.partition("?_step=")
+        raise SchemaValidationError(f"{_FORM}; {fork_from!r:.80} is ({left!r:.80}, {at:.20}) here")
+    if not isinstance(fork_from, (tuple, list)) or len(fork_from) != 2:
+        raise SchemaValidationError(f"{_FORM}, got {describe_argument(fork_from)}")
+    run, given = fork_from
+    run_id = run if isinstance(run, str) else getattr(run, "run_id", None)
+    if not isinstance(run_id, str):
+        raise SchemaValidationError(
+            f"{_FORM}; its run must be an id, a session or a RunContext, not a "
+            f"{type(run).__name__}" + (" without an id" if hasattr(run, "run_id") else "")
+        )
+    check_run_id(run_id, "fork_from[0]")
+    step = check_step(given, "fork_from[1]")
+    if step is None:
+        raise SchemaValidationError(f"{_FORM}; its step must not be None")
+    if parent_run_id is None or run_id.startswith(parent_run_id):
+        return ForkPoint(run_id, step)
+    if parent_run_id.startswith(run_id):
+        return ForkPoint(parent_run_id, step)
+    raise SchemaValidationError(
+        f"parent_run_id ({parent_run_id}) and fork_from ({run_id}) name two runs: the run that is "
+        "forked is the parent, so leave parent_run_id out"
+    )
+
+
+class Checkpoint(NamedTuple):
+    """What a state says.
+
+    Attributes:
+        run_id: The run.
+        next_step: The step after the last one that the checkpoint has seen, or None.
+    """
+
+    run_id: str
+    next_step: int | None
+
+
+def make_state(context: RunContext, step: int | None) -> dict[str, Any]:
+    """Plain values that name a run and the last step that a checkpoint has seen.
+
+    Raises:
+        SchemaValidationError: `step` is no non-negative integer.
+    """
+    return {
+        "run_id": context.run_id,
+        "attempt": context.run.attempt,
+        "step": check_step(step, "step"),
+        "schema_version": CURRENT_SCHEMA_VERSION,
+    }
+
+
+def read_state(state: object) -> Checkpoint | None:
+    """What a state says; None for None.
+
+    Raises:
+        SchemaValidationError: It is not what `state_dict` gave.
+    """
+    if state is None:
+        return None
+    if not isinstance(state, Mapping) or state.get("run_id") is None:
+        raise SchemaValidationError("state must be what session.state_dict() gave")
+    step = check_step(state.get("step"), "state['step']")
+    run_id = check_run_id(state["run_id"], "state['run_id']")
+    return Checkpoint(run_id, None if step is None else step + 1)
+
 
 # What an attempt that was killed at its beginning has left, and its restart must know first.
 _ADOPT_S = 5.0
@@ -137,18 +254,18 @@ def start(
         launch_key=draft.launch_key,
         extensions=draft.extensions,
     )
-    given = rank_parts.find_given_run_id()
-    leads = rank_parts.is_leader(plan, rank)
+    given = rank_roles.find_given_run_id()
+    leads = rank_roles.is_leader(plan, rank)
     if leads and checkpoint is not None:
         return _go_on_from(start, checkpoint, began_s)
     policy = JOINING
     if leads:
-        policy = choose_policy(restarts=rank_parts.is_restarted(plan), strict=strict_mode)
+        policy = choose_policy(restarts=rank_roles.is_restarted(plan), strict=strict_mode)
     with PrimaryReach(plan, root, policy, began_s=began_s) as reach:
-        if wished is None or not leads or rank_parts.is_restarted(plan):
+        if wished is None or not leads or rank_roles.is_restarted(plan):
             return _begin(start, reach, given)
         # Who asks for nothing of the kind does not wait for the import.
-        from quark_core.runs.earlier_runs import hold_configuration
+        from quark_core.runs.primary_store import hold_configuration
 
         with hold_configuration(root, project, snapshot):
             return _begin_unless_done(start, wished, reach, given)
@@ -172,10 +289,10 @@ def _check_origins(
 def _begin(start: _Start, reach: PrimaryReach, given: str | None) -> OpenRun:
     """Begin the run, or this rank's part in it."""
     plan, rank, root = start.plan, start.rank, start.root
-    leads = rank_parts.is_leader(plan, rank)
+    leads = rank_roles.is_leader(plan, rank)
     part = _choose_part(plan, rank, root, start.launch_name, given, reach)
     if part.is_done and part.run_id is not None:
-        return _stand_by(start, rank_parts.find_stored(reach, part.run_id), part, reach)
+        return _stand_by(start, rank_roles.find_stored(reach, part.run_id), part, reach)
     if part.restarts and part.run_id is not None:
         taken_up = _take_up(start, part, part.run_id, reach)
         if isinstance(taken_up, OpenRun):
@@ -217,7 +334,7 @@ def _begin_unless_done(
         return _begin(start, reach, given)
     if found.done is not None:
         run_id = str(found.done.run.id)
-        part = rank_parts.lead_earlier(
+        part = rank_roles.lead_earlier(
             start.plan, start.root, start.launch_name, run_id, is_done=True
         )
         part.claim()
@@ -227,7 +344,7 @@ def _begin_unless_done(
 
 
 def _look_back(start: _Start, if_done: IfDone, reach: PrimaryReach) -> EarlierRuns | None:
-    from quark_core.runs.earlier_runs import look_back
+    from quark_core.runs.primary_store import look_back
 
     version = start.fields.get(VERSION_FIELD)
     return look_back(if_done, reach, start.project, start.snapshot, version)
@@ -236,7 +353,7 @@ def _look_back(start: _Start, if_done: IfDone, reach: PrimaryReach) -> EarlierRu
 def _go_on(start: _Start, stored: StoredRun, reach: PrimaryReach) -> OpenRun:
     """The next attempt of an earlier run that has not come to its end."""
     run_id = str(stored.run.id)
-    part = rank_parts.lead_earlier(start.plan, start.root, start.launch_name, run_id, is_done=False)
+    part = rank_roles.lead_earlier(start.plan, start.root, start.launch_name, run_id, is_done=False)
     return continue_run(
         stored, start.plan, reach, start.root, start.rank, start.ranks, part, start.snapshot,
         extensions=start.extensions,
@@ -252,7 +369,7 @@ def _go_on_from(start: _Start, checkpoint: Checkpoint, began_s: float) -> OpenRu
         InvalidRunStateError: It is completed, or alive.
     """
     plan, root = start.plan, start.root
-    part = rank_parts.lead_checkpoint(plan, root, start.launch_name, checkpoint.run_id)
+    part = rank_roles.lead_checkpoint(plan, root, start.launch_name, checkpoint.run_id)
     with reach_run(
         checkpoint.run_id, plan, root, start.rank,
         reopen=False, began_s=began_s, restarts=part.restarts,
@@ -299,7 +416,7 @@ def _stand_by(
 
 def _summarize(stored: StoredRun, reach: PrimaryReach) -> RunSummary:
     """An earlier run with its metrics, where the store can say them."""
-    from quark_core.runs.searching import summarize_run
+    from quark_core.runs.run_search import summarize_run
 
     primary = reach.primary
     try:
@@ -349,7 +466,7 @@ def _take_up(start: _Start, part: RankPart, run_id: str, reach: PrimaryReach) ->
     """The next attempt of a run that was restarted, or this rank's part in a new one."""
     stored = _find_restarted(reach, start.root, run_id)
     if stored is None:
-        part = rank_parts.number_offline(part, _find_known(reach, start.root, run_id))
+        part = rank_roles.number_offline(part, _find_known(reach, start.root, run_id))
         part.claim()
         return part
     try:
@@ -472,18 +589,18 @@ def _choose_part(
     reach: PrimaryReach,
 ) -> RankPart:
     """This rank's part in the run that it, or another rank of its launch, begins."""
-    if rank_parts.is_leader(plan, rank):
-        return rank_parts.lead(plan, rank, root, project, given, reach)
-    part = rank_parts.follow(plan, rank, root, project, given)
-    return rank_parts.settle_attempt(part, reach)
+    if rank_roles.is_leader(plan, rank):
+        return rank_roles.lead(plan, rank, root, project, given, reach)
+    part = rank_roles.follow(plan, rank, root, project, given)
+    return rank_roles.settle_attempt(part, reach)
 
 
 def _find_restarted(reach: PrimaryReach, root: Path, run_id: str) -> StoredRun | None:
     """A run that the launcher has restarted; None where its first attempt left nothing of it."""
-    stored = rank_parts.find_stored(reach, run_id)
+    stored = rank_roles.find_stored(reach, run_id)
     if stored is None and reach.outage is None:
         recovery.adopt_run(root, run_id, min(_ADOPT_S, reach.left_s / 2))
-        stored = rank_parts.find_stored(reach, run_id)
+        stored = rank_roles.find_stored(reach, run_id)
     return stored
 
 
@@ -565,7 +682,7 @@ def attach_run(context: RunContext) -> OpenRun:
         rank,
         ranks=None if context.ranks is None else parse_ranks(context.ranks, "context.ranks"),
     )
-    leads = rank_parts.is_leader(plan, rank)
+    leads = rank_roles.is_leader(plan, rank)
     if plan.primary is None or context.run_id is None:
         return OpenRun(context, RunStream(Origin(context.run_id)), None)
     root = context.storage_dir

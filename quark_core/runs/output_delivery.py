@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from quark_core.backends.contract import Backend
-from quark_core.delivery.attempt_starts import order_journals
-from quark_core.delivery.black_box_recovery import OpenLane
-from quark_core.delivery.generation_journal import split_generation
+from quark_core.delivery.crash_buffer_recovery import OpenLane
+from quark_core.delivery.delivery_state import lane_folder_name, read_lines
+from quark_core.delivery.journal import split_generation
 from quark_core.delivery.journal_folder import (
     JournalFolder,
     LaneEntry,
     Manifest,
     journal_directory,
 )
-from quark_core.delivery.lane_files import lane_folder_name, read_lines
-from quark_core.delivery.shared_lanes import SharedLanes
-from quark_core.delivery.sync import SyncLog, sync_folder
+from quark_core.delivery.sending import order_journals
+from quark_core.delivery.sync import SharedLanes, SyncLog, sync_folder
 from quark_core.errors import BackendUnavailable
 
 _log = logging.getLogger("quark")

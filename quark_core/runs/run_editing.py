@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,17 +11,107 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from quark_core.backends.edits import RunEdit, SupportsEdits, check_edit, check_reason
+from quark_core.backends.contract import Batch, SupportsRead, SupportsReplay
+from quark_core.backends.coordination import SupportsCoordination, refuse_coordination
+from quark_core.backends.edits import (
+    EDIT_WRITER,
+    RUN_EDITED,
+    RunEdit,
+    SupportsEdits,
+    check_edit,
+    check_reason,
+)
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
-from quark_core.config.arguments import check_label, check_run_id, check_tags, resolve_storage_dir
-from quark_core.config.belonging import check_field_names, check_fields, check_groups
+from quark_core.config.arguments import (
+    check_field_names,
+    check_fields,
+    check_groups,
+    check_label,
+    check_run_id,
+    check_tags,
+    resolve_storage_dir,
+)
+from quark_core.delivery.journal import journal_outputs
+from quark_core.delivery.journal_folder import journal_directory
 from quark_core.errors import SchemaValidationError, SessionStoreError, StoreUnauthorizedError
-from quark_core.records import RunRecord
+from quark_core.records import EventRecord, RunRecord
+from quark_core.records.query import Query
 from quark_core.records.runs import RunContext, StopRequest
-from quark_core.runs.backend_choice import choose_primary, open_primary, open_reader
-from quark_core.runs.mirrored_edits import mirror_newest_edit
+from quark_core.runs.backend_choice import (
+    choose_primary,
+    find_local_path,
+    open_lane,
+    open_primary,
+    open_reader,
+)
+from quark_core.runs.output_delivery import deliver_outputs, list_remembered_lanes
 from quark_core.runs.run_ids import find_run_id
+from quark_core.system.folders import describe_link, find_foreign_link
+
+_log = logging.getLogger("quark")
+_MAX_BATCHES = 16
+
+
+def mirror_newest_edit(
+    primary: object, run_id: str, storage_dir: Path, project: str, timeout_s: float
+) -> None:
+    """Journal the newest edit of a run for the mirrors that its processes have written to.
+
+    Of a run that is open, its own process delivers it. Of one that has ended, this waits as
+    long as it may, and what waits longer is delivered by `quark sync`. Never raises: the
+    primary has the edit.
+
+    Args:
+        primary: The run's store.
+        run_id: The run.
+        storage_dir: The storage root.
+        project: Name of the run's project.
+        timeout_s: How long to wait; with 0 it goes on behind the caller's back.
+    """
+    try:
+        run_path = find_local_path(primary, storage_dir, run_id)
+        lanes = tuple(
+            entry for entry in list_remembered_lanes(run_path, run_id) if not entry.primary
+        )
+        batches = _find_newest(primary, run_id) if lanes else []
+        if not batches:
+            return
+        link = find_foreign_link(run_path)
+        if link is not None:
+            raise SessionStoreError(describe_link(link))
+        directory = journal_directory(run_path, run_id)
+        journal_outputs(
+            directory, batches, lanes, project=project, storage_dir=storage_dir, run_path=run_path
+        )
+        reason = deliver_outputs(directory, open_lane, timeout_s)
+        if reason is not None and timeout_s > 0.0:
+            _log.warning(
+                "run %s: the edit is stored, but waits for the run's mirrors (%s); "
+                "deliver it with: quark sync %s",
+                run_id,
+                reason,
+                storage_dir,
+            )
+    except Exception as error:  # noqa: BLE001 - a mirror must not fail an edit
+        _log.warning(
+            "run %s: the edit does not reach the run's mirrors (%s); once that is mended: "
+            "quark mirror replay %s",
+            run_id,
+            error,
+            run_id,
+        )
+
+
+def _find_newest(primary: object, run_id: str) -> list[Batch]:
+    """The batches of the newest edit, as the store has them."""
+    if not isinstance(primary, SupportsRead) or not isinstance(primary, SupportsReplay):
+        return []
+    found = primary.read(run_id, EventRecord.KIND, Query(equals={"event_type": RUN_EDITED}))
+    writers = {str(writer) for writer in found["writer_id"].tolist()}
+    edits = [writer for writer in writers if writer.startswith(EDIT_WRITER)]
+    # Their ids begin with the moment.
+    return primary.read_batches(run_id, max(edits), 0, _MAX_BATCHES) if edits else []
 
 
 def edit_run(
@@ -178,3 +269,45 @@ def find_user() -> str:
     except (KeyError, ImportError, OSError):
         user = "unknown"  # a process without an entry in the system's list of users
     return check_label(f"{user}@{platform.node() or 'unknown'}"[:250], "user")
+
+
+def exchange_run_field(context: RunContext, field: str, expect: Any, value: Any) -> bool:
+    """Set a field of a run where it has a value; whether it had it.
+
+    Raises:
+        SchemaValidationError: A bad name or value, or a rank that does not know its run.
+        RunNotFoundError: The store has no such run, or has it in the trash.
+        SessionStoreError: The store cannot be written, or can compare nothing.
+    """
+    if context.run_id is None:
+        raise SchemaValidationError("run: this rank does not know the id of its run")
+    with _open(context.storage_dir) as store:
+        return store.compare_and_set(context.run_id, field, expect, value, by=find_user())
+
+
+def exchange_group_field(
+    root: Path, project: str, path: str, field: str, expect: Any, value: Any
+) -> bool:
+    """As `exchange_run_field`, of a group, or of the project where `path` is empty.
+
+    Raises:
+        SchemaValidationError: A bad name or value, or no such project.
+        SessionStoreError: The store cannot be written, or can compare nothing.
+    """
+    with _open(root) as store:
+        return store.compare_and_set_group(project, path, field, expect, value, by=find_user())
+
+
+@contextmanager
+def _open(root: Path) -> Iterator[SupportsCoordination]:
+    # Opened for reading first: a wrong root must leave no store.
+    open_reader(root, takes_over=False).close()
+    choice = choose_primary(default_registry())
+    primary = open_primary(choice, replace(choice.configure(root), removes=True))
+    try:
+        store: object = primary
+        if not isinstance(store, SupportsCoordination):
+            raise refuse_coordination(f"the store of {root} ({choice.definition.name})")
+        yield store
+    finally:
+        primary.close()

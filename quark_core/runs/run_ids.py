@@ -106,7 +106,7 @@ def find_labels(reader: SupportsRead, beginning: str, limit: int | None = None) 
     if isinstance(store, SupportsLabels):
         return store.list_labels(beginning, limit)
     if beginning and isinstance(reader, SupportsSearch):
-        from quark_core.records.expression import Contains, Field, RunSearch, SearchSource
+        from quark_core.records.query import Contains, Field, RunSearch, SearchSource
 
         text = f"'{beginning}' in run.id"
         search = RunSearch(

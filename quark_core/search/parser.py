@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records.expression import Expression, Field, OrderBy, Place
-from quark_core.search.resolution import point_at
+from quark_core.records import parse_time
+from quark_core.records.json_object import flatten_json
+from quark_core.records.query import (
+    And,
+    Comparison,
+    Contains,
+    Expression,
+    Field,
+    IsNull,
+    Membership,
+    Not,
+    Operator,
+    Or,
+    OrderBy,
+    Place,
+    Value,
+    find_fields,
+)
+from quark_core.records.sweeps import TRIAL_STATES, StoredTrial
+from quark_core.search.resolution import RunFieldType, point_at
 
 if TYPE_CHECKING:
     from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
+    from lark import Transformer_NonRecursive as lark_Transformer_NonRecursive
     from lark.visitors import Transformer_NonRecursive
 
 MAX_CHARACTERS = 20_000
@@ -47,7 +67,7 @@ def parse_where(text: str, argument: str = "where") -> Expression:
     Raises:
         SchemaValidationError: It is malformed; the message shows the place.
     """
-    from quark_core.search.building import ExpressionBuilder
+    from quark_core.search.expression_builder import ExpressionBuilder
 
     return parse_with(text, argument, ExpressionBuilder)
 
@@ -77,7 +97,7 @@ def parse_order(text: str, argument: str = "order_by") -> OrderBy:
     Raises:
         SchemaValidationError: It is malformed; the message shows the place.
     """
-    from quark_core.search.building import ExpressionBuilder
+    from quark_core.search.expression_builder import ExpressionBuilder
 
     place = Place(argument, _check_text(text, argument), 1)
     descending = False
@@ -105,7 +125,7 @@ def parse_column(text: str, argument: str = "columns") -> Field:
     Raises:
         SchemaValidationError: It is malformed; the message shows the place.
     """
-    from quark_core.search.building import ExpressionBuilder
+    from quark_core.search.expression_builder import ExpressionBuilder
 
     place = Place(argument, _check_text(text, argument), 1)
     found: Field = _parse(place, "field", ExpressionBuilder(place))
@@ -213,7 +233,7 @@ def _describe(terminals: set[str]) -> str:
 
 def _check_size(expression: Expression, place: Place) -> None:
     """Refuse what would be too much for a store: its depth, terms and names are bounded."""
-    from quark_core.records.expression import And, Not, Or
+    from quark_core.records.query import And, Not, Or
 
     terms = 0
     names = set()
@@ -237,3 +257,183 @@ def _check_size(expression: Expression, place: Place) -> None:
         raise point_at(place, f"this has {terms} comparisons and values; at most {MAX_TERMS}")
     if len(names) > MAX_NAMES:
         raise point_at(place, f"this asks for {len(names)} names; at most {MAX_NAMES}")
+
+
+# The language of `where` over the trials of a sweep: `param.lr < 0.01 and failures == 0`.
+#
+# A name is a parameter, unless it is one of `TRIAL_FIELDS`; `param.lr` says so, `origin.rung` is
+# what the search has noted of where a trial comes from, `trial.state` is a field.
+
+TRIAL_FIELDS: Mapping[str, RunFieldType] = {
+    "budget": "number",
+    "claimed": "time",
+    "failures": "number",
+    "lease": "time",
+    "losses": "number",
+    "number": "number",
+    "reason": "text",
+    "run": "text",
+    "rung": "number",
+    "settled": "time",
+    "state": "text",
+    "step": "number",
+    "token": "number",
+    "value": "number",
+    "worker": "text",
+}
+"""Name of a field of a trial -> what it holds."""
+
+_CHOICES = {"state": TRIAL_STATES}
+_MOST_COMPILED = 64
+
+
+def fits_trial(where: str, trial: StoredTrial) -> bool:
+    """Whether an expression is true of a trial.
+
+    Raises:
+        SchemaValidationError: It is malformed; the message shows the place.
+    """
+    return compile_trial_where(where)(trial)
+
+
+@lru_cache(maxsize=_MOST_COMPILED)
+def compile_trial_where(where: str) -> Callable[[StoredTrial], bool]:
+    """What says whether an expression is true of a trial; false where the trial lacks a name.
+
+    Args:
+        where: Such as `param.lr < 0.1 and state == 'suspended'`.
+
+    Raises:
+        SchemaValidationError: It is malformed; the message shows the place.
+    """
+    expression = parse_with(where, "where", _make_builder)
+    return lambda trial: _Trial(trial).fits(expression)
+
+
+def check_trial_where(where: str, parameters: Sequence[str]) -> None:
+    """Refuse an expression with a name that no trial of a sweep has, which none would fit.
+
+    Args:
+        where: The expression.
+        parameters: Names of the sweep's parameters.
+
+    Raises:
+        SchemaValidationError: It is malformed, or has such a name; the message shows the place.
+    """
+    for field in find_fields(parse_with(where, "where", _make_builder)):
+        if field.scope != "config" or field.place is None:
+            continue
+        if not any(field.name == name or field.name.startswith(f"{name}.") for name in parameters):
+            raise point_at(
+                field.place,
+                f"no trial has {field.name!r}; there are the parameters {', '.join(parameters)} "
+                f"and the fields {', '.join(TRIAL_FIELDS)}",
+            )
+
+
+def _make_builder(place: Place) -> lark_Transformer_NonRecursive[Token, Any]:
+    # Late: the parser is heavy, and few claims ask for anything.
+
+    from quark_core.search.expression_builder import ExpressionBuilder
+
+    class TrialBuilder(ExpressionBuilder):
+        """Knows the fields of trials in place of those of runs."""
+
+        FIELDS = TRIAL_FIELDS
+        CHOICES = _CHOICES
+
+        def call(self, children: list[Token]) -> Field:
+            """A function, which nothing of a trial has."""
+            raise point_at(
+                self._locate(children[0]), f"a trial has no {children[0]}(…); its figure is `value`"
+            )
+
+        def _find_field(self, token: Token, place: Place) -> Field:
+            text = str(token)
+            prefix, dot, rest = text.partition(".")
+            name = rest.replace("`", "")
+            if dot and prefix in ("param", "config"):
+                return Field("config", name, place=place)
+            if dot and prefix == "origin":
+                return Field("field", name, place=place)
+            if dot and prefix == "trial":
+                if name not in TRIAL_FIELDS:
+                    known = ", ".join(TRIAL_FIELDS)
+                    raise point_at(place, f"a trial has no field {name!r}; there is {known}")
+                return Field("run", name, place=place)
+            if text in TRIAL_FIELDS:
+                return Field("run", text, place=place)
+            return Field("config", text.replace("`", ""), place=place)
+
+    return TrialBuilder(place)
+
+
+class _Trial:
+    """The values of one trial."""
+
+    def __init__(self, trial: StoredTrial) -> None:
+        self._trial = trial
+
+    def fits(self, expression: Expression) -> bool:
+        """Whether an expression is true."""
+        match expression:
+            case And(operands):
+                return all(self.fits(operand) for operand in operands)
+            case Or(operands):
+                return any(self.fits(operand) for operand in operands)
+            case Not(operand):
+                return not self.fits(operand)
+            case IsNull(field):
+                return self._find(field) is None
+            case Comparison(field, sign, value):
+                return self._compare(field, sign, value)
+            case Membership(field, values):
+                return any(self._compare(field, "==", value) for value in values)
+            case Contains(field, part):
+                found = self._find(field)
+                return isinstance(found, str) and part in found
+            case _:
+                raise SchemaValidationError("where: a trial has neither tags nor groups")
+
+    def _find(self, field: Field) -> Any:
+        trial = self._trial
+        if field.scope == "config":
+            return _look_up(trial.parameters, field.name)
+        if field.scope == "field":
+            return _look_up(trial.origin, field.name)
+        match field.name:
+            case "budget" | "rung":
+                return trial.origin.get(field.name)
+            case "claimed" | "lease" | "settled":
+                return {
+                    "claimed": trial.claimed_at,
+                    "lease": trial.lease_until,
+                    "settled": trial.settled_at,
+                }[field.name]
+            case "run":
+                return trial.run_id
+            case "value":
+                value = trial.values[0] if trial.values else None
+                return value if value is not None and math.isfinite(value) else None
+            case "worker":
+                host = None if trial.worker is None else trial.worker.get("host")
+                return host.partition("|")[0] if isinstance(host, str) else None
+            case name:
+                return getattr(trial, name)
+
+    def _compare(self, field: Field, sign: Operator, value: Value) -> bool:
+        from quark_core.search.evaluation import compare_time, compare_values
+
+        found = self._find(field)
+        if found is None:
+            return False
+        if field.scope == "run" and TRIAL_FIELDS[field.name] == "time":
+            return compare_time(parse_time(found), sign, str(value))
+        return compare_values(found, sign, value)
+
+
+def _look_up(values: Mapping[str, Any], name: str) -> Any:
+    """A value by its name, or by a path through what is nested."""
+    if name in values or "." not in name:
+        return values.get(name)
+    return next((value for key, value in flatten_json(values) if key == name), None)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Literal, Protocol
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records.expression import (
+from quark_core.records.names import decode_name, encode_name
+from quark_core.records.query import (
     Field,
     Place,
     RunSearch,
@@ -20,7 +21,6 @@ from quark_core.records.expression import (
     find_fields,
     map_fields,
 )
-from quark_core.records.names import decode_name, encode_name
 
 _WIDTH = 100
 _CONTEXT = 60

@@ -3,62 +3,298 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, get_args
 
 import msgspec
 
-from quark_core.backends.delivery_report import DeliveryReport
+from quark_core.backends.contract import DeliveryReport
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
-from quark_core.config.arguments import check_tag
-from quark_core.config.belonging import IfDone
-from quark_core.config.habits import (
+from quark_core.config.arguments import IfDone, check_tag
+from quark_core.config.migration_hints import (
     explain_argument_errors,
     explain_attribute,
     explain_item,
     refuse_assignments,
 )
 from quark_core.config.objective import ObjectiveMode
+from quark_core.config.redaction import redact_text
 from quark_core.delivery.stream import FlushLevel
 from quark_core.errors import InvalidRunStateError, QuarkError, SchemaValidationError
 from quark_core.presentation import bundle, has_kernel, paint
 from quark_core.records import EventRecord, RunStatus, StreamRecord, format_time, parse_time
+from quark_core.records.base import now_us
 from quark_core.records.checks import check_choice
+from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.query import check_index
 from quark_core.records.runs import RunContext, StopRequest
 from quark_core.records.schema import TERMINAL_STATUSES
-from quark_core.records.times import now_us
-from quark_core.runs import opening, resumed_runs
-from quark_core.runs.checkpoints import make_state, read_state
-from quark_core.runs.environment_recorder import EnvironmentRecorder
-from quark_core.runs.extensions import ask_extensions
-from quark_core.runs.known_runs import note_run
-from quark_core.runs.open_run import OpenRun, open_runs
-from quark_core.sessions.belonging import Belonging
-from quark_core.sessions.config_reads import ConfigReads, note_reads
-from quark_core.sessions.end_causes import is_interruption
-from quark_core.sessions.ending import emit_end, log_error, watch_process
-from quark_core.sessions.feature_methods import find_method
-from quark_core.sessions.fingerprints import Fingerprints
-from quark_core.sessions.introduction import Introduction, find_page, tell_done
-from quark_core.sessions.notebook_cells import end_run_of_this_cell, note_cell
-from quark_core.sessions.observers import AUTOMATIC, CaptureChoice, Observers, choose_observers
-from quark_core.sessions.run_config import RunConfig
-from quark_core.sessions.signals import say_what_is_left
+from quark_core.runs import attempts, opening
+from quark_core.runs.environment import EnvironmentRecorder
+from quark_core.runs.open_run import OpenRun, ask_extensions, open_runs
+from quark_core.runs.opening import make_state, read_state
+from quark_core.runs.primary_store import note_run
+from quark_core.sessions.banner import Introduction, find_page, tell_done
+from quark_core.sessions.ending import (
+    emit_end,
+    end_run_of_this_cell,
+    is_interruption,
+    log_error,
+    note_cell,
+    say_what_is_left,
+    watch_process,
+)
+from quark_core.sessions.run_config import Belonging, ConfigReads, RunConfig, note_reads
 from quark_core.system.exit_status import read_exit_code
-from quark_core.writers.default_steps import StepScope
+from quark_core.writers.console import CaptureMode, ConsoleCapture
 from quark_core.writers.events import LogLines
+from quark_core.writers.metrics import StepScope
 from quark_core.writers.records import write_records
+from quark_core.writers.telemetry import SystemMetrics
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
-    from quark_core.writers.used_artifacts import UsedArtifact
+    from quark_core.writers.artifact_links import UsedArtifact
+
+# Method -> the function that does its work, once it was called.
+_found: dict[str, Callable[..., Any]] = {}
+
+
+def find_method(method: str, feature: str) -> Callable[..., Any]:
+    """The function that does the work of a session's method; it gets the session first.
+
+    Args:
+        method: The method, as a plugin declares it by `quark_register_session_methods`.
+        feature: The plugin of Quark that declares it, for the error.
+
+    Raises:
+        QuarkError: No plugin declares it.
+    """
+    known = _found.get(method)
+    if known is not None:
+        return known
+    for _, declared in default_registry().collect("quark_register_session_methods"):
+        place = declared.get(method) if isinstance(declared, Mapping) else None
+        if isinstance(place, str):
+            module, _, name = place.partition(":")
+            function: Callable[..., Any] = getattr(import_module(module), name)
+            _found[method] = function
+            return function
+    raise QuarkError(
+        f"{method}: the feature {feature!r} of Quark is not installed here, or its plugin was left "
+        "out with a warning; install quark-tracker again to have it"
+    )
+
+
+_FEATURE = "provenance"
+
+SampleIds = str | Callable[[Any], Any] | None
+
+
+class PendingFingerprint:
+    """A fingerprint that is being found out; what `fingerprint` and `fingerprint_data` return.
+
+    Attributes:
+        key: Its key.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._done = threading.Event()
+        self._record: FingerprintRecord | None = None
+        self._reason = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether it is found out, or never will be."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> FingerprintRecord | None:
+        """The record, once it is found out; None where there is none, which `reason` tells.
+
+        Args:
+            timeout_s: How long to wait; as long as it takes by default.
+
+        Raises:
+            TimeoutError: It is not found out yet; it goes on.
+        """
+        if not self._done.wait(timeout_s):
+            raise TimeoutError(f"fingerprint {self.key!r} is not found out within {timeout_s} s")
+        return self._record
+
+    @property
+    def reason(self) -> str:
+        """Why there is no record; empty as long as there may be one."""
+        return self._reason
+
+    def settle(self, record: FingerprintRecord | None, reason: str = "") -> None:
+        """It is found out, or never will be."""
+        self._record, self._reason = record, reason
+        self._done.set()
+
+    def __repr__(self) -> str:
+        state = self._record.digest if self._record else self._reason or "on its way"
+        return f"PendingFingerprint({self.key!r}, {state})"
+
+
+class Fingerprints:
+    """What data and outputs were, by digest: `quark why` tells from it what is the same."""
+
+    def fingerprint(
+        self,
+        key: str,
+        value: object,
+        *,
+        step: int | None = None,
+        level: Literal["sample", "full"] = "sample",
+    ) -> PendingFingerprint:
+        """Note what an output was: a digest, and a sketch that tells rounding from change.
+
+        The value is taken as it is now. Values of the CPU are hashed in the call: about 0.2 ms
+        for 1 MB, and no more for a larger array at level `sample`. Tensors on a device are
+        copied there, 256 MB at most, and hashed by a thread: nobody waits for the device.
+
+        Args:
+            key: Name, such as `predictions`.
+            value: An array, tensor, table, image, number, text, or containers of them. Parts of
+                another type count by their type alone, which the fingerprint says.
+            step: Step counter; by default what `session.step` has set, or None.
+            level: `full` looks at all of arrays above 1 MB, `sample` at 16 places of 64 kB.
+
+        Returns:
+            A PendingFingerprint; `.wait()` gives the record.
+
+        Raises:
+            SchemaValidationError: A bad key, step or level; never for what the value is.
+            InvalidRunStateError: The run has ended.
+            QuarkError: The feature provenance is not installed.
+        """
+        found: PendingFingerprint = find_method("fingerprint", _FEATURE)(
+            self, key, value, step, level
+        )
+        return found
+
+    def fingerprint_data(
+        self, key: str, source: object, *, level: Literal["sample", "full"] = "sample"
+    ) -> PendingFingerprint:
+        """Note what data a run has, beside training; returns at once.
+
+        Only the rank that leads the run does it. An array or table must not be changed until it
+        is done. Of a dataset with `len()` and `[index]`, 64 items are read in this call, 5 s at
+        most, and random states are put back.
+
+        Args:
+            key: Name, such as `train`.
+            source: The path of a file or folder, or a pattern; an array, tensor, table; a
+                dataset of Hugging Face (its own fingerprint), of torch or alike; a `.dvc` file or
+                Git LFS pointer (the hash in it).
+            level: `sample` reads 16 places of 64 kB of each file or array, `full` all of it.
+
+        Returns:
+            A PendingFingerprint; `.wait()` gives the record, or None where it failed.
+
+        Raises:
+            SchemaValidationError: A bad argument, or a stream: see `watch_data`.
+            InvalidRunStateError: The run has ended.
+            QuarkError: The feature provenance is not installed.
+        """
+        found: PendingFingerprint = find_method("fingerprint_data", _FEATURE)(
+            self, key, source, level
+        )
+        return found
+
+    def watch_data(self, loader: Any, name: str = "train", *, sample_ids: SampleIds = None) -> Any:
+        """The same loader, whose samples are noted as they come; see `quark.watch_data`."""
+        return find_method("watch_data", _FEATURE)(self, loader, name, sample_ids)
+
 
 _log = logging.getLogger("quark")
+
+AUTOMATIC: Literal["auto"] = "auto"
+
+CaptureChoice = Literal["auto", "sys", "fd"] | None
+
+_LEAST_INTERVAL_S = 0.1
+
+
+class Observers:
+    """The machine and the console of one run; whatever of them fails costs a warning.
+
+    Args:
+        interval_s: Seconds between readings of the machine; 0 for none.
+        capture: How the console is captured, if at all.
+    """
+
+    def __init__(self, interval_s: float, capture: CaptureMode | None) -> None:
+        self._interval_s = interval_s
+        self._capture = capture
+        self._parts: list[SystemMetrics | ConsoleCapture] = []
+
+    def start(self, run: OpenRun) -> None:
+        """Begin to record, where this process keeps records."""
+        if not run.stream.active or run.is_over or run.forked:
+            return
+        if self._capture is not None:
+            self._begin(ConsoleCapture(run, self._capture))
+        if self._interval_s > 0:
+            self._begin(SystemMetrics(run, self._interval_s))
+
+    def stop(self) -> None:
+        """Record what there is so far, and no more."""
+        while self._parts:
+            part = self._parts.pop()
+            try:
+                part.stop()
+            except Exception:  # noqa: BLE001 - the run must end all the same
+                _log.exception("%s could not finish", type(part).__name__)
+
+    def _begin(self, part: SystemMetrics | ConsoleCapture) -> None:
+        try:
+            part.start()
+        except Exception as error:  # noqa: BLE001 - training must begin all the same
+            _log.warning("%s is off: %s: %s", type(part).__name__, type(error).__name__, error)
+            return
+        self._parts.append(part)
+
+
+def choose_observers(system_metrics: object, capture: object) -> Observers:
+    """What a run's arguments and the environment ask for.
+
+    Raises:
+        SchemaValidationError: One of them is bad; the message names it.
+    """
+    return Observers(_choose_interval_s(system_metrics), _choose_mode(capture))
+
+
+def _choose_interval_s(given: object) -> float:
+    if given is None:
+        return settings.system_metrics_interval_s()
+    if given is True:
+        return settings.SYSTEM_METRICS_S
+    if given is False:
+        return 0.0
+    if not isinstance(given, (int, float)) or not math.isfinite(given) or given < 0:
+        raise SchemaValidationError(
+            f"system_metrics must be True, False or a number of seconds, got {given!r:.60}"
+        )
+    return max(_LEAST_INTERVAL_S, float(given)) if given else 0.0
+
+
+def _choose_mode(given: object) -> CaptureMode | None:
+    if given is None:
+        return None
+    mode = check_choice(given, "capture", (AUTOMATIC, "sys", "fd", "none"))
+    mode = settings.capture_mode() if mode == AUTOMATIC else mode
+    return None if mode == "none" else mode  # type: ignore[return-value]
+
+
 _JOURNAL_TIMEOUT_S = 1.0
 
 OnStop = Literal["flag", "raise"]
@@ -210,7 +446,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         check_choice(on_stop, "on_stop", get_args(OnStop))
         observers = choose_observers(system_metrics, capture)
         end_run_of_this_cell()
-        run = resumed_runs.resume(
+        run = attempts.resume(
             run_id=run_id,
             storage_dir=storage_dir,
             backends=backends,
@@ -413,7 +649,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             InvalidRunStateError: The run has ended.
             SessionStoreError: The store cannot be read.
         """
-        from quark_core.writers.used_artifacts import use_artifact
+        from quark_core.writers.artifact_links import use_artifact
 
         return use_artifact(self._run, name, project, step)
 
@@ -511,7 +747,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         """
         if not short:
             return find_method("report", "page")(self, config=config, logs=logs)
-        from quark_core.runs.short_report import read_short_report
+        from quark_core.runs.run_report import read_short_report
 
         self._run.flush()
         return read_short_report(*self._find_stored("report"))
@@ -667,3 +903,145 @@ def _find_first_step(state: object, run_id: object, from_step: int | None) -> in
             f"state is of run {checkpoint.run_id!r:.60}, not of run_id {run_id!r:.60}"
         )
     return checkpoint.next_step if from_step is None else from_step
+
+
+start_run = TrainingSession.start_run
+resume_run = TrainingSession.resume_run
+
+
+def open_run(
+    run_id: str, storage_dir: str | Path | None = None, *, backend: str | None = None
+) -> TrainingSession:
+    """Look at a run without touching it: no status change, no event.
+
+    Every reader and analyzer works on what is returned; whatever would write
+    raises InvalidRunStateError. A run that another tool keeps is opened by
+    `open_run("mlflow+http://127.0.0.1:5000", run_id)`, or with `backend=`.
+
+    Args:
+        run_id: The run, by its id or the beginning of that (4 characters at least); or name or
+            URI of a backend, with the run behind it.
+        storage_dir: The storage root, by default the working directory or the
+            nearest folder above it that has a store; or the run, behind a backend.
+        backend: Name or URI of a backend to read from in place of the primary
+            store, such as "csv:/data/mirror"; analyzers return their results
+            there and store nothing.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SchemaValidationError: The backend cannot be read back, is given twice,
+            or has no run behind it.
+        SessionStoreError: There is no store, or it cannot be read.
+    """
+    from quark_core.runs.run_reader import find_backend
+
+    first = find_backend(run_id, storage_dir)
+    if first is not None:
+        shown = redact_text(first)
+        if backend is not None:
+            raise SchemaValidationError(
+                f"backend is given twice: {shown!r} comes first, and backend= is "
+                f"{redact_text(str(backend))!r}; leave one of them out"
+            )
+        if not isinstance(storage_dir, str):
+            raise SchemaValidationError(
+                f"run_id must come behind the backend: open_run({shown!r}, run_id), "
+                f"got {storage_dir!r:.60}; a storage root goes with "
+                "open_run(run_id, storage_dir, backend=…)"
+            )
+        return TrainingSession(opening.open_for_reading(storage_dir, None, first))
+    if isinstance(storage_dir, str) and "://" in storage_dir:
+        shown = redact_text(storage_dir)
+        raise SchemaValidationError(
+            f"storage_dir must be a folder, and {shown!r} is a URI: "
+            f"open_run({shown!r}, run_id) reads from a backend"
+        )
+    return TrainingSession(opening.open_for_reading(run_id, storage_dir, backend))
+
+
+def end_run(session: TrainingSession | None = None, status: RunStatus = "completed") -> RunContext:
+    """End a session's run; without a session, that of the one opened last.
+
+    Raises:
+        InvalidRunStateError: No session is open, or this one has ended.
+    """
+    return _choose_session(session, "end_run").end_run(status)
+
+
+def add_tag(session: TrainingSession | str | None = None, tag: str | None = None) -> RunContext:
+    """Add a tag to a session's run: `add_tag(session, tag)`, or `add_tag(tag)` for the latest.
+
+    Raises:
+        SchemaValidationError: No tag, or a bad one.
+        InvalidRunStateError: No session is open, or this one has ended.
+    """
+    chosen, text = _split_target(session, tag, "tag")
+    return _choose_session(chosen, "add_tag").add_tag(text)
+
+
+def add_log(
+    session: TrainingSession | str | None = None, message: str | None = None, **arguments: Any
+) -> EventRecord:
+    """Write a log line: `add_log(session, message, …)`, or `add_log(message, …)` for the latest.
+
+    Takes the keywords of `TrainingSession.add_log`.
+
+    Raises:
+        SchemaValidationError: No message, or a bad argument.
+        InvalidRunStateError: No session is open, or this one has ended.
+    """
+    chosen, text = _split_target(session, message, "message")
+    return _choose_session(chosen, "add_log").add_log(text, **arguments)
+
+
+def watch_data(
+    loader: Any,
+    name: str = "train",
+    *,
+    sample_ids: SampleIds = None,
+    session: TrainingSession | None = None,
+) -> Any:
+    """The same loader, whose samples are noted as they come: which ones, and in which order.
+
+    What it yields is what the loader yields, and what the loader raises passes through; length
+    and attributes are the loader's. Each pass through it becomes one fingerprint of the run, also
+    one that was left early. Of each sample 4 kB, or 16 places of a larger one, are hashed, and
+    batches 0 to 3 and those at powers of two as a whole, where the loop takes them. Batches with
+    tensors on a device are only counted, since looking at them would wait for the device.
+
+    Args:
+        loader: A DataLoader, or anything to iterate over.
+        name: Key of the fingerprints.
+        sample_ids: A key of the batches, or a function of a batch, that gives one id for each
+            sample; then ids are digested in place of contents.
+        session: The run; by default that of the session opened last.
+
+    Raises:
+        SchemaValidationError: A bad argument.
+        InvalidRunStateError: No session is open.
+    """
+    return _choose_session(session, "watch_data").watch_data(loader, name, sample_ids=sample_ids)
+
+
+def _split_target(
+    session: TrainingSession | str | None, text: str | None, argument: str
+) -> tuple[TrainingSession | None, str]:
+    """Tell `f(session, text)` from `f(text)`."""
+    if text is None and not isinstance(session, TrainingSession):
+        session, text = None, session
+    if text is None:
+        raise SchemaValidationError(f"{argument} must be given")
+    return session, text  # type: ignore[return-value]
+
+
+def _choose_session(session: TrainingSession | None, call: str) -> TrainingSession:
+    if session is not None:
+        if not isinstance(session, TrainingSession):
+            raise SchemaValidationError(
+                f"session must be a TrainingSession, not {type(session).__name__}"
+            )
+        return session
+    sessions = [one for one in open_runs.sessions if isinstance(one, TrainingSession)]
+    if not sessions:
+        raise InvalidRunStateError(f"{call}: no session is open in this process")
+    return sessions[-1]

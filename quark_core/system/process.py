@@ -1,11 +1,4 @@
-"""Which process this is, whether another one is alive, and so whether its run is lost.
-
-Also keeps forks away from imports that threads of ours are at. A lock that
-Python holds for a module while one thread imports it is held for ever in a
-child that is forked meanwhile, so that the child's own import of the module
-never returns. Training forks (data loaders do), and our threads import late, so
-a fork waits for the import.
-"""
+"""This process and others: identity, life, forks, and kills for lack of memory."""
 
 from __future__ import annotations
 
@@ -13,15 +6,112 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from quark_core.records.runs import RunEnding
-from quark_core.system.memory_kills import MemoryKills, count_more_kills
+
+# How often the kernel has killed a process of this one's cgroup because memory ran out.
+#
+# To a process that is killed so it is a SIGKILL. The counter of its cgroup rises by one, and stays
+# as long as the cgroup does: whoever looks on the same machine later can compare.
+
+CGROUPS = Path("/sys/fs/cgroup")
+_COUNTER = "oom_kill"
+
+
+class MemoryKills(msgspec.Struct, frozen=True):
+    """A counter as it was at some moment.
+
+    Attributes:
+        path: The file that has it.
+        count: What it said.
+    """
+
+    path: str
+    count: int
+
+
+def find_memory_kills(places: Path = Path("/proc/self/cgroup")) -> MemoryKills | None:
+    """The counter of this process's cgroup, or None where there is none to see.
+
+    Args:
+        places: The file that says which cgroups the process is in.
+    """
+    for path in _list_files(places):
+        count = _read(path)
+        if count is not None:
+            return MemoryKills(str(path), count)
+    return None
+
+
+def count_more_kills(before: MemoryKills) -> int:
+    """By how much a counter has risen; 0 where its cgroup is gone, and nobody can say."""
+    path = Path(before.path)
+    # A run's records may be anybody's: no other file is opened for them.
+    if ".." in path.parts or not path.is_relative_to(CGROUPS):
+        return 0
+    count = _read(path)
+    return 0 if count is None else max(0, count - before.count)
+
+
+def renew_process(process: dict[str, Any], beat: Mapping[str, Any]) -> dict[str, Any]:
+    """Update the stored process of a run from a heartbeat.
+
+    Args:
+        process: The process, as the `start` of the run described it.
+        beat: The data of the heartbeat, with the newest count of kills for lack of memory.
+    """
+    try:
+        kills = msgspec.convert(beat["memory_kills"], MemoryKills)
+    except (KeyError, msgspec.ValidationError):
+        return process
+    return {**process, "memory_kills": msgspec.to_builtins(kills)}
+
+
+def _list_files(places: Path) -> Iterator[Path]:
+    """The files that may have it: of the cgroup, or as a container sees its own."""
+    try:
+        lines = places.read_text().splitlines()
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, place = rest.partition(":")
+        if number == "0" and not controllers:
+            mount, name = CGROUPS, "memory.events"
+        elif "memory" in controllers.split(","):
+            mount, name = CGROUPS / controllers, "memory.oom_control"
+        else:
+            continue
+        yield mount / place.lstrip("/") / name
+        yield mount / name
+
+
+def _read(path: Path) -> int | None:
+    try:
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == _COUNTER:
+                return int(value)
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+# Which process this is, whether another one is alive, and so whether its run is lost.
+#
+# Also keeps forks away from imports that threads of ours are at. A lock that
+# Python holds for a module while one thread imports it is held for ever in a
+# child that is forked meanwhile, so that the child's own import of the module
+# never returns. Training forks (data loaders do), and our threads import late, so
+# a fork waits for the import.
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
@@ -238,3 +328,19 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(
         before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
     )
+
+
+_Member = TypeVar("_Member")
+
+
+def list_members(members: weakref.WeakSet[_Member]) -> list[_Member]:
+    """The members of a set, while other threads may add and take out some; never raises for that.
+
+    Iterating over a WeakSet is Python code that may be interrupted after each member, and raises
+    RuntimeError where the set has changed meanwhile.
+    """
+    while True:
+        try:
+            return list(members)
+        except RuntimeError:
+            continue

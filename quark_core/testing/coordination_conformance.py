@@ -31,7 +31,7 @@ from quark_core.records.sweeps import (
     make_sweep_id,
 )
 from quark_core.system.process import ProcessIdentity, current_process
-from quark_core.testing.batches import ODD_TEXT, BatchMaker
+from quark_core.testing.fakes import ODD_TEXT, BatchMaker
 from quark_core.testing.kit import RUN_ID, BackendKit, Opener
 from quark_core.testing.trial_workers import begin_run, end_run, run_id_of, value_of, when_reached
 

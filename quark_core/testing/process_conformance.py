@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from quark_core.backends.checks import check_capabilities
 from quark_core.backends.contract import (
     Backend,
     BackendConfig,
@@ -30,11 +29,11 @@ from quark_core.backends.contract import (
     Batch,
     Capability,
 )
+from quark_core.backends.registry import check_capabilities
 from quark_core.errors import BackendUnavailable
 from quark_core.records.query import Query
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
-from quark_core.testing.kit import BackendKit, Observe, OldStore, Opener
-from quark_core.testing.time_limits import stretch_s
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
+from quark_core.testing.kit import BackendKit, Observe, OldStore, Opener, stretch_s
 
 _ROWS = 20
 _NEVER_REACHED = 20_000

@@ -29,14 +29,14 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import pytest
 
-from quark_core.backends.checks import check_capabilities
 from quark_core.backends.contract import BackendConfig, BackendDefinition, Batch
 from quark_core.backends.coordination import NewTrial
+from quark_core.backends.registry import check_capabilities
 from quark_core.errors import BackendUnavailable, RunNotFoundError, SessionStoreError
 from quark_core.records.sweeps import StoredTrial
 from quark_core.system.process import ProcessIdentity, current_process
-from quark_core.testing.batches import BatchMaker
-from quark_core.testing.time_limits import stretch_s
+from quark_core.testing.fakes import BatchMaker
+from quark_core.testing.kit import stretch_s
 
 _PATIENCE_S = 45.0
 _RETRY_S = 0.02

@@ -19,8 +19,8 @@ import pytest
 from quark_core.backends.contract import BackendConfig, BackendDefinition
 from quark_core.backends.coordination import AppendedEntries
 from quark_core.records import parse_time
-from quark_core.testing.batches import BatchMaker
 from quark_core.testing.coordination_conformance import SweepKit
+from quark_core.testing.fakes import BatchMaker
 from quark_core.testing.kit import RUN_ID, Opener
 from quark_core.testing.trial_workers import (
     Note,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Unpack, cast
 
 from quark_core.artifacts.payload_folder import CHUNK_BYTES
-from quark_core.artifacts.payloads import choose_format, decode_payload
+from quark_core.artifacts.payload_formats import choose_format, decode_payload
 from quark_core.backends.contract import SupportsArtifacts
 from quark_core.errors import (
     ArtifactDamagedError,
@@ -20,8 +20,7 @@ from quark_core.errors import (
     SessionStoreError,
 )
 from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import KEPT_SOURCES, encode_artifact_key, is_sha256
-from quark_core.records.names import MAX_NAME_LENGTH
+from quark_core.records.names import KEPT_SOURCES, MAX_NAME_LENGTH, encode_artifact_key, is_sha256
 from quark_core.records.query import Query, ReadBounds, check_index, spell_out
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import Literal
 from quark_core.config.redaction import REDACTED, cut_text
 from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.runs.open_run import OpenRun
-from quark_core.system.console.lines import Line
-from quark_core.system.console.taps import NAMES, console_taps
+from quark_core.system.console.streams import NAMES, Line, console_taps
 
 CaptureMode = Literal["sys", "fd"]
 

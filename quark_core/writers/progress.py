@@ -14,9 +14,9 @@ from quark_core.config import settings
 from quark_core.config.arguments import describe_argument
 from quark_core.errors import SchemaValidationError
 from quark_core.records import format_time
+from quark_core.records.base import now_us
 from quark_core.records.runs import RunProgress
-from quark_core.records.times import now_us
-from quark_core.runs.extensions import RunExtension
+from quark_core.runs.open_run import RunExtension
 
 if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun

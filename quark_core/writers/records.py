@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from quark_core.config import settings
-from quark_core.delivery.channel import ITEM_BYTES
-from quark_core.delivery.metric_rows import MetricKey
+from quark_core.delivery.channel import ITEM_BYTES, MetricKey
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import (
     RECORD_TYPES,
@@ -21,11 +20,10 @@ from quark_core.records import (
     Record,
     StreamRecord,
 )
-from quark_core.records.fields import column_types
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_text, decode_name, encode_name, split_name
 from quark_core.records.query import check_index
-from quark_core.records.schema import validate_record
+from quark_core.records.schema import column_types, validate_record
 from quark_core.runs.open_run import OpenRun
 
 SLICE_RECORDS = 10_000

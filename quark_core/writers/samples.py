@@ -7,14 +7,14 @@ from typing import Any, ClassVar, Unpack
 
 from quark_core.config.redaction import cut_text
 from quark_core.errors import SchemaValidationError
+from quark_core.records.base import check_timestamp, now_us
 from quark_core.records.json_object import JsonObject, encode_json, normalize_json
 from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import check_name
 from quark_core.records.query import ReadBounds, check_index, check_step, spell_out
-from quark_core.records.times import check_timestamp, now_us
 from quark_core.runs.sample_search import find_samples
 from quark_core.runs.step_counters import read_step
-from quark_core.writers.base import BufferedWriter
+from quark_core.writers.buffered_writer import BufferedWriter
 from quark_core.writers.scalars import to_float
 
 _TEXT_CHARACTERS = 16_384

@@ -16,9 +16,9 @@ from quark_core.api import TrainingSession
 from quark_torch.integrations.framework_run import (
     STOP_EVERY_STEPS,
     FrameworkRun,
+    NonFiniteCount,
     find_end_status,
 )
-from quark_torch.integrations.non_finite import NonFiniteCount
 
 _log = logging.getLogger("quark")
 _STATE = "quark_run.json"

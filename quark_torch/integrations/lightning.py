@@ -20,8 +20,7 @@ except ImportError:
     from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from quark_core.api import RunStatus, StopRequested, TrainingSession
-from quark_torch.integrations.framework_run import STOP_EVERY_STEPS, FrameworkRun
-from quark_torch.integrations.non_finite import NonFiniteCount
+from quark_torch.integrations.framework_run import STOP_EVERY_STEPS, FrameworkRun, NonFiniteCount
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from quark_core.api import OpenRun, SchemaValidationError, check_step, read_step
-from quark_torch.closing import do_each
+from quark_torch.failures import do_each
 from quark_torch.layer_filter import (
     SelectedModule,
     list_types,
@@ -21,8 +21,7 @@ from quark_torch.layer_filter import (
 )
 from quark_torch.layers.compiled_hooks import CompiledHooks
 from quark_torch.layers.config import HookEngineConfig
-from quark_torch.layers.evaluation_watch import EvaluationWatch
-from quark_torch.layers.probes import ProbedStep
+from quark_torch.layers.eager_hooks import EvaluationWatch, ProbedStep
 from quark_torch.layers.recording import (
     MAX_LISTED,
     GradientScale,
@@ -30,8 +29,7 @@ from quark_torch.layers.recording import (
     StepScale,
     read_gradient_scale,
 )
-from quark_torch.layers.site import Site
-from quark_torch.layers.traits import UnitRule, find_saturation, find_unit_rules
+from quark_torch.layers.watched_module import Site, UnitRule, find_saturation, find_unit_rules
 from quark_torch.parameters.listing import list_optimizers
 from quark_torch.parameters.optimizers import (
     OptimizerFinder,

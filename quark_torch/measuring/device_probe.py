@@ -18,18 +18,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quark_torch.measuring.device_rows import (
+from quark_torch.measuring.measures import (
     DeviceRing,
     Slot,
     make_rows,
+    measure,
     read_row,
     ring_of,
     wait_for_rings,
 )
-from quark_torch.measuring.kernel_reading import DenseRow, DenseRows
-from quark_torch.measuring.measures import measure
-from quark_torch.measuring.partials import TensorStatistics, Wanted, conclude, merge
-from quark_torch.measuring.tensor_forms import Form, open_form, without_repeats
+from quark_torch.measuring.tensor_reading import (
+    DenseRow,
+    DenseRows,
+    Form,
+    open_form,
+    without_repeats,
+)
+from quark_torch.measuring.tensor_statistics import TensorStatistics, Wanted, conclude, merge
 
 Work = Callable[[], None]
 

@@ -19,15 +19,13 @@ from quark_core.api import (
     SessionStoreError,
     check_step,
     normalize_object,
+    parse_ranks,
     read_step,
     resolve_target,
 )
-from quark_torch.closing import do_each
-from quark_torch.layer_filter import name_modules
-from quark_torch.module_modes import is_left_in_evaluation
-from quark_torch.notices import InstrumentationNotices
+from quark_torch.failures import InstrumentationNotices, do_each
+from quark_torch.layer_filter import is_left_in_evaluation, name_modules
 from quark_torch.parameters.config import ParameterDiagnosticsConfig
-from quark_torch.parameters.gradients import GradientScale, MicroBatches
 from quark_torch.parameters.listing import (
     ListedParameter,
     ParameterList,
@@ -38,18 +36,67 @@ from quark_torch.parameters.listing import (
 from quark_torch.parameters.measuring import (
     EarlyGradient,
     EarlyUpdate,
+    GradientScale,
+    MicroBatches,
     MissingUpdates,
     ParameterReading,
     measure_early_updates,
     measure_gradients,
     read_parameters,
 )
-from quark_torch.parameters.optimizer_pace import OptimizerPace
 from quark_torch.parameters.optimizer_steps import OptimizerSteps
-from quark_torch.parameters.optimizers import OptimizerFinder, describe_foreign, list_foreign
-from quark_torch.parameters.reading import ParameterReadback
-from quark_torch.parameters.recording import DistributionWriter, SummaryWriter, merge_metadata
-from quark_torch.parameters.replica_digest import digest_tensors, has_replicas
+from quark_torch.parameters.optimizers import (
+    OptimizerFinder,
+    OptimizerPace,
+    describe_foreign,
+    list_foreign,
+)
+from quark_torch.parameters.recording import (
+    DistributionWriter,
+    ParameterReadback,
+    SummaryWriter,
+    merge_metadata,
+)
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def has_replicas(run: OpenRun) -> bool:
+    """Whether other ranks of a launch write to the run as well."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return False
+    ranks = run.context.ranks
+    if ranks is None or torch.distributed.get_world_size() < 2:
+        return False
+    return not parse_ranks(ranks, "ranks").is_one
+
+
+def digest_tensors(tensors: Sequence[torch.Tensor]) -> list[str | None]:
+    """A digest of each, the same for the same bits in whatever order they are added up.
+
+    Called without gradients; each device is waited for once. None for what
+    has no bits to be read.
+    """
+    sums: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    for place, tensor in enumerate(tensors):
+        total = _add_up(tensor)
+        if total is not None:
+            sums.setdefault(tensor.device, []).append((place, total))
+    out: list[str | None] = [None] * len(tensors)
+    for found in sums.values():
+        totals = torch.stack([total for _, total in found]).tolist()
+        for (place, _), total in zip(found, totals, strict=True):
+            out[place] = f"{total % 2**64:016x}"
+    return out
+
+
+def _add_up(tensor: torch.Tensor) -> torch.Tensor | None:
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        return None
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor.detach()
+    # Adding whole numbers wraps around and knows no rounding.
+    return plain.view(_WORDS[plain.element_size()]).sum(dtype=torch.int64)
+
 
 Snapshot = tuple[tuple[ParameterSummaryRecord, ...], tuple[ParameterDistributionRecord, ...]]
 

@@ -99,12 +99,12 @@ def lint(folder):
             "import quark_core.sessions.session",
             "The rooms of the core",
         ),
-        ("quark_core/writers/base.py", "import quark.analysis.rules", "The face above"),
+        ("quark_core/writers/buffered_writer.py", "import quark.analysis.rules", "The face above"),
         ("quark_core/errors.py", "import quark_core.records.base", "The rooms of the core"),
         ("quark/provenance/traces.py", "import quark.sweeps.trial", "The features lie on floors"),
         ("quark/analysis/rules/base.py", "import quark_torch", "The features and the page"),
         (
-            "quark_core/runs/announcement.py",
+            "quark_core/runs/attempts.py",
             "import quark.provenance.traces",
             "The face above",
         ),
@@ -114,7 +114,7 @@ def lint(folder):
             "The rooms of the core",
         ),
         (
-            "quark_core/delivery/lane.py",
+            "quark_core/delivery/delivery_worker.py",
             "import quark_core.runs.open_run",
             "The rooms of the core",
         ),

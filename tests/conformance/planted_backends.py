@@ -13,7 +13,7 @@ import time
 import xxhash
 
 from quark_core.backends.contract import BackendDefinition, Capability
-from quark_core.backends.kept_batches import describe_run, dump_batch, restore_batch, select_rows
+from quark_core.backends.stored_batches import describe_run, dump_batch, restore_batch, select_rows
 from quark_core.errors import (
     BackendRejected,
     BackendUnavailable,

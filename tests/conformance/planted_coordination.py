@@ -25,7 +25,7 @@ from quark_core.backends.coordination import (
     unknown_trial,
 )
 from quark_core.backends.edits import RunEdit, make_edit
-from quark_core.backends.kept_batches import describe_run, dump_batch, restore_batch, select_rows
+from quark_core.backends.stored_batches import describe_run, dump_batch, restore_batch, select_rows
 from quark_core.errors import (
     BackendRejected,
     BackendUnavailable,
@@ -45,7 +45,7 @@ from quark_core.records.sweeps import (
     make_sweep_id,
     read_trial_result,
 )
-from quark_core.search.trials import compile_trial_where
+from quark_core.search.parser import compile_trial_where
 from quark_core.system.process import ProcessIdentity, current_process, is_alive
 
 WEAK = {}

@@ -11,11 +11,14 @@ import test_embedded
 from quark_backends.embedded.plugin import quark_register_backends
 from quark_core.backends.contract import Capability
 from quark_core.hosting.hosted_backend import open_hosted
-from quark_core.testing.following_conformance import FollowingConformance
+from quark_core.testing.conformance import OnceConformance
 from quark_core.testing.process_conformance import ProcessConformance
-from quark_core.testing.reading_conformance import ArtifactConformance, ReadingConformance
+from quark_core.testing.reading_conformance import (
+    ArtifactConformance,
+    FollowingConformance,
+    ReadingConformance,
+)
 from quark_core.testing.store_conformance import PrimaryConformance, StoreConformance
-from quark_core.testing.writing_conformance import OnceConformance
 
 THEIRS = replace(quark_register_backends()[0], name="theirs", own_process=True)
 

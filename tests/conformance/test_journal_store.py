@@ -5,13 +5,13 @@ import pytest
 from journaled_store import define
 
 from quark_core.backends.contract import BackendConfig
-from quark_core.delivery.attempt_starts import order_journals
 from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.journal_folder import find_folders
+from quark_core.delivery.sending import order_journals
 from quark_core.errors import RunNotFoundError
 from quark_core.records.query import Query
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
 from quark_core.testing.conformance import BackendConformance
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 PLAYED = "the journal takes what its process gives it; what is wrong is left out when it is read"
 

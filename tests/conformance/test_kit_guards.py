@@ -11,9 +11,8 @@ from planted_backends import define
 from quark_core.backends.contract import BackendConfig, BackendDefinition
 from quark_core.errors import SchemaValidationError
 from quark_core.testing.conformance import BackendConformance
-from quark_core.testing.kit import bound_time
+from quark_core.testing.kit import bound_time, stretch_s
 from quark_core.testing.process_conformance import WritingProcess
-from quark_core.testing.time_limits import stretch_s
 
 
 def make(**members):

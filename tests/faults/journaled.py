@@ -8,11 +8,11 @@ import time
 
 import quark
 from quark_core.delivery.batch_log import BatchLog
-from quark_core.delivery.files import Files
+from quark_core.delivery.delivery_state import Files
+from quark_core.delivery.delivery_worker import Lane, RetryPolicy
 from quark_core.delivery.journal import Journal, JournalReader
-from quark_core.delivery.lane import Lane, RetryPolicy
-from quark_core.delivery.quarantine import Quarantine
 from quark_core.delivery.segments import Origin
+from quark_core.delivery.sending import Quarantine
 from quark_core.delivery.stream import RunStream
 from quark_core.records import EventRecord, MetricRecord
 

@@ -17,12 +17,12 @@ from journaled import (
 )
 
 import quark
-from quark_core.delivery.files import Files
-from quark_core.delivery.metric_rows import MetricKey
+from quark_core.delivery.channel import MetricKey
+from quark_core.delivery.delivery_state import Files
 from quark_core.errors import SessionStoreError
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import Query
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 CAPACITY = 256 * 1024  # 1,024 items of a channel
 

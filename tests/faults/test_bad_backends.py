@@ -9,7 +9,7 @@ from journaled import wait_until
 import quark
 from quark_core.backends.registry import default_registry
 from quark_core.errors import BackendUnavailable
-from quark_core.testing.faults import ScriptedBackend, define_scripted
+from quark_core.testing.fakes import ScriptedBackend, define_scripted
 
 
 @pytest.fixture

@@ -17,16 +17,15 @@ import pytest
 from journaled import wait_until
 
 import quark
-from quark_core.delivery import black_box
-from quark_core.delivery.accounts import StreamAccounts
-from quark_core.delivery.black_box import BlackBox, open_black_box
-from quark_core.delivery.black_box_contents import (
+from quark_core.delivery import crash_buffer
+from quark_core.delivery.channel import MetricKey
+from quark_core.delivery.crash_buffer import BlackBox, StreamAccounts, open_black_box
+from quark_core.delivery.crash_buffer_recovery import (
     find_entry_span,
     iterate_entries,
     read_black_box,
     restore_records,
 )
-from quark_core.delivery.metric_rows import MetricKey
 from quark_core.delivery.segments import Origin
 from quark_core.records import EventRecord, LifecycleRecord, MetricRecord
 from quark_core.records.json_object import JsonObject
@@ -60,7 +59,7 @@ def make_box(tmp_path):
     made = []
 
     def make(capacity_bytes=1 << 20, segment_bytes=4096):
-        path = black_box.find_box_path(f"test-{os.getpid()}", f"{len(made)}")
+        path = crash_buffer.find_box_path(f"test-{os.getpid()}", f"{len(made)}")
         box = BlackBox(path, ORIGIN, capacity_bytes=capacity_bytes, segment_bytes=segment_bytes)
         made.append(box)
         return box
@@ -191,7 +190,7 @@ def test_half_of_the_shared_memory_is_left_to_others(make_box, monkeypatch):
     class Scarce:
         f_blocks, f_frsize, f_bavail = room.f_blocks, room.f_frsize, room.f_blocks // 2
 
-    monkeypatch.setattr(black_box.os, "statvfs", lambda path: Scarce)
+    monkeypatch.setattr(crash_buffer.os, "statvfs", lambda path: Scarce)
     append = box.wrap_append(lambda item: None)
     for sequence in range(1_000):
         append(metric(sequence))
@@ -277,8 +276,8 @@ def test_a_kill_while_the_accounts_are_saved_leaves_those_before(make_box, tmp_p
         accounts.add("metric", [(number * 10, number * 10 + 5)])
         box.save_accounts(accounts)
     data = bytearray((box.path / "head").read_bytes())
-    newest = black_box.ACCOUNTS_AT[3 % 2]
-    data[newest + black_box.ACCOUNTS_HEAD.size + 2] ^= 0xFF
+    newest = crash_buffer.ACCOUNTS_AT[3 % 2]
+    data[newest + crash_buffer.ACCOUNTS_HEAD.size + 2] ^= 0xFF
     (tmp_path / "head").write_bytes(data)
     assert read_black_box(box.path).accounts.next_number == 3
     torn = read_black_box(tmp_path).accounts
@@ -300,7 +299,7 @@ def test_a_ring_of_version_0_1_is_read():
 
 
 def test_without_shared_memory_or_when_told_so_there_is_none(monkeypatch, tmp_path):
-    monkeypatch.setattr(black_box, "SHARED_MEMORY", tmp_path / "absent")
+    monkeypatch.setattr(crash_buffer, "SHARED_MEMORY", tmp_path / "absent")
     assert open_black_box(ORIGIN, 1 << 20) is None
     monkeypatch.undo()
     monkeypatch.setenv("QUARK_BLACK_BOX", "0")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import quark
-from quark_core.delivery import black_box_recovery
-from quark_core.delivery.black_box import SHARED_MEMORY
-from quark_core.delivery.black_box_recovery import sweep_black_boxes
+from quark_core.delivery import crash_buffer_recovery
+from quark_core.delivery.crash_buffer import SHARED_MEMORY
+from quark_core.delivery.crash_buffer_recovery import sweep_black_boxes
 from quark_core.runs import recovery
 from quark_core.system.folders import is_surely_gone, note_place
 from quark_core.system.process import current_process
@@ -274,11 +274,11 @@ def nameless(request, tmp_path):
 def test_a_box_that_says_little_stays_for_a_month(nameless, monkeypatch):
     assert nameless not in sweep_black_boxes()
     # In a month, the boxes of others on this machine would be of no use either.
-    monkeypatch.setattr(black_box_recovery, "_find_boxes", lambda: iter([nameless]))
+    monkeypatch.setattr(crash_buffer_recovery, "_find_boxes", lambda: iter([nameless]))
     now = time.time()
-    monkeypatch.setattr(black_box_recovery.time, "time", lambda: now + 29 * 86400)
+    monkeypatch.setattr(crash_buffer_recovery.time, "time", lambda: now + 29 * 86400)
     assert nameless not in sweep_black_boxes()
-    monkeypatch.setattr(black_box_recovery.time, "time", lambda: now + 31 * 86400)
+    monkeypatch.setattr(crash_buffer_recovery.time, "time", lambda: now + 31 * 86400)
     file = next(nameless.glob("*.records")) if nameless.is_dir() else nameless
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
         assert nameless not in sweep_black_boxes()

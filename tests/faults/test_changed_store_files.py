@@ -534,7 +534,7 @@ SPOILED = """
 import msgspec
 from quark_core.delivery import framer
 from quark_core.records.codec import Column, decode_body
-from quark_core.records.fields import column_types
+from quark_core.records.schema import column_types
 
 encode_frame_body = framer.encode_frame_body
 

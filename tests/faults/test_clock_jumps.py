@@ -30,7 +30,7 @@ class Clock:
 
         monkeypatch.setattr(time, "time", time_s)
         monkeypatch.setattr(time, "time_ns", time_ns)
-        for module in ("quark_core.records.times", "quark_core.writers.metrics"):
+        for module in ("quark_core.records.base", "quark_core.writers.metrics"):
             monkeypatch.setattr(f"{module}.time_ns", time_ns)
 
 

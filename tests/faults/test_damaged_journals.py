@@ -11,7 +11,7 @@ from journaled import run_script
 
 import quark
 from quark.cli.main import cli
-from quark_core.delivery.black_box import SHARED_MEMORY, remove_black_box
+from quark_core.delivery.crash_buffer import SHARED_MEMORY, remove_black_box
 from quark_core.delivery.journal import JournalReader
 from quark_core.delivery.segments import encode_frame
 from quark_core.delivery.sync import sync_folder
@@ -299,7 +299,7 @@ def test_a_sync_that_is_killed_on_the_way_forgets_nothing(tmp_path, left_behind,
         raise Killed
 
     from quark_core.delivery import sync
-    from quark_core.delivery.lane_files import LaneMark
+    from quark_core.delivery.delivery_state import LaneMark
 
     finish = LaneMark.finish
     monkeypatch.setattr(sync, "GROUP_BATCHES", 1)

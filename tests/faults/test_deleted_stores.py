@@ -11,8 +11,8 @@ from journaled import run_script, wait_for_adoption, wait_until
 import quark
 from quark.analysis.outputs import open_analysis
 from quark_backends.embedded import refill
+from quark_core.delivery.delivery_state import LaneMark, Lease
 from quark_core.delivery.journal_folder import find_folders
-from quark_core.delivery.lane_files import LaneMark, Lease
 from quark_core.records import PhaseRecord
 from quark_core.runs import recovery
 

@@ -9,7 +9,7 @@ import quark
 TRAINING = """
 from quark_backends.store.databases.connection import SqliteConnection
 from quark_core.runs.backend_choice import open_reader
-from quark_core.records.expression import RunSearch
+from quark_core.records.query import RunSearch
 
 asked = threading.Event()
 seconds, asks = float(os.environ["ASKS_S"]), os.environ["ASKS"]

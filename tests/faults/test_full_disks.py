@@ -17,7 +17,7 @@ from journaled import (
 
 import quark
 from quark_core.runs import recovery
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 
 def fill(disk, kind):

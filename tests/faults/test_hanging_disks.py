@@ -6,9 +6,9 @@ import pytest
 from journaled import adds_up, open_stream, put_metric, stored_values, wait_until
 
 import quark
-from quark_core.delivery.files import Files
+from quark_core.delivery.delivery_state import Files
 from quark_core.errors import SessionStoreError
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 # Longer than a test may last: what waits for the disk does not come back by itself.
 HANGS_S = 600

@@ -22,9 +22,9 @@ from journaled import (
 from tiers import count_examples
 
 import quark
-from quark_core.delivery.files import Files
+from quark_core.delivery.delivery_state import Files
 from quark_core.errors import SessionStoreError
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 CODES = (errno.EIO, errno.EINTR, errno.ENOSPC, errno.EBADF, errno.ESTALE, errno.EAGAIN)
 

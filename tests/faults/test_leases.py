@@ -9,7 +9,7 @@ import pytest
 from journaled import run_script
 
 import quark
-from quark_core.delivery.lane_files import LEASE_STALE_S, Lease
+from quark_core.delivery.delivery_state import LEASE_STALE_S, Lease
 from quark_core.runs import recovery
 from quark_core.system.process import ProcessIdentity, current_process
 

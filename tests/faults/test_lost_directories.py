@@ -9,9 +9,9 @@ import pytest
 from journaled import is_journaled_or_delivered, open_stream, put_metric, run_script, stored_values
 
 import quark
-from quark_core.delivery.lane_files import LaneMark
+from quark_core.delivery.delivery_state import LaneMark
 from quark_core.runs import recovery
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 
 def train(metrics, start, stop):

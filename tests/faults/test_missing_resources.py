@@ -14,9 +14,9 @@ from journaled import (
 )
 
 import quark
-from quark_core.delivery import framer, journal, stream
+from quark_core.delivery import batch_log, journal, stream
 from quark_core.runs import recovery
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 START = threading.Thread.start
 
@@ -100,7 +100,7 @@ def test_an_encoding_that_fails_is_counted_and_costs_one_frame(
 ):
     backend = ScriptedBackend()
     opened = open_stream(tmp_path / "j", backend, tick_s=60)
-    encode, calls = framer.encode_frame_body, []
+    encode, calls = batch_log.encode_frame_body, []
 
     def fail_once(kind, items):
         calls.append(kind)
@@ -108,7 +108,7 @@ def test_an_encoding_that_fails_is_counted_and_costs_one_frame(
             raise error
         return encode(kind, items)
 
-    monkeypatch.setattr(framer, "encode_frame_body", fail_once)
+    monkeypatch.setattr(batch_log, "encode_frame_body", fail_once)
     for value in range(300):
         put_metric(opened, value)
     opened.flush(60)
@@ -120,7 +120,7 @@ def test_an_encoding_that_fails_is_counted_and_costs_one_frame(
 
 
 @pytest.mark.parametrize("error", [MemoryError, RecursionError])
-@pytest.mark.parametrize("place", [(journal, "encode_frame"), (framer, "Batch")])
+@pytest.mark.parametrize("place", [(journal, "encode_frame"), (batch_log, "Batch")])
 def test_memory_that_runs_out_on_the_way_to_the_journal_loses_nothing_uncounted(
     tmp_path, monkeypatch, error, place
 ):

@@ -216,7 +216,7 @@ raise ValueError("boom")
 
 HANG = """
 from quark_core.backends.registry import default_registry
-from quark_core.testing.faults import ScriptedBackend, define_scripted
+from quark_core.testing.fakes import ScriptedBackend, define_scripted
 stuck = define_scripted("stuck", ScriptedBackend(always="hang"))
 default_registry()._definitions["stuck"] = stuck
 session = quark.start_run(project="p", storage_dir=storage_dir, backends="stuck")

@@ -136,7 +136,7 @@ def test_a_full_disk_and_then_a_kill_cost_no_step(tmp_path, mount, when):
 
 BREAK_THE_JOURNAL = """
 import errno
-from quark_core.delivery.files import Files
+from quark_core.delivery.delivery_state import Files
 def break_call(call):
     def fail(self, where, *rest):
         path = where if not isinstance(where, int) else os.readlink(f"/proc/self/fd/{where}")

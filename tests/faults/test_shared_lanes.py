@@ -14,12 +14,11 @@ import quark
 from quark_core.backends.contract import BackendDefinition, Capability
 from quark_core.backends.registry import default_registry
 from quark_core.delivery.journal_folder import LaneEntry, Manifest
-from quark_core.delivery.shared_lanes import SharedLanes
-from quark_core.delivery.sync import sync_folder
+from quark_core.delivery.sync import SharedLanes, sync_folder
 from quark_core.errors import BackendUnavailable, InvalidRunStateError
 from quark_core.runs import recovery
 from quark_core.system.process import current_process
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 CHILDREN = 3
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

@@ -219,7 +219,7 @@ def test_a_second_signal_does_not_shorten_the_wait(tmp_path, start):
 
 MIRROR = """
 from quark_core.backends.registry import default_registry
-from quark_core.testing.faults import ScriptedBackend, define_scripted
+from quark_core.testing.fakes import ScriptedBackend, define_scripted
 stuck = define_scripted("stuck", ScriptedBackend(always="hang"))
 default_registry()._definitions["stuck"] = stuck
 """

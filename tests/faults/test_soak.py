@@ -11,7 +11,7 @@ import pytest
 from journaled import journaled_values, open_stream, put_metric, wait_until
 
 import quark
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 DESCRIPTORS = Path("/proc/self/fd")
 

@@ -160,7 +160,7 @@ def test_a_journal_that_cannot_be_written_fails_a_sync(tmp_path, left, monkeypat
     journal = find_journal(root)
     shutil.rmtree(journal / "lanes")
     monkeypatch.setattr(
-        "quark_core.delivery.lane_files.Lease._make", lambda *_: False
+        "quark_core.delivery.delivery_state.Lease._make", lambda *_: False
     )  # as on a disk that is read-only, which root's rights do not stand for
     done = CliRunner().invoke(cli, ["sync", str(root)])
     assert done.exit_code == 1

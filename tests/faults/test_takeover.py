@@ -14,7 +14,7 @@ from page_client import PageClient
 import quark
 from quark.cli.main import cli
 from quark.page.api.source import open_source
-from quark_core.delivery.black_box import find_box_path
+from quark_core.delivery.crash_buffer import find_box_path
 from quark_core.delivery.journal_folder import find_folders
 from quark_core.runs import recovery
 from quark_core.runs.backend_choice import open_reader

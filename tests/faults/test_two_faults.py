@@ -138,7 +138,7 @@ def test_a_directory_on_a_full_disk_of_a_killed_process_is_whole_or_says_what_is
 
 PRINT_WITHOUT_A_JOURNAL = """
 import errno, logging
-from quark_core.delivery.files import Files
+from quark_core.delivery.delivery_state import Files
 logging.raiseExceptions = False
 session = quark.start_run(project="p", storage_dir=storage_dir, capture=sys.argv[2])
 metrics = quark.MetricsLogger(session)

@@ -54,7 +54,7 @@ FILLED = """
 import sys
 import quark
 from quark_core.records import RECORD_TYPES
-from quark_core.testing.batches import make_samples
+from quark_core.testing.fakes import make_samples
 
 ALERT = {"title": "Slow", "message": "the loader waits"}
 with quark.start_run(project="p", storage_dir=".", name="old", config={"lr": 0.1}) as session:

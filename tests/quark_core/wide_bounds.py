@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 
 WIDE_S = 60.0
-STARTS = ("quark_core.runs.primary_reach._FIRST_S",)
+STARTS = ("quark_core.runs.primary_store._FIRST_S",)
 """How long a first start waits for a service."""
 ENDINGS = (
-    "quark_core.runs.environment_recorder._ENDING_S",
+    "quark_core.runs.environment._ENDING_S",
     "quark_core.runs.open_run._ENVIRONMENT_TIMEOUT_S",
 )
 """How long an end waits for what a run is made of; QUARK_EXIT_TIMEOUT_SECONDS bounds it too."""
 DRAINS = ("quark_core.system.console.descriptors._DRAIN_TIMEOUT_S",)
 """How long an end waits for what a descriptor has taken up."""
-OTHERS = ("quark_core.runs.rank_parts._IDLE_WAIT_S", "quark_core.runs.earlier_runs._HOLD_S")
+OTHERS = ("quark_core.runs.rank_roles._IDLE_WAIT_S", "quark_core.runs.primary_store._HOLD_S")
 """How long a start waits for another process: to learn its run, and for the same configuration.
 
 QUARK_LAUNCH_TIMEOUT_SECONDS bounds the first too.

@@ -11,7 +11,7 @@ from quark_core.delivery.segments import Origin
 from quark_core.records import ArtifactRecord
 from quark_core.records.names import split_name
 from quark_core.system.process import ProcessIdentity
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 GONE = ProcessIdentity("another host", 1, "1")
 EMBEDDED = LaneEntry("embedded", "embedded", True)

@@ -17,13 +17,13 @@ from quark.cli.main import cli
 from quark_backends.mlflow.files import name_payload
 from quark_backends.service.protocol import MSGPACK
 from quark_backends.service.server.ingest import batch_checks
-from quark_core.artifacts.output_folder import OutputFolder, make_file_name
+from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
 from quark_core.delivery.journal_folder import LaneEntry
 from quark_core.errors import SchemaValidationError
-from quark_core.records.artifact_layout import split_path
+from quark_core.records.names import split_path
 from quark_core.records.schema import validate_record
 from quark_core.runs import recovery
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 DATA = b"ssh-ed25519 the attacker's key"
 HOSTILE = [
@@ -220,7 +220,7 @@ def test_a_link_in_place_of_a_file_is_left_alone(tmp_path):
 
 def test_without_folder_descriptors_links_are_not_followed_either(tmp_path, monkeypatch):
     """As on Windows."""
-    monkeypatch.setattr("quark_core.artifacts.output_folder._HAS_DESCRIPTORS", False)
+    monkeypatch.setattr("quark_core.artifacts.payload_folder._HAS_DESCRIPTORS", False)
     folder = OutputFolder(tmp_path / "out")
     with folder.write(("a", "b", "file")) as file:
         file.write(b"x")

@@ -5,8 +5,8 @@ import os
 import pytest
 from hostile_folders import make_journal
 
-from quark_core.delivery.black_box import SHARED_MEMORY, BlackBox, find_box_path
-from quark_core.delivery.black_box_recovery import find_orphan_boxes
+from quark_core.delivery.crash_buffer import SHARED_MEMORY, BlackBox, find_box_path
+from quark_core.delivery.crash_buffer_recovery import find_orphan_boxes
 from quark_core.delivery.journal_folder import JournalFolder, Manifest
 from quark_core.delivery.segments import Origin
 from quark_core.runs import recovery

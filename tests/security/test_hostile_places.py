@@ -15,13 +15,12 @@ from hostile_folders import EMBEDDED, list_tree, make_artifact, make_journal, wa
 
 import quark
 from quark.cli.main import cli
+from quark_core.delivery.delivery_state import lane_folder_name
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry
-from quark_core.delivery.lane_files import lane_folder_name
 from quark_core.errors import SessionStoreError
-from quark_core.ranks.claims import RunClaims
-from quark_core.ranks.launches import Launch
+from quark_core.ranks.launches import Launch, RunClaims
 from quark_core.runs import recovery
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 CSV = LaneEntry("csv", "csv")
 TENSORBOARD = LaneEntry("tensorboard", "tensorboard")

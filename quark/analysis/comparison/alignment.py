@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quark.analysis.comparison.statistics import estimate_median_error
 from quark.analysis.curves import Curve
-from quark_core.config.metric_directions import MetricDirection
+from quark_core.config.objective import MetricDirection
 
 Floats = NDArray[np.float64]
 

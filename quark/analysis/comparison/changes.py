@@ -20,7 +20,7 @@ from quark.analysis.run_arguments import (
 from quark.provenance.numeric_facts import NUMERIC_PACKAGES
 from quark_core.backends.contract import StoredRun
 from quark_core.records.json_object import flatten_json
-from quark_core.records.run_digests import is_idle_package, is_seed, list_imported
+from quark_core.records.runs import is_idle_package, is_seed, list_imported
 from quark_core.runs.environment import SECTIONS
 
 # Different in every run, whatever is run.

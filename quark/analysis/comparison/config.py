@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from quark_core.config.metric_directions import MetricDirection
+from quark_core.config.objective import MetricDirection
 from quark_core.errors import SchemaValidationError
 from quark_core.records.checks import check_choice
 

@@ -28,8 +28,8 @@ from quark_core.backends.contract import StoredRun
 from quark_core.errors import SchemaValidationError
 from quark_core.presentation import note_runs
 from quark_core.records import format_time
+from quark_core.records.base import now_us
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
-from quark_core.records.times import now_us
 
 
 class ComparisonEngine:

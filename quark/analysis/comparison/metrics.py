@@ -36,13 +36,14 @@ from quark.analysis.metric_roles import (
     find_validation_loss,
 )
 from quark.analysis.run_data import RunData
-from quark_core.config.metric_directions import (
+from quark_core.config.objective import (
     MetricDirection,
+    Objective,
     find_mode,
     is_rate_name,
     name_direction,
+    read_objective,
 )
-from quark_core.config.objective import Objective, read_objective
 from quark_core.records.names import encode_name
 from quark_core.runs.reading import encode_key
 

@@ -17,7 +17,7 @@ from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.history import PastRun
 from quark.analysis.explanation.results import ABSENT, Effect, NoiseFloor
 from quark.analysis.explanation.traits import Place, encode_value, tells_runs_apart
-from quark_core.config.belonging import EXCHANGED_FIELD
+from quark_core.config.arguments import EXCHANGED_FIELD
 
 Floats = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from quark.analysis.run_arguments import parse_arguments, spell_argument
 from quark.provenance.kept_sources import KeptSources
 from quark_core.backends.contract import StoredRun
 from quark_core.config.redaction import REDACTED
-from quark_core.records.run_digests import is_seed
+from quark_core.records.runs import is_seed
 
 DEFAULT_RUNS = 3
 

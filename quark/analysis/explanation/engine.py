@@ -68,9 +68,9 @@ from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.presentation import note_runs
 from quark_core.records import format_time
+from quark_core.records.base import now_us
 from quark_core.records.names import decode_name
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
-from quark_core.records.times import now_us
 from quark_core.runs.reading import encode_key
 from quark_core.runs.run_ids import name_store
 

@@ -10,7 +10,7 @@ from quark.analysis.comparison.config import ComparisonEngineConfig
 from quark.analysis.explanation.history import PastRun
 from quark.analysis.explanation.traits import encode_value, is_incidental
 from quark.analysis.observations import format_number
-from quark_core.config.belonging import EXCHANGED_FIELD
+from quark_core.config.arguments import EXCHANGED_FIELD
 from quark_core.errors import RunNotFoundError
 from quark_core.records.names import decode_name
 

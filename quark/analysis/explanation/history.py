@@ -22,8 +22,8 @@ from quark_core.backends.contract import StoredRun, SupportsRead
 from quark_core.backends.run_pages import MOST_COLUMNS, MOST_PAGE_RUNS
 from quark_core.backends.run_summary import MetricSummary, RunSummary
 from quark_core.errors import SchemaValidationError
-from quark_core.records.run_digests import digest_config
-from quark_core.runs.searching import build_page_search, build_search, find_page, find_runs
+from quark_core.records.runs import digest_config
+from quark_core.runs.run_search import build_page_search, build_search, find_page, find_runs
 
 _MOST_RUNS = 2_000
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -19,7 +19,7 @@ from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.query import Query
 from quark_core.records.runs import RunContext
 from quark_core.runs.reading import read_rows
-from quark_core.sessions.config_reads import CONFIG_READS
+from quark_core.sessions.run_config import CONFIG_READS
 
 _MOST_FINGERPRINTS = 5_000
 

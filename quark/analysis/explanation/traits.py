@@ -16,7 +16,7 @@ from quark.analysis.run_arguments import find_setting, index_names, parse_argume
 from quark_core.backends.contract import StoredRun
 from quark_core.config.objective import MODE_KEY, OBJECTIVE_KEY
 from quark_core.config.redaction import REDACTED
-from quark_core.records.run_digests import is_seed
+from quark_core.records.runs import is_seed
 from quark_core.runs.environment import WELL_KNOWN_PACKAGES
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from quark.configuration.layering.assignments import (
 )
 from quark.configuration.layering.layered_config import LayeredConfig, read_assignments
 from quark.configuration.layering.parsers import ParsedArguments
-from quark_core.config.tracked import TrackedConfig, find_plain
+from quark_core.config.snapshot import TrackedConfig, find_plain
 from quark_core.records.json_object import flatten_json
 
 Chains = dict[str, list[Assignment]]

@@ -35,7 +35,7 @@ from quark.importing.histograms import make_histogram
 from quark.importing.losses import Losses
 from quark.importing.places import find_files
 from quark_core.artifacts.payload_folder import is_plain_file
-from quark_core.records.artifact_layout import split_path
+from quark_core.records.names import split_path
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,10 +18,10 @@ from quark.importing.losses import Losses
 from quark.importing.places import read_document
 from quark_core.artifacts.payload_folder import is_plain_file
 from quark_core.records import EventRecord, GpuReading, SystemTelemetryRecord
-from quark_core.records.artifact_layout import split_path
 from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
-from quark_core.records.raised_alerts import ALERT_RAISED, complete_alert
+from quark_core.records.kinds.findings import ALERT_RAISED, complete_alert
+from quark_core.records.names import split_path
 
 if TYPE_CHECKING:
     from quark_core.records import StreamRecord

@@ -20,7 +20,7 @@ from quark.page.api.run_analysis import Analysis
 from quark_core.backends.contract import SupportsGenerations
 from quark_core.errors import QuarkError, RunNotFoundError
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, format_time, parse_time
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 
 if TYPE_CHECKING:
     from quark.page.api.run_analysis import RunAnalyzer

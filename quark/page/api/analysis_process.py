@@ -13,7 +13,7 @@ import msgspec
 from quark.page.api.run_analysis import Analysis, ComparedPair, RuleCoverage
 from quark_core.errors import RunNotFoundError, SessionStoreError
 from quark_core.hosting.child_process import ChildGone, ChildProcess
-from quark_core.hosting.messages import load_value
+from quark_core.hosting.protocol import load_value
 
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource

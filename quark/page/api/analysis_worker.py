@@ -22,8 +22,13 @@ from quark.page.api.analysis_process import AnalysisReply, AnalyzeRun
 from quark.page.api.run_analysis import analyze, compare
 from quark.page.pack import encode_json
 from quark_core.errors import QuarkError, RunNotFoundError
-from quark_core.hosting.endpoint import extend_import_path, serve_parent
-from quark_core.hosting.messages import dump_value, read_frame, write_frame
+from quark_core.hosting.protocol import (
+    dump_value,
+    extend_import_path,
+    read_frame,
+    serve_parent,
+    write_frame,
+)
 
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource

@@ -23,7 +23,7 @@ def describe_batches(source: PageSource, run_id: str) -> dict[str, Any]:
     Raises:
         RunNotFoundError: There is no such run.
     """
-    from quark_core.writers.batches import BatchReading
+    from quark_core.writers.data_diagnostics import BatchReading
 
     run = source.open_run(run_id)
     found = BatchReading(run).summarize(hard_batch_limit=_MOST_HARD).to_dict()

@@ -13,8 +13,7 @@ from quark.sweeps.store_link import StoreLink
 from quark_core.backends.edits import RunEdit, check_edit, check_reason
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import SweepState
-from quark_core.runs.mirrored_edits import mirror_newest_edit
-from quark_core.runs.run_editing import open_editor
+from quark_core.runs.run_editing import mirror_newest_edit, open_editor
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun

@@ -11,7 +11,7 @@ from quark.page.api.parameters import MAX_ENTRIES, Parameters
 from quark_core.backends.curves import make_curve
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, EvidenceRecord, MetricRecord
-from quark_core.records.fields import column_types
+from quark_core.records.schema import column_types
 
 if TYPE_CHECKING:
     from quark.page.api.source import PageSource

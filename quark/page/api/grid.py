@@ -12,7 +12,7 @@ from quark_core.backends.grids import FINITE, NOT_FINITE, Grid, GridQuery
 from quark_core.errors import SchemaValidationError
 from quark_core.records import LayerSummaryRecord, ParameterSummaryRecord
 from quark_core.records.query import Query
-from quark_core.runs.grids import read_grid
+from quark_core.runs.following import read_grid
 from quark_core.runs.reading import read_rows
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quark_core.errors import ArtifactNotFoundError
 from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import is_sha256
+from quark_core.records.names import is_sha256
 from quark_core.runs.artifact_versions import ArtifactVersion, list_lineage
 
 if TYPE_CHECKING:

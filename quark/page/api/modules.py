@@ -19,8 +19,8 @@ from quark_core.records import (
     ParameterSummaryRecord,
     SystemTelemetryRecord,
 )
-from quark_core.records.fields import column_types
 from quark_core.records.query import Query
+from quark_core.records.schema import column_types
 from quark_core.runs.reading import read_rows
 
 if TYPE_CHECKING:

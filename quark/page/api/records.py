@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, get_args
 from quark.page.api.media import choose_view, describe_facts
 from quark.page.api.parameters import MAX_ROWS, Parameters
 from quark.page.api.table_files import identify_table
-from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
+from quark_core.artifacts.payload_formats import HEAD_BYTES, identify_media
 from quark_core.backends.contract import SupportsArtifacts
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
 from quark_core.records import ArtifactRecord, EventRecord

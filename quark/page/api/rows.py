@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from quark.analysis.metric_roles import find_main_metric
 from quark_core.records import format_time
-from quark_core.records.expression import Field
 from quark_core.records.names import decode_name
+from quark_core.records.query import Field
 from quark_core.runs.reading import encode_key
 from quark_core.search.resolution import RUN_FIELDS
 

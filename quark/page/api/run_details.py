@@ -29,8 +29,8 @@ from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
-from quark_core.runs.aggregates import read_summaries
 from quark_core.runs.artifact_versions import HIDDEN_TYPES
+from quark_core.runs.run_report import read_summaries
 
 if TYPE_CHECKING:
     from quark.mirrors.survey import MirrorState

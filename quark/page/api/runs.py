@@ -20,15 +20,15 @@ from quark.page.api.rows import (
 from quark.page.api.standings import describe_standing
 from quark_core.backends.run_pages import MOST_NAMES
 from quark_core.errors import RunNotFoundError
-from quark_core.runs import searching
-from quark_core.runs.searching import build_page_search, find_page
+from quark_core.runs import run_search
+from quark_core.runs.run_search import build_page_search, find_page
 from quark_core.search.resolution import RUN_FIELDS
 
 if TYPE_CHECKING:
     from quark.page.api.analyses import AnalysisDesk
     from quark.page.api.source import PageSource
     from quark_core.backends.run_pages import RunPage, RunRow
-    from quark_core.records.expression import Field
+    from quark_core.records.query import Field
 
 _MAX_COLUMNS = 40
 _MAX_ORDERS = 10
@@ -217,7 +217,7 @@ def list_names(source: PageSource, parameters: Parameters) -> dict[str, Any]:
     prefix = parameters.get_text("prefix") or ""
     # What stands before the dot says where the name is looked for, and is no part of it.
     text = prefix.removeprefix("config.").removeprefix("metric.").removeprefix("run.")
-    names = searching.list_names(
+    names = run_search.list_names(
         source.reader,
         project=parameters.get_text("project"),
         text=text,

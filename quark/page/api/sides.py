@@ -133,7 +133,7 @@ def _list_notes(run: RunSummary) -> dict[str, Any]:
 
 
 def _without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
-    from quark_core.records.run_digests import is_seed
+    from quark_core.records.runs import is_seed
 
     return {key: value for key, value in config.items() if not is_seed(key)}
 
@@ -235,7 +235,7 @@ def _compare_settings(source: PageSource, sides: Sequence[Side]) -> _Settings:
     from quark.analysis.comparison.changes import list_agreeing, list_settings
     from quark.analysis.comparison.code import compare_code
     from quark.analysis.comparison.summary import describe_agreement
-    from quark_core.records.run_digests import is_seed
+    from quark_core.records.runs import is_seed
 
     runs = [
         [_Held(source.load_run(run_id), source.reader) for run_id in side.ids] for side in sides

@@ -20,8 +20,7 @@ from quark_core.backends.contract import (
     SupportsSeries,
 )
 from quark_core.errors import RunNotFoundError, SessionStoreError
-from quark_core.runs.foreign_runs import ForeignStore, open_foreign_store
-from quark_core.runs.run_reader import RunReader, describe_context
+from quark_core.runs.run_reader import ForeignStore, RunReader, describe_context, open_foreign_store
 
 if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
@@ -169,7 +168,7 @@ class PageSource:
 
     def summarize(self, run_id: str) -> RunSummary:
         """One run with its metrics summed up; a little old where every point is read for it."""
-        from quark_core.runs.searching import summarize_run
+        from quark_core.runs.run_search import summarize_run
 
         check_known_form(run_id)
         if isinstance(self.reader, SupportsSearch):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from quark_core.errors import SessionStoreError
 from quark_core.records import SystemTelemetryRecord
+from quark_core.records.base import now_us
 from quark_core.records.query import Query
-from quark_core.records.times import now_us
 
 if TYPE_CHECKING:
     from quark.page.api.analyses import AnalysisDesk

@@ -9,7 +9,7 @@ from quark_core.backends.grids import GridQuery
 from quark_core.errors import SchemaValidationError
 from quark_core.records import SystemTelemetryRecord
 from quark_core.records.query import Query
-from quark_core.runs.grids import read_grid
+from quark_core.runs.following import read_grid
 
 if TYPE_CHECKING:
     from quark.page.api.parameters import Parameters

@@ -13,10 +13,9 @@ import msgspec
 from quark.page.api.parameters import MAX_ROWS, Parameters
 from quark.page.api.records import find_artifact, open_artifact
 from quark.page.api.table_files import KINDS, TableFile, is_text, open_table
-from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
+from quark_core.artifacts.payload_formats import HEAD_BYTES, identify_media
 from quark_core.errors import SchemaValidationError
-from quark_core.records.artifact_layout import is_sha256
-from quark_core.records.names import decode_name
+from quark_core.records.names import decode_name, is_sha256
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

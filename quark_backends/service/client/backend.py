@@ -58,7 +58,6 @@ from quark_core.errors import (
 if TYPE_CHECKING:
     import httpx
 
-    from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
     from quark_core.backends.contract import Payload
     from quark_core.backends.curves import (
         Cursor,
@@ -67,14 +66,13 @@ if TYPE_CHECKING:
         RunChanges,
         RunHeads,
     )
-    from quark_core.backends.edits import RunEdit
+    from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
-    from quark_core.records.expression import RunSearch
-    from quark_core.records.query import Query
+    from quark_core.records.query import Query, RunSearch
     from quark_core.records.runs import StopRequest
 
 T = TypeVar("T")
@@ -411,7 +409,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
     def search_page(self, search: PageSearch) -> RunPage:
         """See `SupportsPages`; among the runs of the storage root's project store."""
         from quark_backends.service.client.page_replies import ask_page
-        from quark_core.search.pages import search_page_by_reading
+        from quark_core.search.fallback import search_page_by_reading
 
         with self._reading():
             found = ask_page(self._fetch, search, self._address.store)
@@ -421,7 +419,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
     def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
         """See `SupportsPages`; of the runs of the project store, where one is named."""
         from quark_backends.service.client.page_replies import ask_names
-        from quark_core.search.pages import list_names_by_reading
+        from quark_core.search.fallback import list_names_by_reading
 
         with self._reading():
             found = ask_names(self._fetch, project, text, limit, self._address.store)
@@ -435,7 +433,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
             found = ask_grid(self._fetch, _run_route(run_id), query)
         if found is not None:
             return found
-        from quark_core.runs.grids import read_grid_of_records
+        from quark_core.runs.following import read_grid_of_records
 
         return read_grid_of_records(self, run_id, query)
 

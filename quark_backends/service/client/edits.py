@@ -19,9 +19,8 @@ from quark_backends.service.protocol import (
     StopReply,
     StopRunRequest,
 )
-from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
 from quark_core.backends.contract import StoredRun
-from quark_core.backends.edits import RunEdit
+from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
 from quark_core.backends.run_summary import restore_run
 from quark_core.errors import SessionStoreError
 from quark_core.records.runs import StopRequest

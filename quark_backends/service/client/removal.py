@@ -22,7 +22,7 @@ from quark_backends.service.protocol import (
     UsageReply,
     WorkspaceReply,
 )
-from quark_core.backends.removal import (
+from quark_core.backends.edits import (
     Collection,
     CollectionProgress,
     DamagedRecords,

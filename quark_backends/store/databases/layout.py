@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quark_core.artifacts.output_folder import make_file_name
+from quark_core.artifacts.payload_folder import make_file_name
 from quark_core.config.arguments import check_run_id
 from quark_core.errors import SchemaValidationError
 

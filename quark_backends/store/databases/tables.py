@@ -103,7 +103,7 @@ run = Table(
     # JSON: a sorted array of paths, and an object of values; NULL where there are none.
     Column("group_paths", _Text),
     Column("fields", _Text),
-    # What it was made of; see `quark_core.records.run_digests`.
+    # What it was made of; see `quark_core.records.runs`.
     Column("config_digest", _Text),
     Column("structure_digest", _Text),
     Column("code_digest", _Text),

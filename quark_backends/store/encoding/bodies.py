@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records.codec import DecodedBody, decode_body
-from quark_core.records.fields import column_types
+from quark_core.records.codec import MALFORMED, DecodedBody, decode_body, mend_body
 from quark_core.records.json_object import count_values, encode_json
-from quark_core.records.malformed_bodies import MALFORMED, mend_body
+from quark_core.records.schema import column_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -31,7 +31,7 @@ from quark_backends.store.encoding.column_codec import (
 from quark_core.errors import SchemaValidationError
 from quark_core.records.codec import decompress_frame
 from quark_core.records.columns import Array, Columns, MakeArray, fill_array
-from quark_core.records.fields import ORIGIN_FIELDS, column_types, default_value, optional_fields
+from quark_core.records.schema import ORIGIN_FIELDS, column_types, default_value, optional_fields
 
 _VERSION = 1
 _CHECKSUM_BYTES = 8

@@ -28,8 +28,8 @@ import numpy as np
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.codec import MISSING_INDEX, decompress_frame
 from quark_core.records.columns import Array, fill_array
-from quark_core.records.fields import column_types, default_value, restore_object, restorers
 from quark_core.records.json_object import decode_json, encode_json
+from quark_core.records.schema import column_types, default_value, restore_object, restorers
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -25,7 +25,7 @@ from quark_core.records.attempts import (
     list_later_reaches,
 )
 from quark_core.records.codec import DecodedBody
-from quark_core.records.fields import column_types
+from quark_core.records.schema import column_types
 
 _log = logging.getLogger("quark")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.reading.run_rows import read_mapping, read_texts
-from quark_core.backends.belonging import (
+from quark_core.backends.edits import (
     StoredGroup,
     StoredProject,
     gather_groups,

@@ -11,9 +11,8 @@ from quark_backends.store.databases.connection import StoreConnection, writing
 from quark_backends.store.encoding.bodies import make_rows
 from quark_backends.store.reading.reader import find_run
 from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
-from quark_core.records.codec import decode_body, encode_columns
-from quark_core.records.fields import column_types
-from quark_core.records.malformed_bodies import MALFORMED
+from quark_core.records.codec import MALFORMED, decode_body, encode_columns
+from quark_core.records.schema import column_types
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import Generation

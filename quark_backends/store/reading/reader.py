@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from quark_backends.store.reading.axis_blocks import BlockCache
     from quark_backends.store.reading.metric_tails import MetricTails
     from quark_backends.store.reading.stored_rows import StoredRows, WriterRow
-    from quark_core.backends.belonging import StoredGroup, StoredProject
     from quark_core.backends.contract import Batch, StoredRun
     from quark_core.backends.curves import (
         Cursor,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
         RunChanges,
         RunHeads,
     )
+    from quark_core.backends.edits import StoredGroup, StoredProject
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import RunConfiguration, RunLabel
     from quark_core.backends.series import Series

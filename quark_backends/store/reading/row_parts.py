@@ -17,8 +17,8 @@ from quark_backends.store.reading.stored_rows import (
 )
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
+from quark_core.records.codec import MALFORMED
 from quark_core.records.columns import Columns
-from quark_core.records.malformed_bodies import MALFORMED
 from quark_core.records.query import Query
 
 # What the JSON values may take of memory that are open at once, unless one piece has more.

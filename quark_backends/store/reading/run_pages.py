@@ -40,10 +40,10 @@ from quark_core.backends.run_pages import (
     TagName,
     checksum_search,
 )
-from quark_core.records.expression import Field, RunSearch, Scope
+from quark_core.records.base import now_us
 from quark_core.records.names import encode_name
-from quark_core.records.times import now_us
-from quark_core.search.pages import describe_key, open_cursor, order_names
+from quark_core.records.query import Field, RunSearch, Scope
+from quark_core.search.fallback import describe_key, open_cursor, order_names
 from quark_core.search.resolution import resolve_names, spell_name, write_name
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 

@@ -18,10 +18,16 @@ from quark_core.records import (
     RunRecord,
     format_time,
 )
+from quark_core.records.codec import MALFORMED
 from quark_core.records.json_object import JsonObject, check_plain
-from quark_core.records.malformed_bodies import MALFORMED
-from quark_core.records.run_digests import renew_digests
-from quark_core.records.runs import RunDigests, RunEnding, RunProgress, RunStatus, StopRequest
+from quark_core.records.runs import (
+    RunDigests,
+    RunEnding,
+    RunProgress,
+    RunStatus,
+    StopRequest,
+    renew_digests,
+)
 from quark_core.records.sweeps import TrialClaim
 from quark_core.system.process import ProcessIdentity, find_loss
 

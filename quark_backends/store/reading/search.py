@@ -23,14 +23,14 @@ from quark_core.backends.run_summary import MetricSummary, RunSummary
 from quark_core.config.redaction import redact_text
 from quark_core.errors import SessionStoreError
 from quark_core.records import format_time
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Connection, Engine
 
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
-    from quark_core.records.expression import RunSearch, Scope
+    from quark_core.records.query import RunSearch, Scope
 
 # Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
 _MANY = 500

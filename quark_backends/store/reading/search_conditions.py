@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from quark_backends.store.databases.tables import METADATA
-from quark_core.records.expression import (
+from quark_core.records.query import (
     VALUE_SCOPES,
     And,
     Comparison,
@@ -42,7 +42,7 @@ from quark_core.records.expression import (
     RunSearch,
     Value,
 )
-from quark_core.search.periods import parse_period
+from quark_core.search.evaluation import parse_period
 from quark_core.search.resolution import RUN_FIELDS
 
 _run = METADATA.tables["run"]

@@ -19,12 +19,11 @@ from quark_backends.store.reading.attempt_reaches import AttemptReaches, Attempt
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
 from quark_core.records.attempts import HiddenRows, can_be_hidden, find_series
-from quark_core.records.codec import DecodedBody
+from quark_core.records.codec import MALFORMED, DecodedBody
 from quark_core.records.columns import Columns
-from quark_core.records.fields import column_types
-from quark_core.records.malformed_bodies import MALFORMED
 from quark_core.records.names import split_name
 from quark_core.records.query import Query
+from quark_core.records.schema import column_types
 
 _log = logging.getLogger("quark")
 

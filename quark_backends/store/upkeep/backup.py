@@ -25,7 +25,7 @@ from quark_backends.store.upkeep.backup_folder import BackupFolder, BackupManife
 from quark_core.delivery.journal_folder import JournalFolder, find_folders
 from quark_core.errors import SessionStoreError, StoreNotFoundError
 from quark_core.records import ArtifactRecord
-from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT, object_path
+from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT, object_path
 from quark_core.records.query import Query
 
 FindPlaces = Callable[[str, str], Iterable[str]]

@@ -27,7 +27,7 @@ from quark_backends.store.databases.snapshot import copy_database
 from quark_backends.store.databases.sqlite import open_database
 from quark_core.errors import SessionStoreError, StoreNotFoundError
 from quark_core.records import format_time
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 from quark_core.version import __version__
 
 MANIFEST = "backup.json"

@@ -37,11 +37,11 @@ from quark_backends.store.upkeep.usage import (
     measure_tree,
     trash_path,
 )
-from quark_core.backends.removal import Collection, CollectionProgress, RunUsage
-from quark_core.delivery.black_box import remove_black_box
-from quark_core.delivery.black_box_recovery import find_black_box
+from quark_core.backends.edits import Collection, CollectionProgress, RunUsage
+from quark_core.delivery.crash_buffer import remove_black_box
+from quark_core.delivery.crash_buffer_recovery import find_black_box
 from quark_core.records import parse_time
-from quark_core.records.artifact_layout import ARTIFACT_STORAGE_LAYOUT
+from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 _STEP_ROWS = 1000

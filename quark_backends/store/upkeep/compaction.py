@@ -33,11 +33,10 @@ from quark_backends.store.encoding.rollups import encode_rollup
 from quark_backends.store.writing.names import NameTable
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, MetricRecord
-from quark_core.records.codec import DecodedBody
+from quark_core.records.codec import MALFORMED, DecodedBody
 from quark_core.records.columns import Array, Columns
-from quark_core.records.fields import column_types
-from quark_core.records.malformed_bodies import MALFORMED
 from quark_core.records.names import split_name
+from quark_core.records.schema import column_types
 
 _log = logging.getLogger("quark")
 

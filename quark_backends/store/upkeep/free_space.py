@@ -13,7 +13,7 @@ import msgspec
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.write_ahead_log import empty_log
-from quark_core.backends.removal import CollectionProgress
+from quark_core.backends.edits import CollectionProgress
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 _STEP_S = 0.02

@@ -36,7 +36,7 @@ from quark_backends.store.databases.sqlite import (
 )
 from quark_core.errors import SchemaMigrationError, SessionStoreError
 from quark_core.records import format_time
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 _log = logging.getLogger("quark")

@@ -33,7 +33,7 @@ from quark_backends.store.upkeep.usage import (
     measure_store,
     trash_path,
 )
-from quark_core.backends.removal import (
+from quark_core.backends.edits import (
     Collection,
     CollectionProgress,
     DamagedRecords,

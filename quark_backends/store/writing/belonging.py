@@ -8,16 +8,16 @@ from typing import Any
 from quark_backends.store.databases.connection import StoreConnection, writing
 from quark_backends.store.reading.belonging import load_group, load_project
 from quark_backends.store.writing.lifecycle import MOST_CHARACTERS
-from quark_core.backends.belonging import (
+from quark_core.backends.coordination import FieldExchange
+from quark_core.backends.edits import (
     BelongingEdit,
     StoredGroup,
     StoredProject,
     apply_belonging_edit,
     unknown_project,
 )
-from quark_core.backends.coordination import FieldExchange
 from quark_core.errors import SchemaValidationError
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 
 
 def store_project_edit(connection: StoreConnection, project: str, edit: BelongingEdit) -> None:

@@ -39,8 +39,8 @@ from quark_core.errors import (
 )
 from quark_core.records import RECORD_TYPES, LifecycleRecord, MetricRecord
 from quark_core.records.attempts import HiddenRows, can_be_hidden
+from quark_core.records.codec import MALFORMED
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.malformed_bodies import MALFORMED
 
 _log = logging.getLogger("quark")
 

@@ -27,16 +27,21 @@ from quark_backends.store.writing.summaries import (
 )
 from quark_core.backends.contract import Batch
 from quark_core.backends.edits import apply_edit, apply_stop, edit_fields
-from quark_core.delivery.attempt_starts import SETTLED
+from quark_core.delivery.sending import SETTLED
 from quark_core.errors import BackendRejected
 from quark_core.records import EventRecord, LifecycleRecord, parse_time
-from quark_core.records.belonging import change_fields, change_groups, read_progress
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
-from quark_core.records.run_digests import make_digests
-from quark_core.records.runs import RunDigests, StopRequest
+from quark_core.records.runs import (
+    RunDigests,
+    StopRequest,
+    change_fields,
+    change_groups,
+    make_digests,
+    read_progress,
+)
 from quark_core.records.sweeps import TrialClaim
-from quark_core.system.memory_kills import renew_process
+from quark_core.system.process import renew_process
 
 # Starts and ranks of a run may come late and out of order, but no more of them than this.
 _MOST_AHEAD = 10_000

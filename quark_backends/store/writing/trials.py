@@ -190,7 +190,7 @@ class _Asked(msgspec.Struct, frozen=True):
 def _make_filter(wish: TrialWish | None) -> Callable[[StoredTrial], bool] | None:
     if wish is None or wish.where is None:
         return None
-    from quark_core.search.trials import compile_trial_where
+    from quark_core.search.parser import compile_trial_where
 
     return compile_trial_where(wish.where)
 

@@ -11,13 +11,14 @@ Everything here takes time linear in the text, changes nothing when it is done
 twice, and raises nothing.
 """
 
-from quark_core.config.redaction.names import is_secret_key
-from quark_core.config.redaction.shapes import REDACTED, redact_shapes
-from quark_core.config.redaction.texts import cut_text, redact_code, redact_text
-from quark_core.config.redaction.values import (
+from quark_core.config.redaction.detection import REDACTED, is_secret_key, redact_shapes
+from quark_core.config.redaction.replacement import (
+    cut_text,
     redact_arguments,
+    redact_code,
     redact_object,
     redact_record,
+    redact_text,
     redact_values,
 )
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal, get_args
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records.artifact_layout import is_sha256
-from quark_core.records.artifact_links import MOST_PINNED
 from quark_core.records.base import FieldRules, StreamRecord
 from quark_core.records.json_object import JsonObject
+from quark_core.records.names import MOST_PINNED, is_sha256
 
 ArtifactRelation = Literal["used", "alias", "unalias"]
 

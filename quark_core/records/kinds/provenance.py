@@ -23,7 +23,7 @@ class AggregateRecord(StreamRecord, frozen=True, gc=False):
     """Many values of one key, summed up over a window of time.
 
     Windows of one key add up: counts, means, squared deviations and buckets of several windows,
-    ranks and attempts give those of all their values. `quark_core.runs.aggregates` does that.
+    ranks and attempts give those of all their values. `quark_core.runs.run_report` does that.
 
     Attributes:
         key: What was measured.

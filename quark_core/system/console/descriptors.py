@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from quark_core.system.console import tee_process
-from quark_core.system.console.taps import ConsoleSink, StreamFeed
+from quark_core.system.console.streams import ConsoleSink, StreamFeed
 
 _log = logging.getLogger("quark")
 

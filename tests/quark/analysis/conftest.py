@@ -6,7 +6,7 @@ import pytest
 from set_for_tests import SET_FOR_TESTS
 
 from quark_core.backends.registry import default_registry
-from quark_core.testing.faults import define_scripted
+from quark_core.testing.fakes import define_scripted
 
 
 @pytest.fixture

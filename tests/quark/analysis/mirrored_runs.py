@@ -5,10 +5,10 @@ import threading
 import time
 
 import quark
-from quark_core.delivery.generation_journal import split_generation
+from quark_core.delivery.journal import split_generation
 from quark_core.errors import BackendUnavailable
 from quark_core.runs import recovery
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 KINDS = ("alerts", "health_scores", "phases")
 

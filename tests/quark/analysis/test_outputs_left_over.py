@@ -24,12 +24,12 @@ import quark
 from quark.analysis.engine import AnalyzerEngine
 from quark.analysis.outputs import open_analysis
 from quark.mirrors.survey import load_generations
-from quark_core.delivery.generation_journal import frame_outputs, split_generation
+from quark_core.delivery.journal import frame_outputs, split_generation
 from quark_core.errors import BackendUnavailable
 from quark_core.records import AlertRecord, EvidenceRecord
 from quark_core.records.query import Query
 from quark_core.runs import recovery
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 

@@ -21,9 +21,9 @@ from quark.analysis.outputs import open_analysis
 from quark.analysis.phases import PhaseAnalyzer
 from quark_core.backends.contract import BackendDefinition
 from quark_core.backends.registry import default_registry
-from quark_core.delivery.generation_journal import split_generation
+from quark_core.delivery.journal import split_generation
 from quark_core.records.query import Query
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from quark.analysis.run_arguments import find_setting, index_names, parse_arguments
-from quark_core.records.run_digests import digest_config, digest_environment, is_seed
+from quark_core.records.runs import digest_config, digest_environment, is_seed
 
 SEEDS = """
     seed SEED data.seed shuffle_seed random-seed randomSeed RandomSeed randomseed manual_seed

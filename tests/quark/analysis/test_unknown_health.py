@@ -15,9 +15,8 @@ from quark_core.backends.contract import Generation
 from quark_core.records import HealthScoreRecord
 from quark_core.records.codec import decode_body, encode_columns
 from quark_core.records.columns import Columns
-from quark_core.records.fields import column_types
 from quark_core.records.json_object import JsonObject
-from quark_core.records.schema import validate_record
+from quark_core.records.schema import column_types, validate_record
 
 JUDGED = ("overall", "optimization")
 NOT_JUDGED = ("representation", "runtime")

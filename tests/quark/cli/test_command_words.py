@@ -17,7 +17,7 @@ from set_for_tests import SET_FOR_TESTS
 import quark
 from quark.cli.main import cli
 from quark_core.errors import RunNotFoundError
-from quark_core.records.expression import RunSearch
+from quark_core.records.query import RunSearch
 from quark_core.runs.backend_choice import open_reader
 from quark_core.search.fallback import search_by_reading, summarize_by_reading
 

@@ -8,7 +8,7 @@ import pytest
 
 import quark
 from quark_core.errors import InvalidRunStateError, RunNotFoundError
-from quark_core.runs.stop_requests import StopLookout
+from quark_core.runs.open_run import StopLookout
 
 # It trains until its input ends, and never looks whether it shall stop.
 DEAF = """

@@ -13,7 +13,7 @@ from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
-from quark_core.delivery.black_box import NOTES, NOTES_AT, remove_black_box
+from quark_core.delivery.crash_buffer import NOTES, NOTES_AT, remove_black_box
 from quark_core.runs import recovery
 
 KILLED = """

@@ -9,7 +9,7 @@ import quark
 from quark_core.backends.contract import BackendDefinition, Capability
 from quark_core.backends.registry import default_registry
 from quark_core.errors import InvalidRunStateError
-from quark_core.testing.faults import ScriptedBackend, define_scripted
+from quark_core.testing.fakes import ScriptedBackend, define_scripted
 
 STEPS = 300
 

@@ -10,7 +10,7 @@ from quark.analysis.explanation.good_runs import (
 )
 from quark.analysis.explanation.history import PastRun
 from quark.analysis.explanation.traits import RunTraits
-from quark_core.config.belonging import EXCHANGED_FIELD
+from quark_core.config.arguments import EXCHANGED_FIELD
 
 BASE = {"lr": 0.1}
 

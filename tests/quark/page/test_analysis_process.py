@@ -15,7 +15,7 @@ import quark
 from quark.page.api.analysis_process import AnalysisLimits, AnalysisProcess
 from quark.page.api.source import open_source
 from quark_core.errors import RunNotFoundError
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 psutil = pytest.importorskip("psutil")
 

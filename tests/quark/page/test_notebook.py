@@ -184,10 +184,10 @@ def test_nobody_makes_html_for_a_terminal(monkeypatch, shown):
 
 def test_without_the_plugin_of_the_page_an_object_is_plain_text(monkeypatch, shown):
     from quark_core.backends import registry
-    from quark_core.sessions import feature_methods
+    from quark_core.sessions import session
 
     monkeypatch.setattr(registry, "_default", registry.BackendRegistry.discover([]))
-    monkeypatch.setattr(feature_methods, "_found", {})
+    monkeypatch.setattr(session, "_found", {})
     assert shown["summary"]._repr_html_() is None
     with pytest.raises(quark.QuarkError, match="'page'"):
         shown["session"].report()

@@ -97,7 +97,7 @@ def test_what_has_ended_is_not_read_over_and_over(client, monkeypatch):
 def test_of_what_would_be_sent_as_a_whole_only_a_few_are_looked_at(tmp_path, look, monkeypatch):
     """Records of earlier versions do not say what their payloads are."""
     monkeypatch.setattr(
-        "quark_core.writers.artifact_intake._note_media", lambda metadata, *_: metadata
+        "quark_core.writers.artifact_writing._note_media", lambda metadata, *_: metadata
     )
     backends = f"csv:{tmp_path / 'csv'}"
     known = {}

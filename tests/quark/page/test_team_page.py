@@ -13,8 +13,8 @@ from team_server import Person, add_run, find_id, revoke, serving_team
 
 from quark.cli.main import cli
 from quark.page import team
-from quark_core.records.times import now_us
-from quark_core.testing.batches import BatchMaker
+from quark_core.records.base import now_us
+from quark_core.testing.fakes import BatchMaker
 
 WAYS_IN = ["/", "/compare", "/sweeps", "/sweep/s0", "/run/r", "/run/r/layers"]
 

@@ -11,7 +11,7 @@ from quark.provenance.installed_packages import find_packages
 from quark.provenance.kept_sources import read_packages
 from quark_core.records import EnvironmentSnapshot
 from quark_core.records.json_object import JsonObject
-from quark_core.records.run_digests import digest_environment
+from quark_core.records.runs import digest_environment
 from quark_core.runs.backend_choice import open_reader
 
 

@@ -14,7 +14,7 @@ from quark.provenance.source_finding import _find_command
 
 QUARK = str(Path(sys.executable).with_name("quark"))
 # A look each second: on a busy machine the first ones come before the program has imported.
-QUICK = "import quark_core.runs.environment_recorder as looks; looks._LOOKS_S = range(1, 250)"
+QUICK = "import quark_core.runs.environment as looks; looks._LOOKS_S = range(1, 250)"
 
 
 def call(*words):

@@ -13,7 +13,7 @@ import pytest
 
 import quark
 from quark_core.errors import SchemaValidationError
-from quark_core.testing.faults import ScriptedBackend, define_scripted
+from quark_core.testing.fakes import ScriptedBackend, define_scripted
 
 
 def names_of(tracker):

@@ -19,7 +19,7 @@ from quark_backends.csv.files import encode_rows
 from quark_core.backends.contract import BackendConfig
 from quark_core.errors import BackendUnavailable, RunNotFoundError
 from quark_core.records.query import Query
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 ALL = Query()
 ODD = st.sampled_from("ab,\"\n\r' é\ud800")

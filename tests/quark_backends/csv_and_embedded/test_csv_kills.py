@@ -14,7 +14,7 @@ from quark_backends.csv.backend import CsvBackend
 from quark_core.backends.contract import BackendConfig, Batch, Payload
 from quark_core.records import ArtifactRecord
 from quark_core.records.query import Query
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 ALL = Query()
 TABLE = json.dumps({"columns": ["n"], "rows": [[1], [2]]}).encode()

@@ -28,7 +28,7 @@ from quark_core.records.codec import decode_body, encode_records
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import split_name
 from quark_core.records.query import Query
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 ALL = Query(all_attempts=True)
 STREAM_KINDS = sorted(set(RECORD_TYPES) - {"lifecycle"})
@@ -211,7 +211,7 @@ KILLED = """
 import os, pathlib, sys
 from quark_backends.csv import backend as module, files
 from quark_core.backends.contract import BackendConfig
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 config = BackendConfig(storage_dir=pathlib.Path(sys.argv[1]), run_id="run0", location="out")
 left = int(sys.argv[2])
 def dying(name, act):

@@ -5,7 +5,7 @@ import pytest
 from quark_backends.csv.plugin import quark_register_backends
 from quark_core.backends.contract import BackendConfig
 from quark_core.records.query import Query
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 @pytest.mark.parametrize("is_acknowledged", [True, False])

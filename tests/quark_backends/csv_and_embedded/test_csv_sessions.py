@@ -15,13 +15,13 @@ import quark
 from quark_backends.csv.backend import METRIC_HEADER, CsvBackend
 from quark_core.backends.contract import BackendConfig
 from quark_core.records.query import Query
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 WRITER = """
 import pathlib, sys
 from quark_backends.csv.backend import CsvBackend
 from quark_core.backends.contract import BackendConfig
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 config = BackendConfig(storage_dir=pathlib.Path(sys.argv[1]), run_id="run0", location="out")
 maker = BatchMaker("run0", writer_id=sys.argv[2], started_us=int(sys.argv[3]))
 backend = CsvBackend(config)
@@ -41,7 +41,7 @@ import os, pathlib, resource, sys
 from quark_backends.csv.backend import CsvBackend
 from quark_core.backends.contract import BackendConfig
 from quark_core.errors import BackendUnavailable
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 config = BackendConfig(storage_dir=pathlib.Path(sys.argv[1]), run_id="run0", location="out")
 maker = BatchMaker("run0")
 backend = CsvBackend(config)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quark_core.hosting.opener import describe_opener, load_definition
+from quark_core.hosting.protocol import describe_opener, load_definition
 
 ROOT = Path(__file__).parents[3]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][

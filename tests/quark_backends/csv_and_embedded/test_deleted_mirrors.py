@@ -50,7 +50,7 @@ for step in range(100):
 session.flush()
 while any(lane.waiting for lane in session.report_delivery().lanes):
     time.sleep(0.01)
-from quark_core.delivery.lane import Lane
+from quark_core.delivery.delivery_worker import Lane
 Lane._deliver = lambda *_: time.sleep(100)
 for step in range(100, 200):
     metrics.log("m", float(step), step=step)

@@ -14,7 +14,7 @@ from quark_core.errors import (
     SchemaValidationError,
     UnknownBackendError,
 )
-from quark_core.testing.faults import ScriptedBackend, define_scripted
+from quark_core.testing.fakes import ScriptedBackend, define_scripted
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from quark_backends.wandb.process import OpenRun
 from quark_backends.wandb.state import STATE_NAME, WandbState
 from quark_core.backends.contract import BackendConfig
 from quark_core.errors import BackendRejected
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 SAVED = Path(__file__).parents[2] / "assets" / "mirrors"
 # Nobody listens there.

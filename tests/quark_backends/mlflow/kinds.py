@@ -19,7 +19,7 @@ from quark_core.records import (
     SystemTelemetryRecord,
 )
 from quark_core.records.json_object import JsonObject
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 PAYLOAD = b"\x00payload\xff" * 100
 EVIDENCE = (EvidenceRecord("metric", "loss", "it rose", 2.0, 1.0, 3, 9),)

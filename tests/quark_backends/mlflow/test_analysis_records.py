@@ -7,7 +7,7 @@ import pytest
 from quark_backends.mlflow.analysis_records import needs_file, reduce_batch
 from quark_core.records import LifecycleRecord, MetricRecord
 from quark_core.records.json_object import JsonObject
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 ORIGIN = ("run0", "w0", 0, 0, 0, 10**15)
 

@@ -17,7 +17,7 @@ from quark_core.backends.contract import BackendConfig
 from quark_core.errors import BackendRejected, BackendUnavailable
 from quark_core.records.codec import encode_records
 from quark_core.records.query import Query
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 
 @pytest.fixture

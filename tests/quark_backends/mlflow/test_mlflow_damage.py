@@ -3,7 +3,7 @@
 import pytest
 
 from quark_backends.mlflow.segments import SegmentFiles, read_segment
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 COUNT = 6
 

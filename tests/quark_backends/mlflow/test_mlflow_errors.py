@@ -10,7 +10,7 @@ import pytest
 import quark
 from quark_core.backends.contract import BackendConfig
 from quark_core.errors import BackendUnavailable
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import quark
 from quark_backends.mlflow import server as mlflow_server
 from quark_core.errors import BackendRejected, BackendUnavailable
 from quark_core.runs import recovery
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 TRAIN = """
 import os, signal, sys, time

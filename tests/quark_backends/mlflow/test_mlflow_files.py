@@ -16,7 +16,7 @@ from quark_backends.mlflow import segments as segments_module
 from quark_backends.mlflow.errors import Refused
 from quark_core.errors import ArtifactNotFoundError
 from quark_core.records.query import Query
-from quark_core.testing.batches import FIRST_TIME_US
+from quark_core.testing.fakes import FIRST_TIME_US
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from quark_core.errors import (
     SessionStoreError,
 )
 from quark_core.records.query import Query
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:metric .* is outside Quark's naming rule:RuntimeWarning"

@@ -4,7 +4,7 @@ import pytest
 
 import quark
 from quark_backends.mlflow.server import Server
-from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.sending import Quarantine
 from quark_core.runs import recovery
 
 # Its tables are made with calls that a newer SQLAlchemy advises against.

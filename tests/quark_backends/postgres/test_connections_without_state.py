@@ -11,7 +11,7 @@ from quark_backends.service.server.workspaces.control_database import parse_stor
 from quark_backends.store.databases.postgres_pool import PostgresPool
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.query import Query
-from quark_core.runs.searching import build_search
+from quark_core.runs.run_search import build_search
 
 STATE = """
 SELECT current_setting('search_path'), current_setting('statement_timeout'),

@@ -16,7 +16,7 @@ from quark_backends.store.databases.postgres_pool import PostgresPool
 from quark_backends.store.run_store import RunStore
 from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
 from quark_core.records.query import Query
-from quark_core.runs.searching import build_search
+from quark_core.runs.run_search import build_search
 
 ALL = Query(all_attempts=True)
 

@@ -57,7 +57,7 @@ def searches_in_postgres(database):
 def test_many_search_at_once(database, crowd):  # noqa: F811
     from concurrent.futures import ThreadPoolExecutor
 
-    from quark_core.runs.searching import build_search
+    from quark_core.runs.run_search import build_search
 
     store, _ = crowd
     # Another test of this file may have put its own runs there since.

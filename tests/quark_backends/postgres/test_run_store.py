@@ -22,7 +22,7 @@ from quark_core.errors import (
 )
 from quark_core.records import EventRecord, LifecycleRecord, parse_time
 from quark_core.records.query import Query
-from quark_core.runs.searching import build_search
+from quark_core.runs.run_search import build_search
 
 ALL = Query(all_attempts=True)
 

@@ -8,7 +8,7 @@ from postgres_server import new_database
 from service_fixtures import error_of, ingest, serving
 
 from quark_core.records import ArtifactLinkRecord, MetricRecord
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 LAST = 2**63 - 1
 LIMITS = {"requests_per_s": 1e6, "rows_per_s": 1e9}

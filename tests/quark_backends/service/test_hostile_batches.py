@@ -28,9 +28,9 @@ from quark_backends.service.server.http.replies import REPLY_BYTES
 from quark_backends.service.server.ingest import batch_checks
 from quark_core.records import RECORD_TYPES
 from quark_core.records.codec import compress_frame, decode_body
-from quark_core.records.fields import column_types
 from quark_core.records.json_object import encode_json
-from quark_core.testing.batches import BatchMaker, make_samples
+from quark_core.records.schema import column_types
+from quark_core.testing.fakes import BatchMaker, make_samples
 
 HOSTILE = sorted((Path(__file__).parent / "hostile").glob("*.bin"))
 LIMITS = {"requests_per_s": 1e6, "rows_per_s": 1e9}

@@ -10,7 +10,7 @@ from service_fixtures import ingest, serving_process
 from quark_backends.service.protocol import JSON, MSGPACK, ROWS
 from quark_backends.service.server.http.replies import REPLY_BYTES
 from quark_core.records.json_object import JsonObject
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 MEMORY_BYTES = 300 * 2**20
 # A list of these takes 24 times as much memory as its text.

@@ -19,7 +19,7 @@ from quark_backends.service.server.routes import ROUTES
 from quark_core.backends.contract import BackendConfig
 from quark_core.backends.curves import CurveQuery
 from quark_core.records.json_object import JsonObject
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 # As values, what is stored for any of the questions takes more.
 MEMORY_BYTES = 400 * 2**20

@@ -17,7 +17,7 @@ from quark.cli.main import cli
 from quark_backends.service.server.config import Limits, load_config
 from quark_backends.service.server.workspaces.control_database import CONTROL_VERSION
 from quark_core.errors import SchemaValidationError, SessionStoreError
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 def run(*arguments, env=None):

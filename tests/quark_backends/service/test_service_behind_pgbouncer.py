@@ -9,7 +9,7 @@ from pgbouncer import CONNECTIONS
 from postgres_server import new_database
 from service_fixtures import ingest, serving
 
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 THREADS = 16
 BATCHES = 10

@@ -19,7 +19,7 @@ from quark_core.errors import (
     SchemaValidationError,
     SessionStoreError,
 )
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from tiers import count_examples
 
 from quark_backends.service.protocol import MSGPACK, IngestRequest, WireBatch
 from quark_core.records import RECORD_TYPES
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 SEEDS = sorted((Path(__file__).parent / "seeds").glob("*.bin"))
 EXAMPLES = 150

@@ -9,7 +9,7 @@ from service_fixtures import encode_ingest, error_of, ingest, serving
 
 from quark_backends.service.protocol import JSON, MSGPACK
 from quark_core.records.codec import zstd
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 @pytest.fixture(scope="module")

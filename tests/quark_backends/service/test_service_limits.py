@@ -19,7 +19,7 @@ from service_fixtures import (
 
 from quark_backends.service.protocol import MSGPACK, IngestRequest, WireBatch
 from quark_core.records.codec import zstd
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 SMALL = {
     "body_bytes": 200_000,

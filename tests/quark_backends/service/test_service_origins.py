@@ -5,7 +5,7 @@ from service_fixtures import ingest, serving
 
 from quark_core.backends.run_summary import restore_run
 from quark_core.records.runs import SettingOrigin
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 ORIGIN = {"key": "lr", "source": "high_lr", "place": "train.py:7", "value": 0.1}
 

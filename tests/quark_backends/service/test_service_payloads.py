@@ -6,7 +6,7 @@ import random
 import pytest
 from service_fixtures import error_of, ingest, serving
 
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 DATA = random.Random(0).randbytes(3 * 2**20 + 17)
 SHA256 = hashlib.sha256(DATA).hexdigest()

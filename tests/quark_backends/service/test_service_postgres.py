@@ -13,8 +13,8 @@ from quark_backends.service.server.workspaces.control_database import ControlDat
 from quark_backends.service.server.workspaces.deployment import Deployment
 from quark_backends.service.server.workspaces.keys import make_key
 from quark_core.errors import SessionStoreError
-from quark_core.records.times import now_us
-from quark_core.testing.batches import BatchMaker
+from quark_core.records.base import now_us
+from quark_core.testing.fakes import BatchMaker
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from held_ports import hold_port
 from service_fixtures import ServerProcess, encode_ingest, ingest, serving_process
 
 from quark_backends.service.protocol import MSGPACK
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 def count_rows(client, run_id):

@@ -25,7 +25,7 @@ from quark_core.backends.run_summary import restore_run, restore_summary
 from quark_core.records.codec import encode_records
 from quark_core.records.columns import Columns
 from quark_core.records.query import Query
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from service_fixtures import error_of, ingest, serving
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.workspaces.deployment import Deployment
 from quark_backends.store.databases.tables import METADATA
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 PAYLOAD = b"weights" * 100_000
 SHA256 = hashlib.sha256(PAYLOAD).hexdigest()

@@ -9,7 +9,7 @@ from service_fixtures import encode_ingest, ingest, serving
 from quark_backends.service.protocol import MSGPACK, ROWS
 from quark_backends.service.server.config import ANY_SCOPE
 from quark_backends.service.server.routes import ROUTES
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 PAYLOAD = b"the secret of the other workspace"
 SHA256 = hashlib.sha256(PAYLOAD).hexdigest()

@@ -9,7 +9,7 @@ import pytest
 from service_fixtures import encode_ingest, error_of, ingest, serving
 
 from quark_backends.service.protocol import MSGPACK, ROWS
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 PATIENCE = {"body_timeout_s": 120.0}
 

@@ -9,7 +9,7 @@ from service_fixtures import serving
 
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.workspaces.deployment import Deployment
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def service(server, monkeypatch):
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
     monkeypatch.setenv("QUARK_USER_KEY", server.key)
     # A restart waits less than a first start, and goes on without it.
-    monkeypatch.setattr("quark_core.runs.primary_reach._RESTART_S", 15.0)
+    monkeypatch.setattr("quark_core.runs.primary_store._RESTART_S", 15.0)
     return server
 
 

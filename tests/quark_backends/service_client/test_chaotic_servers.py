@@ -16,7 +16,7 @@ from quark_core.errors import (
     StoreUnavailableError,
 )
 from quark_core.records.query import Query
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 KEY = "qk_abcd_0123456789abcdef0123456789"
 TIMEOUT_S = 0.6

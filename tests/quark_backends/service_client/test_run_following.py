@@ -10,7 +10,7 @@ from quark_backends.service.server.routes import ROUTES
 from quark_core.backends.contract import BackendConfig
 from quark_core.backends.curves import CurveQuery
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 @pytest.fixture

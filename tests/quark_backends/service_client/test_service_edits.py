@@ -16,7 +16,7 @@ from quark_core.errors import (
 from quark_core.records import EventRecord, LifecycleRecord
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
-from quark_core.runs.stop_requests import StopLookout
+from quark_core.runs.open_run import StopLookout
 
 
 def beat(session):

@@ -12,10 +12,10 @@ import pytest
 import quark
 from quark_backends.service.client.backend import ServiceBackend
 from quark_core.backends.contract import BackendConfig
-from quark_core.delivery.lane import RetryPolicy
+from quark_core.delivery.delivery_worker import RetryPolicy
 from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
 from quark_core.runs import recovery
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 def open_backend(tmp_path, url, **arguments):

@@ -14,10 +14,10 @@ from quark_backends.service.client.backend import ServiceBackend
 from quark_backends.service.protocol import ROWS
 from quark_backends.service.rows import End, Rows, encode_frame
 from quark_core.backends.contract import BackendConfig
-from quark_core.delivery.lane import RetryPolicy
+from quark_core.delivery.delivery_worker import RetryPolicy
 from quark_core.errors import BackendUnavailable, SessionStoreError
 from quark_core.records.query import Query
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from quark_core.errors import (
     SessionStoreError,
     StoreUnauthorizedError,
 )
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from quark_core.errors import (
     RunNotFoundError,
     SessionStoreError,
 )
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 def train(folder, *, steps=20, **arguments):

@@ -31,10 +31,10 @@ from quark_core.errors import (
     StoreUnavailableError,
 )
 from quark_core.records import parse_time
+from quark_core.records.base import now_us
 from quark_core.records.sweeps import TrialResult
-from quark_core.records.times import now_us
 from quark_core.system.process import ProcessIdentity, current_process
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 ELSEWHERE = ProcessIdentity("elsewhere", 1, "1")
 DONE = TrialResult(state="completed", values=(0.5,))

@@ -15,7 +15,7 @@ from chaos_proxy import ChaosProxy
 from held_ports import hold_port
 
 import quark
-from quark_core.delivery.lane import RetryPolicy
+from quark_core.delivery.delivery_worker import RetryPolicy
 from quark_core.runs import recovery
 
 PROGRAM = Path(__file__).with_name("training_program.py")

@@ -17,7 +17,7 @@ from quark_core.backends.contract import BackendConfig, Capability, Payload
 from quark_core.backends.registry import default_registry
 from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
 from quark_core.hookspecs import hookimpl
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 NOT_FOUND = {"error": {"code": "run_not_found", "message": "no run"}}
 HEADERS = {"Quark-Protocol": str(PROTOCOL_VERSION)}

@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 
 import quark
-from quark_core.runs import primary_reach
+from quark_core.runs import primary_store
 
 storage_dir, call, *given = sys.argv[1:]
 
@@ -61,7 +61,7 @@ def main():
     if arguments.pop("resolver", None) == "hangs":
         socket.getaddrinfo = lambda *_args, **_options: threading.Event().wait()
     if patience_s := arguments.pop("patience_s", None):
-        primary_reach._FIRST_S = primary_reach._RESTART_S = float(patience_s)
+        primary_store._FIRST_S = primary_store._RESTART_S = float(patience_s)
     arguments = {name: json.loads(value) for name, value in arguments.items()}
     warnings = []
     handler = logging.Handler()

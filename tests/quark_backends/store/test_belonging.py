@@ -14,15 +14,16 @@ import quark
 from quark_backends.service.client.edits import ServiceEdits
 from quark_backends.service.client.service_errors import Refused
 from quark_backends.service.protocol import ErrorCode
-from quark_core.backends.belonging import (
+from quark_core.backends.edits import (
     BelongingEdit,
+    RunEdit,
     StoredGroup,
     StoredProject,
     check_belonging_edit,
+    check_edit,
     inherit,
     list_groups_by_reading,
 )
-from quark_core.backends.edits import RunEdit, check_edit
 from quark_core.backends.registry import default_registry
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.runs.backend_choice import choose_primary, open_primary, open_reader

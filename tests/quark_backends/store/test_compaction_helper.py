@@ -17,7 +17,7 @@ from quark_backends.embedded.compaction_helper import LEASE, compact_store, find
 from quark_backends.store.databases.sqlite import connect, find_store
 from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
 from quark_backends.store.upkeep.compaction import Compactor
-from quark_core.delivery.lane_files import Lease
+from quark_core.delivery.delivery_state import Lease
 from quark_core.records.codec import Column
 from quark_core.records.query import Query
 

@@ -2,7 +2,7 @@
 
 import quark
 from quark_backends.store.writing import lifecycle
-from quark_core.config.redaction import values as redacted_values
+from quark_core.config.redaction import replacement as redacted_values
 from quark_core.records import LifecycleRecord
 from quark_core.records.json_object import JsonObject
 

@@ -10,9 +10,9 @@ from quark_backends.store.upkeep.compaction import Compactor
 from quark_core.backends.contract import Generation
 from quark_core.records import RECORD_TYPES, EventRecord
 from quark_core.records.codec import Column, decode_body, encode_records
-from quark_core.records.fields import column_types
 from quark_core.records.query import Query
-from quark_core.testing.batches import make_samples
+from quark_core.records.schema import column_types
+from quark_core.testing.fakes import make_samples
 
 KINDS = [
     kind

@@ -6,9 +6,9 @@ import quark
 from quark_core.errors import SchemaValidationError
 from quark_core.records.base import start_fields
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.run_digests import digest_config, digest_structure
+from quark_core.records.runs import digest_config, digest_structure
 from quark_core.runs.backend_choice import open_reader
-from quark_core.runs.searching import build_page_search, build_search, find_page
+from quark_core.runs.run_search import build_page_search, build_search, find_page
 from quark_core.search.fallback import search_by_reading
 
 RUNS = {

@@ -20,7 +20,7 @@ from quark_core.backends.coordination import NewTrial
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.sweeps import TrialResult
 from quark_core.system.process import current_process
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 pytestmark = pytest.mark.skipif(
     not turns._SYNCS_APART, reason="there SQLite syncs by itself, with the database held"

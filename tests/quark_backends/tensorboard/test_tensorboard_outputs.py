@@ -9,7 +9,7 @@ from quark.analysis import mirrored_outputs
 from quark.analysis.engine import AnalyzerEngine
 from quark.analysis.phases import PhaseAnalyzer
 from quark_core.runs import recovery
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 def train(start):

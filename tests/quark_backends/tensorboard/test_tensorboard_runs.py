@@ -32,7 +32,7 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import encode_name
 from quark_core.runs import recovery
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 pytest.importorskip("tensorboard")
 

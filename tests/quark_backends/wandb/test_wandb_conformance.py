@@ -9,8 +9,7 @@ from quark_backends.mirroring.saved_state import load_state
 from quark_backends.wandb.state import WandbState
 from quark_backends.wandb.step_rows import StepRows
 from quark_core.records.names import encode_name
-from quark_core.testing.conformance import BackendConformance
-from quark_core.testing.writing_conformance import ODD_KEYS
+from quark_core.testing.conformance import ODD_KEYS, BackendConformance
 
 if find_spec("wandb") is None:
     pytest.skip("needs wandb", allow_module_level=True)

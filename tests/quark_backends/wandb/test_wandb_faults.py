@@ -22,7 +22,7 @@ from quark_backends.wandb import backend as backend_module
 from quark_core.errors import BackendUnauthorized, BackendUnavailable
 from quark_core.runs import recovery
 from quark_core.system.process import ProcessIdentity, is_alive
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 if find_spec("wandb") is None:
     pytest.skip("needs wandb", allow_module_level=True)

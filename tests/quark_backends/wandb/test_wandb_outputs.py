@@ -13,7 +13,7 @@ from quark.analysis.engine import AnalyzerEngine
 from quark.analysis.outputs import open_analysis
 from quark.analysis.phases import PhaseAnalyzer
 from quark.cli.main import cli
-from quark_core.delivery.lane_files import Lease
+from quark_core.delivery.delivery_state import Lease
 from quark_core.records import PhaseRecord
 from quark_core.runs import recovery
 

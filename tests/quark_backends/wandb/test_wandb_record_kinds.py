@@ -21,7 +21,7 @@ from quark_core.records import (
     SystemTelemetryRecord,
 )
 from quark_core.records.json_object import JsonObject
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 if find_spec("wandb") is None:
     pytest.skip("needs wandb", allow_module_level=True)

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from quark_core.artifacts import payload_folder
-from quark_core.writers import artifact_intake
+from quark_core.writers import artifact_writing
 
 
 class FailingDisk:
@@ -22,7 +22,7 @@ class FailingDisk:
         self._armed = None
         self.arm(None)
         monkeypatch.setattr(payload_folder, "os", Proxy(self, "payload"))
-        monkeypatch.setattr(artifact_intake, "os", Proxy(self, "name"))
+        monkeypatch.setattr(artifact_writing, "os", Proxy(self, "name"))
         for name in ("mkdir", "write_bytes"):
             monkeypatch.setattr(Path, name, self._guard_path(name, getattr(Path, name)))
 

@@ -113,7 +113,7 @@ def test_what_goes_or_cannot_be_read_meanwhile_is_left_out_and_told(
             raise SchemaValidationError(f"path {path} cannot be read: Permission denied")
         return opened(path, *rest)
 
-    monkeypatch.setattr("quark_core.writers.artifact_intake.open_source", refuse)
+    monkeypatch.setattr("quark_core.writers.artifact_writing.open_source", refuse)
     pending = artifacts.log_directory(tree)
     (tree / "b.txt").unlink()
     ready.set()

@@ -160,7 +160,7 @@ def store_while(artifacts, monkeypatch, tmp_path):
             source, size_bytes = opened(given, argument)
             return Watched(source, lambda: then(path)), size_bytes
 
-        monkeypatch.setattr("quark_core.writers.artifact_intake.open_source", open_watched)
+        monkeypatch.setattr("quark_core.writers.artifact_writing.open_source", open_watched)
         return artifacts.store_file("t", "n", path)
 
     return store
@@ -228,7 +228,7 @@ def test_a_file_that_cannot_be_read_to_its_end(artifacts, session, monkeypatch, 
         source, size_bytes = payload_folder.open_source(given, argument)
         return Broken(source, "once"), size_bytes
 
-    monkeypatch.setattr("quark_core.writers.artifact_intake.open_source", open_broken)
+    monkeypatch.setattr("quark_core.writers.artifact_writing.open_source", open_broken)
     with pytest.raises(quark.SchemaValidationError, match="cannot be read: Input/output error"):
         artifacts.store_file("t", "n", path)
     assert artifacts.read() == ()

@@ -13,7 +13,7 @@ from payload_tools import list_events, run_script
 from PIL import Image
 
 import quark
-from quark_core.artifacts import recordings
+from quark_core.artifacts import media
 from quark_core.errors import SchemaValidationError
 from quark_core.records.dataframes import MissingLibraryError
 
@@ -324,4 +324,4 @@ def test_images_in_cells_are_artifacts_of_their_own(artifacts):
 
 def test_the_reader_of_arrays_says_what_it_cannot_read():
     with pytest.raises(SchemaValidationError, match="points"):
-        recordings.read_array([[1], [2, 3]], "points")
+        media.read_array([[1], [2, 3]], "points")

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from quark_core.artifacts.media_types import HEAD_BYTES, identify_media
+from quark_core.artifacts.payload_formats import HEAD_BYTES, identify_media
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 

@@ -19,7 +19,7 @@ from quark_core.hookspecs import hookimpl
 from quark_core.ranks.launches import RankInfo
 from quark_core.runs.backend_choice import open_primary, open_reader, plan_backends
 from quark_core.runs.open_run import open_runs
-from quark_core.testing.faults import ScriptedBackend, define_scripted
+from quark_core.testing.fakes import ScriptedBackend, define_scripted
 
 ZERO, ONE = RankInfo(), RankInfo(rank=1, world_size=2)
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from quark_core.backends.kept_batches import describe_run, dump_batch, restore_batch, select_rows
+from quark_core.backends.stored_batches import describe_run, dump_batch, restore_batch, select_rows
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import RECORD_TYPES
 from quark_core.records.query import Query
 from quark_core.records.schema import validate_record
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker, make_samples
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker, make_samples
 
 
 def through_json(batch):

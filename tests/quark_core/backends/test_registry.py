@@ -2,9 +2,8 @@
 
 import pytest
 
-from quark_core.backends.checks import check_capabilities
 from quark_core.backends.contract import BackendDefinition, Capability
-from quark_core.backends.registry import BackendRegistry
+from quark_core.backends.registry import BackendRegistry, check_capabilities
 from quark_core.errors import BackendContractError, UnknownBackendError
 from quark_core.hookspecs import hookimpl
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quark_core.records.run_digests import digest_config, digest_structure
+from quark_core.records.runs import digest_config, digest_structure
 
 BASE = {"lr": 0.1, "model": {"width": 64, "name": "net"}, "sizes": [1, 2], "seed": 3}
 

@@ -13,7 +13,7 @@ from wide_bounds import OTHERS, widen_in_children
 
 import quark
 from quark_core.errors import SchemaValidationError
-from quark_core.records import run_digests
+from quark_core.records import runs
 
 CONFIG = {"lr": 0.1, "model": {"width": 64}, "seed": 1}
 
@@ -313,12 +313,12 @@ def test_where_there_can_be_no_file_nobody_waits_and_the_run_begins(tmp_path, ca
 def test_a_start_waits_for_another_one_of_its_configuration_and_not_for_ever(tmp_path, monkeypatch):
     from quark_core.records import ConfigSnapshot
     from quark_core.records.json_object import JsonObject
-    from quark_core.runs import earlier_runs
+    from quark_core.runs import primary_store
 
-    monkeypatch.setattr(earlier_runs, "_HOLD_S", 0.2)
+    monkeypatch.setattr(primary_store, "_HOLD_S", 0.2)
     run(tmp_path, config={"other": 1})
     config = ConfigSnapshot(JsonObject(CONFIG))
-    with earlier_runs.hold_configuration(tmp_path, "p", config):
+    with primary_store.hold_configuration(tmp_path, "p", config):
         assert run(tmp_path).revision == 1
 
 
@@ -334,7 +334,7 @@ def test_a_run_that_was_made_to_check_a_cause_is_no_repetition(root):
 def test_a_run_of_a_version_that_knew_fewer_seeds_is_still_found(root, monkeypatch):
     old = {"lr": 0.1, "random_state": 1}
     with monkeypatch.context() as earlier:
-        earlier.setattr(run_digests, "_SEED", run_digests._SEED_BEFORE)
+        earlier.setattr(runs, "_SEED", runs._SEED_BEFORE)
         first = run(root, config=old)
         kept = quark.open_run(first.id, root).open_run.reader.load_run(first.id).digests.config
     with start(root, config=old) as again:
@@ -343,4 +343,4 @@ def test_a_run_of_a_version_that_knew_fewer_seeds_is_still_found(root, monkeypat
     assert other.already_done is None
     # Both are seeds of one configuration, whatever the store has kept of the first.
     digests = {each.stored.digests.config for each in quark.search_runs(storage_dir=root)}
-    assert digests == {run_digests.digest_config({"lr": 0.1})} != {kept}
+    assert digests == {runs.digest_config({"lr": 0.1})} != {kept}

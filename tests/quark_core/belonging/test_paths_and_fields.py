@@ -2,7 +2,7 @@
 
 import pytest
 
-from quark_core.config.belonging import check_fields, check_group_path, check_groups, is_below
+from quark_core.config.arguments import check_fields, check_group_path, check_groups, is_below
 from quark_core.errors import SchemaValidationError
 
 

@@ -3,13 +3,13 @@
 import pytest
 
 from quark.analysis.metric_roles import is_loss, is_reward, is_score
-from quark_core.config.metric_directions import (
+from quark_core.config.objective import (
+    Objective,
     find_mode,
     infer_direction,
     infer_mode,
     is_rate_name,
 )
-from quark_core.config.objective import Objective
 from quark_core.records.names import encode_name
 
 LOWER = """

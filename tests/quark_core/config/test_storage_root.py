@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import quark
-from quark_core.config.storage_root import find_storage_root
+from quark_core.config.arguments import find_storage_root
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import quark
 from quark.cli.main import cli
-from quark_core.config.tracked import list_reads, tracked
+from quark_core.config.snapshot import list_reads, tracked
 from quark_core.records.query import Query
 
 CONFIG = {"lr": 0.1, "never": 1, "optimizer": {"name": "sgd", "momentum": 0.9}}

@@ -16,8 +16,7 @@ import quark
 from quark_core.errors import SchemaValidationError
 from quark_core.records.query import Query
 from quark_core.runs.console_lines import fold_lines
-from quark_core.system.console.lines import Line
-from quark_core.system.console.taps import ConsoleTaps, console_taps
+from quark_core.system.console.streams import ConsoleTaps, Line, console_taps
 from quark_core.writers.console import ConsoleCapture
 
 NONE = {"QUARK_CAPTURE": "", "QUARK_SYSTEM_METRICS": "0"}

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from quark_core.system.console import lines as lines_module
-from quark_core.system.console.lines import LONGEST_LINE, LineAssembler
+from quark_core.system.console import streams as lines_module
+from quark_core.system.console.streams import LONGEST_LINE, LineAssembler
 
 
 class Clock:

@@ -12,7 +12,7 @@ import quark
 from quark.analysis.run_data import RunData
 from quark_core.errors import SchemaValidationError
 from quark_core.records.query import Query
-from quark_core.system.hardware.sampler import shared_sampler
+from quark_core.system.hardware_sampler import shared_sampler
 
 DEADLINE_S = 60
 

@@ -13,14 +13,14 @@ import pytest
 import xxhash
 
 import quark
+from quark_core.delivery.delivery_state import LaneMark
 from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
-from quark_core.delivery.lane_files import LaneMark
 from quark_core.delivery.segments import FORMAT_VERSION, Origin, encode_frame, encode_header
 from quark_core.records.json_object import JsonObject
 from quark_core.runs import recovery
 from quark_core.system.process import ProcessIdentity
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 ASSET = Path(__file__).parents[2] / "assets" / "journal" / "1"
 RUN, WRITER = "0123456789abcdef", "writer0"

@@ -6,7 +6,7 @@ import os
 import pytest
 import xxhash
 
-from quark_core.delivery.files import Files
+from quark_core.delivery.delivery_state import Files
 from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.segments import (
     NewerSegment,
@@ -15,7 +15,7 @@ from quark_core.delivery.segments import (
     encode_header,
     parse_segment,
 )
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 ORIGIN = Origin("run0", "writer0")
 

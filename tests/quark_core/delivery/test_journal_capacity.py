@@ -8,7 +8,7 @@ from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.segments import Origin
 from quark_core.runs import recovery
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 
 def fill(tmp_path, replay, count=60, **arguments):

@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiers import count_examples
 
-from quark_core.delivery.frame_search import FrameSearch
 from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.segments import (
     END_MARK,
+    FrameSearch,
     Origin,
     encode_end_mark,
     encode_frame,
@@ -21,7 +21,7 @@ from quark_core.delivery.segments import (
     parse_segment,
 )
 from quark_core.system.process import ProcessIdentity
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 ORIGIN = Origin("run0", "writer0")
 MANIFEST = Manifest(

@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from tiers import count_examples
 
 from quark_core.delivery.batch_log import BatchLog
-from quark_core.delivery.black_box import BlackBox, find_box_path, remove_black_box
-from quark_core.delivery.files import Files
+from quark_core.delivery.crash_buffer import BlackBox, find_box_path, remove_black_box
+from quark_core.delivery.delivery_state import Files
 from quark_core.delivery.journal import Journal
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest
 from quark_core.delivery.segments import Origin

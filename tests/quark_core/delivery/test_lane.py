@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from tiers import count_examples
 
 from quark_core.delivery.batch_log import BatchLog
-from quark_core.delivery.lane import Lane, RetryPolicy
-from quark_core.delivery.quarantine import Quarantine
-from quark_core.delivery.sending import GROUP_RECORDS, cut_groups
-from quark_core.testing.batches import BatchMaker
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.delivery.delivery_worker import Lane, RetryPolicy
+from quark_core.delivery.sending import GROUP_RECORDS, Quarantine, cut_groups
+from quark_core.testing.fakes import BatchMaker, ScriptedBackend
 
 QUICK = RetryPolicy(first_s=0.001, cap_s=0.002, failures_before_rest=3, rest_s=0.002)
 
@@ -154,7 +152,9 @@ def test_refused_credentials_pause_the_lane_until_it_asks_again():
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_refreshed_credential_ends_the_pause(ends, monkeypatch):
-    monkeypatch.setattr("quark_core.delivery.lane._LOOK_EVERY_S", 0.01 if not ends else 600.0)
+    monkeypatch.setattr(
+        "quark_core.delivery.delivery_worker._LOOK_EVERY_S", 0.01 if not ends else 600.0
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "old")
     log, backend = BatchLog(), ScriptedBackend(["unauthorized"])
     failed = threading.Event()

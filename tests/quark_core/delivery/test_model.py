@@ -10,12 +10,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tiers import count_examples
 
-from quark_core.delivery.files import Files
+from quark_core.delivery.delivery_state import Files
 from quark_core.delivery.journal import Journal, JournalReader
 from quark_core.delivery.segments import Origin
 from quark_core.errors import BackendUnavailable
-from quark_core.testing.batches import BatchMaker
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import BatchMaker, ScriptedBackend
 
 
 class CrashingFiles(Files):

@@ -9,13 +9,12 @@ import pytest
 import quark
 from quark_core.delivery import stream as stream_module
 from quark_core.delivery.batch_log import BatchLog
-from quark_core.delivery.lane import Lane
-from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.delivery_worker import Lane
 from quark_core.delivery.segments import Origin
+from quark_core.delivery.sending import Quarantine
 from quark_core.delivery.stream import RunStream
 from quark_core.runs import open_run
-from quark_core.testing.batches import BatchMaker
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import BatchMaker, ScriptedBackend
 
 
 class SlowBackend(ScriptedBackend):

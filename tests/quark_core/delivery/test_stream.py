@@ -5,16 +5,15 @@ import threading
 import pytest
 
 from quark_core.delivery.batch_log import BatchLog
-from quark_core.delivery.channel import LONG_FRAME_RECORDS, Channel
-from quark_core.delivery.lane import Lane
-from quark_core.delivery.metric_rows import MetricKey
-from quark_core.delivery.quarantine import Quarantine
+from quark_core.delivery.channel import LONG_FRAME_RECORDS, Channel, MetricKey
+from quark_core.delivery.delivery_worker import Lane
 from quark_core.delivery.segments import Origin
+from quark_core.delivery.sending import Quarantine
 from quark_core.delivery.stream import RunStream
 from quark_core.errors import SessionStoreError
 from quark_core.records import EventRecord, LifecycleRecord
 from quark_core.records.json_object import JsonObject
-from quark_core.testing.faults import ScriptedBackend
+from quark_core.testing.fakes import ScriptedBackend
 
 
 def open_stream(backend, **arguments):

@@ -27,7 +27,7 @@ from quark_core.errors import (
 from quark_core.hosting import child_process
 from quark_core.hosting.child_process import prefer_helpers
 from quark_core.hosting.hosted_backend import can_be_hosted, open_hosted
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 
 RECORDER = BackendDefinition(
     name="recorder",
@@ -253,7 +253,7 @@ from pathlib import Path
 from test_hosted_backends import RECORDER
 from quark_core.backends.contract import BackendConfig
 from quark_core.hosting.hosted_backend import open_hosted
-from quark_core.testing.batches import BatchMaker
+from quark_core.testing.fakes import BatchMaker
 backend = open_hosted(RECORDER, BackendConfig(
     storage_dir=Path({str(config.storage_dir)!r}), run_path=Path({str(config.run_path)!r}),
     run_id="run0", location={config.location!r}))

@@ -5,10 +5,10 @@ import pickle
 import numpy as np
 import pytest
 
-from quark_core.hosting.messages import dump_value, load_value
+from quark_core.hosting.protocol import dump_value, load_value
 from quark_core.records import RECORD_TYPES
 from quark_core.records.columns import Columns
-from quark_core.testing.batches import make_samples
+from quark_core.testing.fakes import make_samples
 
 
 def name_global(module, name):
@@ -22,15 +22,15 @@ def name_global(module, name):
     ("module", "name"),
     [
         # Through what a module has imported, to any function there is.
-        ("quark_core.hosting.messages", "io.open"),
+        ("quark_core.hosting.protocol", "io.open"),
         ("quark_core.system.process", "os.system"),
         ("pathlib", "os.system"),
         ("collections", "_sys.exit"),
         ("numpy", "ctypeslib.load_library"),
-        ("quark_core.hosting.messages", "pickle.Unpickler.load"),
+        ("quark_core.hosting.protocol", "pickle.Unpickler.load"),
         # What a module has imported itself, and functions of its own.
-        ("quark_core.hosting.messages", "io"),
-        ("quark_core.hosting.messages", "load_value"),
+        ("quark_core.hosting.protocol", "io"),
+        ("quark_core.hosting.protocol", "load_value"),
         ("quark_core.hosting.child_process", "Popen"),
         ("numpy", "load"),
         ("builtins", "eval"),

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import quark
-from quark_core.hosting.child_process import ChildProcess
-from quark_core.hosting.stopped_helpers import end_stopped_helpers
+from quark_core.hosting.child_process import ChildProcess, end_stopped_helpers
 from quark_core.runs import recovery
 from quark_core.system import process
 

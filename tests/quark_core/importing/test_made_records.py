@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import quark
+from quark_core.records.base import now_us
 from quark_core.records.schema import validate_record
-from quark_core.records.times import now_us
 from quark_core.writers.records import SLICE_RECORDS
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/export.md").read_text("utf-8")

@@ -14,8 +14,8 @@ import quark
 from quark_core.records.kinds.provenance import AggregateRecord
 from quark_core.records.query import Query
 from quark_core.runs import recovery
-from quark_core.runs.aggregates import summarize_records
-from quark_core.writers import aggregates as aggregates_module
+from quark_core.runs.run_report import summarize_records
+from quark_core.writers import loop_metrics as aggregates_module
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import time
 import pytest
 
 import quark
-from quark_core.writers import aggregates as aggregates_module
-from quark_core.writers.device_timing import PendingSteps
+from quark_core.writers import loop_metrics as aggregates_module
+from quark_core.writers.step_timing import PendingSteps
 
 
 @pytest.fixture

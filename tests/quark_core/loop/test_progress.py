@@ -11,7 +11,7 @@ import quark
 from quark_core.records import LifecycleRecord
 from quark_core.records.query import Query
 from quark_core.records.runs import RunProgress
-from quark_core.runs.extensions import ask_extensions
+from quark_core.runs.open_run import ask_extensions
 from quark_core.writers import progress as progress_module
 
 

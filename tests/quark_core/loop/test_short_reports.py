@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 import quark
 from quark.cli.main import cli
-from quark_core.runs.aggregates import read_summaries
+from quark_core.runs.run_report import read_summaries
 
 
 @pytest.fixture

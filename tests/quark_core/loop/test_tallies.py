@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quark_core.records.tallies import Tally
+from quark_core.records.running_statistics import Tally
 from tests.tiers import count_examples
 
 numbers = st.floats(min_value=-1e9, max_value=1e9, allow_subnormal=False)

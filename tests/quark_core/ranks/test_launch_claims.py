@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from launching import by_hand, older_openmpi, openmpi, pmi, slurm
 
 import quark
-from quark_core.ranks import claims as launch_claims
-from quark_core.ranks.claims import RunClaims
-from quark_core.ranks.launches import Launch, find_launch
+from quark_core.ranks import launches as launch_claims
+from quark_core.ranks.launches import Launch, RunClaims, find_launch
 from quark_core.records.query import Query
 from quark_core.runs import backend_choice
 from quark_core.system.process import ProcessIdentity

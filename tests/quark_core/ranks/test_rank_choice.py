@@ -8,8 +8,7 @@ import quark
 from quark_core.backends.contract import BackendDefinition, RankPolicy
 from quark_core.backends.registry import default_registry
 from quark_core.errors import SchemaValidationError
-from quark_core.ranks.choice import ALL_RANKS, RANK_ZERO, choose_ranks, parse_ranks
-from quark_core.ranks.launches import RankInfo
+from quark_core.ranks.launches import ALL_RANKS, RANK_ZERO, RankInfo, choose_ranks, parse_ranks
 from quark_core.runs.backend_choice import choose_backend, plan_backends
 
 

@@ -18,10 +18,10 @@ from quark.analysis.rank_paces import RankPace, RankPaces, measure_paces
 from quark.cli.main import cli
 from quark.cli.run_view import describe_late
 from quark_core.ranks.statistics import compare_ranks
+from quark_core.records.base import now_us
 from quark_core.records.query import Query
-from quark_core.records.times import now_us
 from quark_core.runs import backend_choice
-from quark_core.runs.searching import summarize_run
+from quark_core.runs.run_search import summarize_run
 from quark_core.sessions import session as session_module
 
 

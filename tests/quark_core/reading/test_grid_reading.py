@@ -11,7 +11,7 @@ from quark_core.backends.grids import EMPTY, FINITE, NOT_FINITE, GridBuilder, Gr
 from quark_core.errors import SchemaValidationError
 from quark_core.records import LayerSummaryRecord, ParameterSummaryRecord, SystemTelemetryRecord
 from quark_core.records.columns import Columns
-from quark_core.runs.grids import read_grid
+from quark_core.runs.following import read_grid
 
 NAMES = ["stem", "blocks.2", "blocks.10", "head"]
 

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from record_strategies import ANY_BATCH, BATCHES, TEXTS
 
-from quark_core.delivery.metric_rows import MetricKey, encode_items, expand_row
+from quark_core.delivery.channel import MetricKey, encode_items, expand_row
 from quark_core.errors import SchemaValidationError
 from quark_core.records import (
     RECORD_TYPES,
@@ -26,8 +26,7 @@ from quark_core.records.codec import (
     encode_columns,
     encode_records,
 )
-from quark_core.records.fields import ORIGIN_FIELDS, column_types
-from quark_core.records.schema import CURRENT_SCHEMA_VERSION
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION, ORIGIN_FIELDS, column_types
 
 
 def metrics(values, **fields):

@@ -21,7 +21,7 @@ from quark_core.records import (
 from quark_core.records.columns import Columns
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import Query
-from quark_core.testing.batches import make_samples
+from quark_core.testing.fakes import make_samples
 
 INDEX = st.none() | st.integers(0, 5)
 KEYS = ("loss", "lr", "acc")

@@ -13,7 +13,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, EvidenceRecord, GpuReading
 from quark_core.records.json_object import JsonObject
 from quark_core.records.schema import dump_record, validate_record
-from quark_core.testing.batches import make_samples
+from quark_core.testing.fakes import make_samples
 
 # Some of the stored ones are not finite on purpose.
 GOOD = {kind: make_samples(kind, "run0")[0] for kind in RECORD_TYPES} | {

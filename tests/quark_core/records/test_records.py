@@ -13,9 +13,9 @@ from record_samples import ALL, CONFIG, EVENT, LIFECYCLE, METRIC, TIME
 
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord, format_time, parse_time
+from quark_core.records.base import check_timestamp
 from quark_core.records.json_object import JsonObject
 from quark_core.records.sweeps import StoredSweep
-from quark_core.records.times import check_timestamp
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from quark_core.config.redaction import REDACTED
-from quark_core.config.redaction.values import _list_written
+from quark_core.config.redaction.replacement import _list_written
 from quark_core.delivery.channel import Channel
 from quark_core.records import RECORD_TYPES, EventRecord
-from quark_core.records.fields import column_types
 from quark_core.records.json_object import JsonObject
+from quark_core.records.schema import column_types
 
 ROOT = Path(__file__).resolve().parents[3]
 # What hands over rows of numbers, and what stands between a channel and its queue.
 MAY_APPEND = {
     "quark_core/delivery/stream.py",
     "quark/sweeps/metric_watch.py",
-    "quark_core/writers/base.py",
+    "quark_core/writers/buffered_writer.py",
     "quark_core/writers/metrics.py",
 }
 # Texts that are how a value is found again, or of a fixed set of words.

@@ -10,7 +10,7 @@ from quark_core.records import EventRecord
 from quark_core.records.kinds.console import ConsoleRecord
 from quark_core.runs import console_lines
 from quark_core.runs.console_lines import ConsoleFollower
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 
 @pytest.fixture(params=[CsvBackend, EmbeddedBackend])

@@ -9,7 +9,7 @@ from quark_core.backends.contract import BackendConfig, SupportsChanges
 from quark_core.backends.curves import CurveQuery
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
-from quark_core.testing.batches import FIRST_TIME_US, BatchMaker
+from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from quark_core.errors import InvalidRunStateError, StopRequested, TrainingHalte
 from quark_core.records.runs import StopRequest
 from quark_core.runs import opening
 from quark_core.runs.open_run import open_runs
-from quark_core.system.weak_sets import list_members
-from quark_core.writers import base
+from quark_core.system.process import list_members
+from quark_core.writers import buffered_writer
 
 DEADLINE_S = 60
 
@@ -57,7 +57,7 @@ def test_the_first_writers_of_a_context_share_one_stream(context, monkeypatch):
 
 def test_a_writer_that_comes_as_the_last_one_goes_has_a_stream(context, monkeypatch):
     first = quark.MetricsLogger(context)
-    resolve, found = base.resolve_target, []
+    resolve, found = buffered_writer.resolve_target, []
 
     def find_and_be_late(target):
         found.append(resolve(target))
@@ -65,7 +65,7 @@ def test_a_writer_that_comes_as_the_last_one_goes_has_a_stream(context, monkeypa
             first.close()
         return found[-1]
 
-    monkeypatch.setattr(base, "resolve_target", find_and_be_late)
+    monkeypatch.setattr(buffered_writer, "resolve_target", find_and_be_late)
     with quark.MetricsLogger(context) as second:
         second.log("loss", 1.0, step=0)
     assert len(found) == 2

@@ -134,7 +134,7 @@ def test_a_training_that_is_killed_before_it_has_seen_the_request(train, tmp_pat
 
 def beat(session):
     """What the delivery thread does every ten seconds, and the wait for what comes of it."""
-    from quark_core.runs.stop_requests import StopLookout
+    from quark_core.runs.open_run import StopLookout
 
     lookout = StopLookout(session.open_run)
     lookout.look()

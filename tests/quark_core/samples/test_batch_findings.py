@@ -16,8 +16,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records import BatchDiagnosticRecord
 from quark_core.records.columns import Columns
 from quark_core.records.schema import validate_record
-from quark_core.samples.summaries import DiagnosticRules
-from quark_core.samples.survey import BatchSurvey
+from quark_core.samples.survey import BatchSurvey, DiagnosticRules
 
 
 def survey_of(losses, steps=None, lengths=None):

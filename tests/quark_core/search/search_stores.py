@@ -49,7 +49,7 @@ class SearchStore:
 
     def search(self, **arguments):
         """Ids of the runs that the store finds."""
-        from quark_core.runs.searching import build_search
+        from quark_core.runs.run_search import build_search
 
         return [run.run_id for run in self.finder.search(build_search(**arguments))]
 

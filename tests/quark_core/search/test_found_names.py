@@ -8,7 +8,7 @@ import pytest
 
 import quark
 from quark_core.backends.run_summary import MetricSummaries, MetricSummary, RunSummary
-from quark_core.runs.searching import build_search
+from quark_core.runs.run_search import build_search
 from quark_core.search.fallback import search_by_reading
 from quark_core.search.resolution import write_name
 

@@ -13,7 +13,7 @@ from quark_backends.store.databases.sqlite import connect, ensure_store
 from quark_backends.store.reading.search import RunFinder
 from quark_core.backends.run_summary import MetricSummary
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
-from quark_core.runs.searching import build_search
+from quark_core.runs.run_search import build_search
 
 HOUR_US = 3_600_000_000
 

@@ -8,7 +8,7 @@ from search_stores import BASE_US, Run, SearchStore
 
 from quark_core.backends.run_pages import MOST_COLUMNS, TagName
 from quark_core.errors import SchemaValidationError
-from quark_core.runs.searching import build_page_search, build_search, find_page, list_names
+from quark_core.runs.run_search import build_page_search, build_search, find_page, list_names
 
 ORDERS = [
     None, "val/loss", "-max(val/loss)", "config.lr", "-config.lr", "state", "-duration",

@@ -9,7 +9,7 @@ from search_stores import BASE_US, Run, SearchStore
 from tiers import count_examples
 
 from quark_core.errors import SchemaValidationError
-from quark_core.runs.searching import build_search
+from quark_core.runs.run_search import build_search
 from quark_core.search.fallback import select_runs
 
 DAY_US = 86_400_000_000

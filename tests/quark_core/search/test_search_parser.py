@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records.expression import (
+from quark_core.records.query import (
     And,
     Comparison,
     Contains,

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from quark_core.search.periods import parse_period
+from quark_core.search.evaluation import parse_period
 
 
 def us(*parts):

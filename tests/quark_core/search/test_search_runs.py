@@ -7,7 +7,7 @@ from quark_backends.csv.reader import CsvReader
 from quark_backends.store.databases.sqlite import connect, find_store
 from quark_backends.store.reading.search import RunFinder
 from quark_core.runs.backend_choice import open_reader
-from quark_core.runs.searching import build_search, summarize_run
+from quark_core.runs.run_search import build_search, summarize_run
 from quark_core.search.fallback import search_by_reading, summarize_by_reading
 
 

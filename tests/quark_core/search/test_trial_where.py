@@ -7,7 +7,7 @@ import pytest
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject
 from quark_core.records.sweeps import StoredTrial
-from quark_core.search.trials import compile_trial_where, fits_trial
+from quark_core.search.parser import compile_trial_where, fits_trial
 
 TRIAL = StoredTrial(
     "s1",

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import quark
-from quark_core.config.storage_root import find_storage_root
-from quark_core.sessions import introduction
+from quark_core.config.arguments import find_storage_root
+from quark_core.sessions import banner
 
 START = re.compile(r"quark: run ([0-9a-f]{8}) \"digits\" — quark show \1 · quark ui\n")
 END = re.compile(r"quark: run ([0-9a-f]{8}) \"digits\" completed after .* — quark show \1\n")
@@ -251,7 +251,7 @@ def test_no_command_of_quark_speaks_for_its_runs(spoken):
 
 
 def test_in_a_notebook_the_lines_are_no_alarm(spoken, capfd, monkeypatch):
-    monkeypatch.setattr(introduction, "_is_notebook", lambda: True)
+    monkeypatch.setattr(banner, "_is_notebook", lambda: True)
     quark.start_run(project="p", name="digits").end_run()
     said = capfd.readouterr()
     assert said.err == ""
@@ -279,7 +279,7 @@ def test_a_terminal_gets_no_colours(spoken):
 
 
 def test_how_long_a_run_has_taken_is_told_in_two_units_at_most():
-    spell = introduction._spell_duration
+    spell = banner._spell_duration
     assert spell(2.34) == "2.3 s"
     assert spell(192.4) == "3 min 12 s"
     assert spell(3600 * 5 + 60 * 7) == "5 h 7 min"
@@ -297,7 +297,7 @@ def test_nothing_that_is_looked_for_at_a_start_opens_a_database(spoken, monkeypa
         monkeypatch.chdir(root / "src")
         monkeypatch.setattr(sqlite3, "connect", lambda *_, **__: pytest.fail("a database"))
         assert find_storage_root(root / "src") == root
-        line = introduction.Introduction(run)
+        line = banner.Introduction(run)
         line.greet()
         line.part("completed", 1.0)
     finally:

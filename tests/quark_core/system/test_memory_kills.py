@@ -7,9 +7,8 @@ import pytest
 
 import quark
 from quark_core.runs.backend_choice import open_reader
-from quark_core.system import memory_kills, process
-from quark_core.system.memory_kills import MemoryKills, count_more_kills, find_memory_kills
-from quark_core.system.process import find_loss
+from quark_core.system import process
+from quark_core.system.process import MemoryKills, count_more_kills, find_loss, find_memory_kills
 
 VERSION_2 = ("0::/user.slice/job 7\n", "user.slice/job 7/memory.events")
 VERSION_1 = ("5:cpu:/\n4:memory:/docker/ab\n", "memory/docker/ab/memory.oom_control")
@@ -21,7 +20,7 @@ OWN = ("0::/../../elsewhere\n", "memory.events")
 @pytest.fixture
 def cgroups(tmp_path, monkeypatch):
     """Writes the counter of a cgroup, and where the process says that it is."""
-    monkeypatch.setattr(memory_kills, "CGROUPS", tmp_path / "fs")
+    monkeypatch.setattr(process, "CGROUPS", tmp_path / "fs")
 
     def write(line, name, count):
         path = tmp_path / "fs" / name

@@ -7,7 +7,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 import quark
-from quark_core.system.hardware import sampler as sampler_module
+from quark_core.system import hardware_sampler as sampler_module
 from quark_core.writers import telemetry, telemetry_recording
 
 LAUNCHER_VARIABLES = (

@@ -14,9 +14,8 @@ from fake_nvml import (
 )
 
 from quark_core.records import GpuReading
-from quark_core.system.hardware import gpus as gpus_module
-from quark_core.system.hardware.gpus import GpuReader
-from quark_core.system.hardware.readings import GpusReading, choose_gpu, find_local_rank
+from quark_core.system import hardware_readings as gpus_module
+from quark_core.system.hardware_readings import GpuReader, GpusReading, choose_gpu, find_local_rank
 
 VISIBLE_DEVICES = os.environ.get("CUDA_VISIBLE_DEVICES")  # the fixtures take it away
 

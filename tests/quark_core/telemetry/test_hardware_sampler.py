@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from quark_core.system.hardware.sampler import HardwareSampler, Watch
+from quark_core.system.hardware_sampler import HardwareSampler, Watch
 
 
 def watch_all(**options):
@@ -108,7 +108,7 @@ def test_a_driver_that_hangs_is_left_behind(nvml, sampler):
 
 
 def test_reading_now_ends_where_the_driver_hangs(nvml, sampler, monkeypatch):
-    monkeypatch.setattr("quark_core.system.hardware.sampler._FRESH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("quark_core.system.hardware_sampler._FRESH_TIMEOUT_S", 0.05)
     nvml.hang = threading.Event()
     reading = sampler.read_now(processor=True, gpus=True)
     assert reading.gpus.unavailable == "NVML: the driver does not answer"
@@ -135,7 +135,7 @@ def test_no_thread_is_to_be_had(nvml, sampler, monkeypatch, caplog):
 
 
 def test_a_reader_that_fails_is_told_of_once(sampler, monkeypatch, caplog, wait_until):
-    monkeypatch.setattr("quark_core.system.hardware.sampler._START_RETRY_S", 0.01)
+    monkeypatch.setattr("quark_core.system.hardware_sampler._START_RETRY_S", 0.01)
     failed = []
 
     def fail(**options):

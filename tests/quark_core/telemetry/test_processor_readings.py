@@ -9,13 +9,13 @@ import time
 import psutil
 import pytest
 
-from quark_core.system.hardware.processor import ProcessorReader
+from quark_core.system.hardware_readings import ProcessorReader
 
 # A worker that uses memory and time, in a process whose only child it is: servers and helpers of
 # other tests come and go among the children of this one.
 WITH_A_WORKER = """
 import subprocess, sys, time, psutil
-from quark_core.system.hardware.processor import ProcessorReader
+from quark_core.system.hardware_readings import ProcessorReader
 
 program = "import sys; kept = bytearray(64 << 20); print('up', flush=True)\\nwhile True: pass"
 child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)

@@ -10,7 +10,7 @@ import torch
 import quark
 from quark import MetricsLogger, StepTelemetryScope, SystemTelemetry, SystemTelemetryConfig
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
-from quark_core.writers.device_timing import (
+from quark_core.writers.step_timing import (
     DeviceMarks,
     PendingSteps,
     StepTimes,
@@ -279,7 +279,7 @@ def test_while_a_graph_is_captured_no_event_is_touched(timed, cuda):
 
 
 def test_a_bounded_number_of_steps_waits(timed, monkeypatch):
-    monkeypatch.setattr("quark_core.writers.device_timing._MAX_PENDING_STEPS", 3)
+    monkeypatch.setattr("quark_core.writers.step_timing._MAX_PENDING_STEPS", 3)
     monkeypatch.setattr("quark_core.writers.telemetry_recording._SETTLE_TIMEOUT_S", 0.0)
     for step in range(5):
         run_step(timed, step)

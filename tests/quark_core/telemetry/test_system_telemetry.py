@@ -14,7 +14,7 @@ import quark
 from quark import MetricsLogger, SystemTelemetry, SystemTelemetryConfig, SystemTelemetryRecord
 from quark_core.errors import InvalidRunStateError, SessionStoreError
 from quark_core.records.schema import validate_record
-from quark_core.system.hardware.readings import HardwareReading
+from quark_core.system.hardware_readings import HardwareReading
 from quark_core.writers.telemetry_recording import MIRRORED_KEYS
 
 # The guide's list: mirrored metric key -> field of the record.

@@ -17,7 +17,7 @@ def test_parent_and_child_both_sample(tmp_path):
 import os, sys, threading, time, warnings
 sys.path.insert(0, sys.argv[2])
 import fake_nvml, quark
-from quark_core.system.hardware.sampler import shared_sampler
+from quark_core.system.hardware_sampler import shared_sampler
 warnings.simplefilter("ignore", DeprecationWarning)
 nvml = sys.modules["pynvml"] = fake_nvml.FakeNvml([fake_nvml.FakeGpu(0)])
 

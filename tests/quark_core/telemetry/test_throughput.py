@@ -11,8 +11,8 @@ import pytest
 import quark
 from quark.analysis.rank_rates import measure_rates
 from quark.cli.run_view import describe_rates
-from quark_core.runs.searching import summarize_run
-from quark_core.system.hardware.peak_flops import PRECISIONS, find_peak_flops, read_precision
+from quark_core.runs.run_search import summarize_run
+from quark_core.writers.step_timing import PRECISIONS, find_peak_flops, read_precision
 
 TOKENS = "system/runtime/tokens_per_s"
 FLOPS = "system/runtime/flops_per_s"

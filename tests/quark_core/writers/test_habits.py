@@ -9,9 +9,9 @@ import pytest
 
 import quark
 from quark import ArtifactStore, DataDiagnostics, EventLogger, MetricsLogger, TrainingSession
-from quark_core.config import habits
+from quark_core.config import migration_hints
 from quark_core.errors import SchemaValidationError
-from quark_core.writers.base import BufferedWriter
+from quark_core.writers.buffered_writer import BufferedWriter
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def test_no_habit_stands_before_what_a_writer_has():
         if isinstance(writer, type) and issubclass(writer, BufferedWriter):
             # What it has itself stands before them in any case.
             for base in writer.__mro__[writer.__mro__.index(BufferedWriter) + 1 :]:
-                assert not vars(base).keys() & habits._WRITER.keys(), (name, base)
+                assert not vars(base).keys() & migration_hints._WRITER.keys(), (name, base)
 
 
 def test_a_session_is_no_mapping_and_says_what_to_write(session):

@@ -21,8 +21,7 @@ import quark
 from quark import EventLogger, LoggingHandler
 from quark_core.errors import SchemaValidationError
 from quark_core.records.schema import validate_record
-from quark_core.writers.events import default_severity
-from quark_core.writers.logging_handler import LOG_EVENT_TYPE
+from quark_core.writers.events import LOG_EVENT_TYPE, default_severity
 
 
 @pytest.fixture

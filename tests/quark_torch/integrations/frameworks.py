@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 import quark
-from quark_core.runs.stop_requests import StopLookout
+from quark_core.runs.open_run import StopLookout
 
 
 def import_or_skip(*names):

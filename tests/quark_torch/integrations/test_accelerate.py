@@ -125,7 +125,7 @@ TWO_PROCESSES = """
 import sys
 import accelerate
 import quark
-from quark_core.runs.stop_requests import StopLookout
+from quark_core.runs.open_run import StopLookout
 from quark_torch.integrations.accelerate import QuarkTracker
 
 tracker = QuarkTracker("vision", storage_dir=sys.argv[1])

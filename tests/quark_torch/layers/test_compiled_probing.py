@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 import quark
 from quark_torch.kernels.compiled_probing import find_hooks
 from quark_torch.kernels.loader import find_kernel
-from quark_torch.layers import probes
-from quark_torch.layers.tape import InertHook, make_hook_types
-from quark_torch.measuring.kernel_reading import pack_limits
-from quark_torch.measuring.partials import Wanted
+from quark_torch.layers import eager_hooks
+from quark_torch.layers.recording import InertHook, make_hook_types
+from quark_torch.measuring.tensor_reading import pack_limits
+from quark_torch.measuring.tensor_statistics import Wanted
 
 pytestmark = pytest.mark.skipif(find_hooks() is None, reason="the hooks are not compiled here")
 
@@ -151,7 +151,7 @@ def record(folder, compiled, scene, work=train, **config):
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         if not compiled:
-            patch.setattr(probes, "find_hooks", lambda: None)
+            patch.setattr(eager_hooks, "find_hooks", lambda: None)
         session = stack.enter_context(
             quark.start_run(project="p", storage_dir=folder / str(compiled))
         )
@@ -305,7 +305,7 @@ def test_a_failure_of_ours_switches_the_module_off(session, events, monkeypatch)
     model = make_mlp()
     hooks = quark.HookEngine(session, model)
     monkeypatch.setattr(hooks._sites[0], "calls", None, raising=False)
-    monkeypatch.setattr(probes, "count", lambda: iter(()))
+    monkeypatch.setattr(eager_hooks, "count", lambda: iter(()))
     with hooks.step(0):
         train(model, torch.randn(5, 6))
     [event, *_] = events("instrumentation_failed")
@@ -380,7 +380,7 @@ def test_nothing_keeps_a_tensor(session):
 
 def count_ours():
     gc.collect()
-    kinds = (*make_hook_types(find_hooks()), find_hooks().Tape, probes.ProbedStep)
+    kinds = (*make_hook_types(find_hooks()), find_hooks().Tape, eager_hooks.ProbedStep)
     return sum(type(each) in kinds for each in gc.get_objects())
 
 

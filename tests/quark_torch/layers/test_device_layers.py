@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from quark_torch.layers import probes
+from quark_torch.layers import eager_hooks
 from quark_torch.measuring.device_probe import Probe, wait_for_probes
-from quark_torch.measuring.device_rows import DeviceRing
-from quark_torch.measuring.measures import measure
+from quark_torch.measuring.measures import DeviceRing, measure
 
 FIELDS = "element_count mean variance std norm minimum maximum nan_count inf_count".split()
 
@@ -29,8 +28,8 @@ def settle(device, monkeypatch):
     if device.type == "cuda":
         return lambda: wait_for_probes(30)
     ring = DeviceRing(device, make_event=PassedEvent)
-    monkeypatch.setattr(probes, "find_hooks", lambda: None)  # they read the CPU's memory
-    monkeypatch.setattr(probes, "Probe", lambda: Probe(lambda _: ring))
+    monkeypatch.setattr(eager_hooks, "find_hooks", lambda: None)  # they read the CPU's memory
+    monkeypatch.setattr(eager_hooks, "Probe", lambda: Probe(lambda _: ring))
     return lambda: ring.wait(30)
 
 

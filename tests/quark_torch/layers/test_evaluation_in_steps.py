@@ -13,7 +13,7 @@ from quark_core.errors import SchemaValidationError
 @pytest.fixture(params=["compiled hooks", "python hooks"], autouse=True)
 def either_hooks(request, monkeypatch):
     if request.param == "python hooks":
-        monkeypatch.setattr("quark_torch.layers.probes.find_hooks", lambda: None)
+        monkeypatch.setattr("quark_torch.layers.eager_hooks.find_hooks", lambda: None)
 
 
 def make_net():

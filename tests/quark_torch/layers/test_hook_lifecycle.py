@@ -13,7 +13,7 @@ import quark_core
 import quark_torch
 from quark import HookEngine, HookEngineConfig, HookScheduleConfig, LayerFilterConfig
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
-from quark_torch.layers import hook_engine, probes
+from quark_torch.layers import eager_hooks, hook_engine
 
 
 def small():
@@ -409,13 +409,13 @@ def test_modules_that_went_away_are_passed_over(engine):
     with hooks.step(0):
         train(model)
     assert {record.module_name for record in hooks.read()} == {"0", "1"}
-    assert isinstance(probes.InertHook()(1, two=2), type(None))
+    assert isinstance(eager_hooks.InertHook()(1, two=2), type(None))
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_every_module_that_is_switched_off_is_named(engine, events, monkeypatch, is_compiled):
     if not is_compiled:
-        monkeypatch.setattr("quark_torch.layers.probes.find_hooks", lambda: None)
+        monkeypatch.setattr("quark_torch.layers.eager_hooks.find_hooks", lambda: None)
     model = nn.Sequential(Fragile(), Fragile(), Fragile())
     hooks = engine(model, raise_on_error=False)
     for step in range(3):
@@ -430,7 +430,7 @@ def test_every_module_that_is_switched_off_is_named(engine, events, monkeypatch,
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_backward_outside_of_its_step_is_told(engine, events, monkeypatch, is_compiled):
     if not is_compiled:
-        monkeypatch.setattr("quark_torch.layers.probes.find_hooks", lambda: None)
+        monkeypatch.setattr("quark_torch.layers.eager_hooks.find_hooks", lambda: None)
     model = small()
     hooks = engine(model)
     for step in range(3):

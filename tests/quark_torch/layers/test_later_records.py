@@ -16,7 +16,7 @@ from quark_torch.measuring.device_probe import (
     wait_for_probes,
 )
 from quark_torch.measuring.measures import measure
-from quark_torch.measuring.partials import Wanted
+from quark_torch.measuring.tensor_statistics import Wanted
 
 
 def make_engine(session, model, **config):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_torch.layers.tape import InertHook
+from quark_torch.layers.recording import InertHook
 
 
 def small():

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import quark
 from quark import HookEngine
-from quark_torch.layers.probes import find_tensors
+from quark_torch.layers.eager_hooks import find_tensors
 
 Pair = collections.namedtuple("Pair", "indexes values")
 
@@ -194,7 +194,7 @@ class GivesOpaque(nn.Module):
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_outputs_that_cannot_be_read_are_told_once(engine, events, monkeypatch, is_compiled):
     if not is_compiled:
-        monkeypatch.setattr("quark_torch.layers.probes.find_hooks", lambda: None)
+        monkeypatch.setattr("quark_torch.layers.eager_hooks.find_hooks", lambda: None)
     model = nn.ModuleList([nn.Linear(4, 4), GivesOpaque(), GivesOpaque()])
     hooks = engine(model, raise_on_error=False)
     for step in range(3):
@@ -284,10 +284,10 @@ def test_hooks_change_no_output_and_no_gradient(engine):
 
 
 def test_every_hook_returns_none(engine, monkeypatch):
-    from quark_torch.layers import probes
+    from quark_torch.layers import eager_hooks
 
     returned = []
-    for kind in (probes.ForwardHook, probes.GradientHook):
+    for kind in (eager_hooks.ForwardHook, eager_hooks.GradientHook):
         original = kind.__call__
 
         def spy(self, *args, original=original):

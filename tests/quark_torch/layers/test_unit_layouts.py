@@ -46,7 +46,7 @@ def test_a_shared_activation_has_the_units_of_what_was_given_to_it(engine, form)
 
 
 def test_the_python_hooks_find_the_same(engine, monkeypatch):
-    monkeypatch.setattr("quark_torch.layers.probes.find_hooks", lambda: None)
+    monkeypatch.setattr("quark_torch.layers.eager_hooks.find_hooks", lambda: None)
     records = probe(engine, Tutorial(), torch.rand(4, 3, 10, 10))
     assert find_ratios(records, "relu")[0] == 0.875
 
@@ -170,7 +170,7 @@ def test_a_graph_that_cannot_be_followed_costs_no_record(engine, monkeypatch):
     def refuse(tensor):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("quark_torch.layers.traits.trace_units", refuse)
+    monkeypatch.setattr("quark_torch.layers.watched_module.trace_units", refuse)
     records = probe(engine, Tutorial(), torch.rand(4, 3, 10, 10))
     assert find_ratios(records, "relu")[0] == 0.875
 

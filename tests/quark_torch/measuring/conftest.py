@@ -6,7 +6,7 @@ import pytest
 
 from quark_torch.kernels.building import KernelBuildError, build_kernel
 from quark_torch.kernels.loader import load_library
-from quark_torch.measuring import kernel_reading
+from quark_torch.measuring import tensor_reading
 
 LEVELS = {"base": 0, "AVX2": 1, "AVX-512": 2}
 
@@ -28,11 +28,11 @@ def way(request):
     """Every way of reading; what this processor cannot do is skipped."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
-            patch.setattr(kernel_reading, "find_kernel", lambda: None)
+            patch.setattr(tensor_reading, "find_kernel", lambda: None)
         else:
             kernel = request.getfixturevalue("kernel")
             level = LEVELS[request.param]
             if level > kernel.level:
                 pytest.skip(f"this processor has no {request.param}")
-            patch.setattr(kernel_reading, "find_kernel", lambda: kernel._replace(level=level))
+            patch.setattr(tensor_reading, "find_kernel", lambda: kernel._replace(level=level))
         yield request.param

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quark_torch.measuring.partials import TensorStatistics, Wanted
+from quark_torch.measuring.tensor_statistics import TensorStatistics, Wanted
 
 NOTHING_MORE = Wanted()
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from statistics_reference import check
 
-from quark_torch.measuring import device_rows
+from quark_torch.measuring import measures
 from quark_torch.measuring.device_probe import Probe, wait_for_probes
-from quark_torch.measuring.device_rows import DeviceRing
-from quark_torch.measuring.partials import Wanted
+from quark_torch.measuring.measures import DeviceRing
+from quark_torch.measuring.tensor_statistics import Wanted
 
 WANTED = Wanted(0.1, (-1.0, 1.0), 1)
 
@@ -51,7 +51,7 @@ def test_on_the_cpu_statistics_come_at_once():
 
 
 def test_on_a_device_statistics_come_later_and_on_another_thread(ring, monkeypatch):
-    monkeypatch.setattr(device_rows, "CHUNK", 700)
+    monkeypatch.setattr(measures, "CHUNK", 700)
     torch.manual_seed(0)
     special = torch.randn(3, 4)
     special[0, 0], special[1, 1], special[2] = math.nan, -math.inf, 0.0

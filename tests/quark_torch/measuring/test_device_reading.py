@@ -6,12 +6,16 @@ import pytest
 import torch
 from statistics_reference import check
 
-from quark_torch.measuring import device_probe, device_rows
+from quark_torch.measuring import device_probe, measures
 from quark_torch.measuring.device_probe import Probe, wait_for_probes
-from quark_torch.measuring.device_rows import DeviceRing
-from quark_torch.measuring.measures import measure, measure_many, measure_update
-from quark_torch.measuring.partials import Wanted
-from quark_torch.measuring.statistics import measure_histogram
+from quark_torch.measuring.measures import (
+    DeviceRing,
+    measure,
+    measure_histogram,
+    measure_many,
+    measure_update,
+)
+from quark_torch.measuring.tensor_statistics import Wanted
 
 WANTED = Wanted(0.1, (-1.0, 1.0), 1)
 
@@ -119,7 +123,7 @@ def test_only_what_is_wanted_is_counted(read, device, wanted):
 
 
 def test_tensors_in_several_chunks(read, device, monkeypatch):
-    monkeypatch.setattr(device_rows, "CHUNK", 1000)
+    monkeypatch.setattr(measures, "CHUNK", 1000)
     tensors = [with_odd_values(300, 40) + 50, with_odd_values(70, 80)[::2], torch.ones(7, 999)]
     for tensor, found in zip(tensors, read([t.to(device) for t in tensors]), strict=True):
         hold_equal(found, measure(tensor, WANTED))
@@ -127,7 +131,7 @@ def test_tensors_in_several_chunks(read, device, monkeypatch):
 
 @pytest.mark.long
 def test_the_usual_chunk_is_passed(read, device):
-    tensor = torch.randn(device_rows.CHUNK // 1024 + 8, 1024)
+    tensor = torch.randn(measures.CHUNK // 1024 + 8, 1024)
     (found,) = read([tensor.to(device)])
     hold_equal(found, measure(tensor, WANTED))
 

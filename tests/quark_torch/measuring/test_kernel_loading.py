@@ -23,7 +23,7 @@ from quark_torch.kernels.loader import find_kernel, load_library, load_probing
 
 ROOT = Path(__file__).parents[3]
 MEASURE = (
-    "import torch; from quark_torch.measuring.statistics import measure;"
+    "import torch; from quark_torch.measuring.measures import measure;"
     "from quark_torch.kernels.loader import find_kernel;"
     "print(find_kernel() is not None, measure(torch.ones(5)).norm ** 2)"
 )

@@ -14,9 +14,8 @@ from statistics_reference import check, check_values
 from tiers import count_examples
 from torch import nn
 
-from quark_torch.measuring.measures import measure, measure_update
-from quark_torch.measuring.partials import Wanted
-from quark_torch.measuring.statistics import measure_histogram
+from quark_torch.measuring.measures import measure, measure_histogram, measure_update
+from quark_torch.measuring.tensor_statistics import Wanted
 
 pytestmark = pytest.mark.usefixtures("way")
 WANTED = Wanted(0.1, (-1.0, 1.0))

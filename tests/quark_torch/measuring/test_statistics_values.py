@@ -11,7 +11,7 @@ from statistics_reference import check
 from tiers import count_examples
 
 from quark_torch.measuring.measures import measure, measure_many, measure_update, measure_updates
-from quark_torch.measuring.partials import Wanted
+from quark_torch.measuring.tensor_statistics import Wanted
 
 pytestmark = pytest.mark.usefixtures("way")
 

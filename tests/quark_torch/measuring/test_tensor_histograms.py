@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from statistics_reference import as_doubles
 from tiers import count_examples
 
-from quark_torch.measuring.statistics import measure_histogram
+from quark_torch.measuring.measures import measure_histogram
 
 finite = st.floats(-1e308, 1e308) | st.sampled_from([0.0, 1.0, 5e-324, 0.1, 1.7e308, -1.7e308])
 

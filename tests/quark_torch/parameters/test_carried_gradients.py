@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_torch.parameters.optimizer_pace import OptimizerPace
+from quark_torch.parameters.optimizers import OptimizerPace
 
 
 def make(momentum=0.0):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from parameter_scenes import CopiedParameters, assert_statistics, by_name, make_classifier
 
-from quark_torch.measuring.statistics import measure_histogram
+from quark_torch.measuring.measures import measure_histogram
 
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"momentum": 0.9}),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import quark
-from quark_torch.parameters.replica_digest import digest_tensors
+from quark_torch.parameters.diagnostics import digest_tensors
 
 TRAINING = Path(__file__).with_name("replicated_training.py")
 HEALTHY, FAULTY = ("ddp", "views", "fsdp"), ("no_sync", "edited", "seeds")

@@ -7,7 +7,7 @@ from torch import nn
 import quark
 from quark import EventLogger
 from quark_core.errors import InvalidRunStateError
-from quark_torch.closing import do_each
+from quark_torch.failures import do_each
 
 
 def script(module):
@@ -151,7 +151,7 @@ def test_a_fault_within_a_part_s_end_closes_the_rest_of_it(tmp_path, monkeypatch
             if part == "hooks":
                 monkeypatch.setattr("quark_torch.layers.hook_engine.HookEngine.settle", fail)
             else:
-                monkeypatch.setattr("quark_torch.parameters.gradients.MicroBatches.end", fail)
+                monkeypatch.setattr("quark_torch.parameters.measuring.MicroBatches.end", fail)
         monkeypatch.undo()
         assert is_closed(watch.hooks, "begin_step", 9)
         assert is_closed(watch.parameters, "snapshot", 9)

@@ -21,12 +21,11 @@ from quark_backends.service.server.ingest.batch_checks import check_batches
 from quark_core.backends.contract import Batch
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, StreamRecord
+from quark_core.records.base import check_timestamp, now_us
 from quark_core.records.codec import encode_records
-from quark_core.records.fields import ORIGIN_FIELDS, restorers
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_name, decode_name, encode_name, split_name
-from quark_core.records.schema import validate_record
-from quark_core.records.times import check_timestamp, now_us
+from quark_core.records.schema import ORIGIN_FIELDS, restorers, validate_record
 
 _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _SEQUENCES_OF_A_BATCH = 2**20

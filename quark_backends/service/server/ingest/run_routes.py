@@ -28,12 +28,12 @@ from quark_core.config.arguments import check_notes, check_tags
 from quark_core.config.redaction import redact_record
 from quark_core.config.snapshot import snapshot_config
 from quark_core.records import EventRecord, LifecycleRecord, StreamRecord
+from quark_core.records.base import now_us
 from quark_core.records.checks import check_event_type
 from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.schema import LOG_IDENTIFIERS, RESERVED_LOG_KEYS, validate_record
 from quark_core.records.sweeps import TrialClaim, TrialResult
-from quark_core.records.times import now_us
 
 _Label = Annotated[str, Meta(min_length=1, max_length=250)]
 _Index = Annotated[int, Meta(ge=0, le=2**63 - 1)]

@@ -37,7 +37,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 
 from quark_backends.store.databases.postgres_url import find_refusal
 from quark_core.errors import SchemaMigrationError, SchemaValidationError, SessionStoreError
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 
 _METADATA = MetaData()
 _Number = BigInteger().with_variant(Integer(), "sqlite")

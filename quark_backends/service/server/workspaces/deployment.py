@@ -16,7 +16,7 @@ from quark_backends.service.server.workspaces.control_database import (
 )
 from quark_core.errors import SchemaValidationError, SessionStoreError, StoreNotFoundError
 from quark_core.records import format_time
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 
 if TYPE_CHECKING:
     from quark_backends.service.server.workspaces.stores import WorkspaceStore

@@ -15,9 +15,14 @@ from quark_backends.service.protocol import (
     StopRunRequest,
 )
 from quark_backends.service.server.http.call import Call
-from quark_core.backends.belonging import BelongingEdit, check_belonging_edit
-from quark_core.backends.edits import RunEdit, check_edit, check_reason
-from quark_core.config.belonging import check_group_path
+from quark_core.backends.edits import (
+    BelongingEdit,
+    RunEdit,
+    check_belonging_edit,
+    check_edit,
+    check_reason,
+)
+from quark_core.config.arguments import check_group_path
 
 
 async def edit_run(call: Call) -> ASGIApp:

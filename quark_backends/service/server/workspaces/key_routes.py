@@ -17,7 +17,7 @@ from quark_backends.service.server.http.replies import ServiceFailure
 from quark_backends.service.server.workspaces.control_database import ControlDatabase, StoredKey
 from quark_backends.service.server.workspaces.keys import make_key, rotate_key
 from quark_core.records import format_time
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 
 _MICROSECONDS = 1_000_000
 

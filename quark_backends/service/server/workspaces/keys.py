@@ -22,7 +22,7 @@ from quark_backends.service.server.http.replies import ServiceFailure
 from quark_backends.service.server.http.work import WorkThreads
 from quark_backends.service.server.workspaces.control_database import ControlDatabase, StoredKey
 from quark_core.errors import QuarkError, SchemaValidationError
-from quark_core.records.times import now_us
+from quark_core.records.base import now_us
 
 SCOPES = ("read", "ingest", "write", "admin")
 """What a key may allow; admin implies the others."""

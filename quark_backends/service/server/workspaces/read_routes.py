@@ -46,10 +46,9 @@ from quark_core.backends.run_pages import MOST_NAMES, MOST_PAGE_RUNS, PageSearch
 from quark_core.backends.series import check_max_points
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, parse_time
-from quark_core.records.expression import RunSearch
-from quark_core.records.fields import column_types
-from quark_core.records.query import Query
-from quark_core.runs.searching import build_page_search, build_search
+from quark_core.records.query import Query, RunSearch
+from quark_core.records.schema import column_types
+from quark_core.runs.run_search import build_page_search, build_search
 
 MOST_ENTRIES = 100_000
 """Entries that the curves of one reply have together."""

@@ -27,7 +27,7 @@ from quark_backends.service.protocol import (
 )
 from quark_backends.service.server.http.call import Call
 from quark_backends.service.server.http.replies import ServiceFailure
-from quark_core.backends.removal import Collection, RunUsage
+from quark_core.backends.edits import Collection, RunUsage
 
 # A request ends well before any proxy gives it up.
 _COLLECT_S = 3.0

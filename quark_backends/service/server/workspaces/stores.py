@@ -18,7 +18,6 @@ from quark_core.errors import BackendRejected, BackendUnavailable
 
 if TYPE_CHECKING:
     from quark_backends.store.upkeep.trash import StoreTrash
-    from quark_core.backends.belonging import BelongingEdit, StoredGroup, StoredProject
     from quark_core.backends.contract import Generation, StoredRun
     from quark_core.backends.curves import (
         Cursor,
@@ -27,14 +26,13 @@ if TYPE_CHECKING:
         RunChanges,
         RunHeads,
     )
-    from quark_core.backends.edits import RunEdit
+    from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
-    from quark_core.records.expression import RunSearch
-    from quark_core.records.query import Query
+    from quark_core.records.query import Query, RunSearch
     from quark_core.records.runs import StopRequest
 
 _log = logging.getLogger("quark.service")

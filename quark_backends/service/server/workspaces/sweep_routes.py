@@ -44,7 +44,7 @@ from quark_core.backends.coordination import (
     check_entries,
     check_new_trials,
 )
-from quark_core.config.belonging import check_group_path
+from quark_core.config.arguments import check_group_path
 from quark_core.records.names import check_name
 from quark_core.records.sweeps import StoredTrial
 from quark_core.system.process import ProcessIdentity

@@ -9,7 +9,7 @@ from team_server import add_run, find_id, revoke, serving_team
 import quark
 from quark.page.api.source import open_source
 from quark.page.server import PageServer
-from quark_core.runs.stop_requests import StopLookout
+from quark_core.runs.open_run import StopLookout
 
 # Each way to change something by the browser of somebody who is logged in.
 FORGE = """async place => {

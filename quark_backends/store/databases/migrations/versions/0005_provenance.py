@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from quark_core.errors import SchemaMigrationError
-from quark_core.records.run_digests import make_digests
+from quark_core.records.runs import make_digests
 
 revision = "0005"
 down_revision = "0004"
