@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 import quark
-from quark.analysis.diagnosis import analyze_run
-from quark.analysis.monitor_feed import GrowingCurves
+from quark.analysis.engine import analyze_run
+from quark.analysis.monitor_state import GrowingCurves
 from quark.analysis.outputs import open_analysis
 from quark.analysis.run_data import RunData
 from quark_core.records.columns import Columns, fill_array

@@ -21,12 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from quark.analysis.explanation.attribution import measure_pairs, regress
+from quark.analysis.explanation.attribution import Case, measure_pairs, rank_causes, regress
 from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.history import PastRun
-from quark.analysis.explanation.ranking import Case, rank_causes
 from quark.analysis.explanation.results import NoiseFloor, Parting
-from quark.analysis.explanation.traits import RunTraits
+from quark.analysis.explanation.run_attributes import RunTraits
 
 KEYS = 8
 CHANGED = 3

@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 import quark
-from quark.provenance.file_fingerprints import fingerprint_path
-from quark.provenance.output_sketch import sketch_output
+from quark.provenance.fingerprints import fingerprint_path, sketch_output
 
 MIB = 1024 * 1024
 

@@ -16,8 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from quark.provenance.source_finding import find_root
-from quark.provenance.source_keeping import SourceKeeper
+from quark.provenance.source_snapshots import SourceKeeper, find_root
 from quark_core.artifacts.payload_folder import PayloadFolder, PutPayload
 from quark_core.records.json_object import JsonObject
 

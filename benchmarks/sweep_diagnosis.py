@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sweep_trainings import CHANCE, STEPS, Course, draw_parameters, record, train
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import Case
 from quark.analysis.config import AnalyzerEngineConfig
 from quark.analysis.curves import Curve
-from quark.analysis.hopeless_runs import (
+from quark.analysis.early_stopping import (
     Hopeless,
     Peer,
     judge_hopeless,

@@ -43,8 +43,8 @@ from serving.servers import Service
 from serving.work import open_backend
 
 from quark.sweeps.definition import SweepDefinition
-from quark.sweeps.optuna_journal import EntryJournal
-from quark.sweeps.searches import open_search
+from quark.sweeps.optuna_search import EntryJournal
+from quark.sweeps.search_algorithms import open_search
 from quark_core.backends.contract import BackendConfig
 from quark_core.backends.registry import default_registry
 from quark_core.records.sweeps import StoredTrial, TrialResult

@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.comparison.config import ComparisonEngineConfig
 from quark.analysis.comparison.metrics import Pairing, compare_metrics
 from quark.analysis.comparison.results import MetricDiff
+from quark.analysis.config import ComparisonEngineConfig
 from quark.analysis.curves import Curve
 from quark.analysis.run_data import RunData
 from quark_core.records.columns import Columns

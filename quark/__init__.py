@@ -11,30 +11,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quark.analysis.best_run import best_run as best_run
-    from quark.analysis.comparison.config import (
-        ComparisonEngineConfig as ComparisonEngineConfig,
-    )
-    from quark.analysis.comparison.config import MetricTargetSpec as MetricTargetSpec
     from quark.analysis.comparison.engine import ComparisonEngine as ComparisonEngine
     from quark.analysis.comparison.results import RunComparisonResult as RunComparisonResult
     from quark.analysis.config import AnalyzerEngineConfig as AnalyzerEngineConfig
     from quark.analysis.config import AnalyzerThresholds as AnalyzerThresholds
+    from quark.analysis.config import (
+        ComparisonEngineConfig as ComparisonEngineConfig,
+    )
+    from quark.analysis.config import MetricTargetSpec as MetricTargetSpec
     from quark.analysis.config import PhaseAnalyzerConfig as PhaseAnalyzerConfig
     from quark.analysis.config import PhaseAnalyzerThresholds as PhaseAnalyzerThresholds
-    from quark.analysis.diagnosis import AnalyzerResult as AnalyzerResult
     from quark.analysis.engine import AnalyzerEngine as AnalyzerEngine
+    from quark.analysis.engine import AnalyzerResult as AnalyzerResult
     from quark.analysis.engine import RuleExplanation as RuleExplanation
     from quark.analysis.explanation.engine import explain_change as explain_change
     from quark.analysis.explanation.results import ChangeExplanation as ChangeExplanation
-    from quark.analysis.importances import Importances as Importances
     from quark.analysis.monitor import TrainingMonitor as TrainingMonitor
     from quark.analysis.monitor import monitor as monitor
     from quark.analysis.phases import PhaseAnalysisResult as PhaseAnalysisResult
     from quark.analysis.phases import PhaseAnalyzer as PhaseAnalyzer
-    from quark.analysis.similar_runs import SimilarRun as SimilarRun
-    from quark.analysis.similar_runs import find_similar_runs as find_similar_runs
-    from quark.analysis.sweep_verdict import SweepVerdict as SweepVerdict
+    from quark.analysis.run_search import SimilarRun as SimilarRun
+    from quark.analysis.run_search import best_run as best_run
+    from quark.analysis.run_search import find_similar_runs as find_similar_runs
+    from quark.analysis.sweep_analysis import Importances as Importances
+    from quark.analysis.sweep_analysis import SweepVerdict as SweepVerdict
     from quark.analysis.trace_statistics import TraceStatistics as TraceStatistics
     from quark.analysis.trace_statistics import TraceVersion as TraceVersion
     from quark.analysis.trace_statistics import trace_statistics as trace_statistics
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from quark.projects import RunGroup as RunGroup
     from quark.projects import RunProject as RunProject
     from quark.projects import project as project
-    from quark.provenance.kept_sources import KeptSource as KeptSource
-    from quark.provenance.kept_sources import KeptSources as KeptSources
     from quark.provenance.run_sources import read_sources as read_sources
+    from quark.provenance.sources import KeptSource as KeptSource
+    from quark.provenance.sources import KeptSources as KeptSources
     from quark.provenance.tracing import trace as trace
-    from quark.sweeps.opening import sweep as sweep
     from quark.sweeps.space import integers as integers
     from quark.sweeps.space import uniform as uniform
     from quark.sweeps.sweep import Sweep as Sweep
+    from quark.sweeps.sweep import sweep as sweep
     from quark.sweeps.trial import Trial as Trial
     from quark.tracker.multiplexer import NullTracker as NullTracker
     from quark.tracker.multiplexer import Tracker as Tracker
@@ -170,7 +170,7 @@ _HOMES = {
     "AlertRecord": "quark_core.records",
     "AnalyzerEngine": "quark.analysis.engine",
     "AnalyzerEngineConfig": "quark.analysis.config",
-    "AnalyzerResult": "quark.analysis.diagnosis",
+    "AnalyzerResult": "quark.analysis.engine",
     "AnalyzerThresholds": "quark.analysis.config",
     "ArtifactDamagedError": "quark_core.errors",
     "ArtifactNotFoundError": "quark_core.errors",
@@ -186,7 +186,7 @@ _HOMES = {
     "CURRENT_SCHEMA_VERSION": "quark_core.records.schema",
     "ChangeExplanation": "quark.analysis.explanation.results",
     "ComparisonEngine": "quark.analysis.comparison.engine",
-    "ComparisonEngineConfig": "quark.analysis.comparison.config",
+    "ComparisonEngineConfig": "quark.analysis.config",
     "DataDiagnostics": "quark_core.writers.data_diagnostics",
     "DataDiagnosticsConfig": "quark_core.writers.data_diagnostics",
     "DataDiagnosticsSummary": "quark_core.samples.survey",
@@ -201,10 +201,10 @@ _HOMES = {
     "HookEngine": "quark_torch.layers.hook_engine",
     "HookEngineConfig": "quark_torch.layers.config",
     "HookScheduleConfig": "quark_torch.schedule",
-    "Importances": "quark.analysis.importances",
+    "Importances": "quark.analysis.sweep_analysis",
     "InvalidRunStateError": "quark_core.errors",
-    "KeptSource": "quark.provenance.kept_sources",
-    "KeptSources": "quark.provenance.kept_sources",
+    "KeptSource": "quark.provenance.sources",
+    "KeptSources": "quark.provenance.sources",
     "LaneReport": "quark_core.backends.contract",
     "LayerFilterConfig": "quark_torch.layer_filter",
     "LayerSummaryRecord": "quark_core.records",
@@ -217,7 +217,7 @@ _HOMES = {
     "MappingBatchMetadataAdapter": "quark_core.samples.metadata",
     "MetricRecord": "quark_core.records",
     "MetricSummary": "quark_core.backends.run_summary",
-    "MetricTargetSpec": "quark.analysis.comparison.config",
+    "MetricTargetSpec": "quark.analysis.config",
     "MetricsLogger": "quark_core.writers.metrics",
     "NullTracker": "quark.tracker.multiplexer",
     "ParameterDiagnostics": "quark_torch.parameters.diagnostics",
@@ -254,7 +254,7 @@ _HOMES = {
     "StoredTrial": "quark_core.records.sweeps",
     "StopRequest": "quark_core.records.runs",
     "StopRequested": "quark_core.errors",
-    "SimilarRun": "quark.analysis.similar_runs",
+    "SimilarRun": "quark.analysis.run_search",
     "StepTelemetryScope": "quark_core.writers.step_timing",
     "SystemTelemetry": "quark_core.writers.telemetry",
     "SystemTelemetryConfig": "quark_core.writers.telemetry_recording",
@@ -270,12 +270,12 @@ _HOMES = {
     "__version__": "quark_core.version",
     "add_log": "quark_core.sessions.session",
     "add_tag": "quark_core.sessions.session",
-    "best_run": "quark.analysis.best_run",
+    "best_run": "quark.analysis.run_search",
     "dump_record": "quark_core.records.schema",
     "explain_change": "quark.analysis.explanation.engine",
     "edit_run": "quark_core.runs.run_editing",
     "end_run": "quark_core.sessions.session",
-    "find_similar_runs": "quark.analysis.similar_runs",
+    "find_similar_runs": "quark.analysis.run_search",
     "find_samples": "quark_core.runs.sample_search",
     "migrate_store": "quark_core.backends.registry",
     "monitor": "quark.analysis.monitor",
@@ -291,10 +291,10 @@ _HOMES = {
     "start_run": "quark_core.sessions.session",
     "stop_run": "quark_core.runs.run_editing",
     "Sweep": "quark.sweeps.sweep",
-    "SweepVerdict": "quark.analysis.sweep_verdict",
+    "SweepVerdict": "quark.analysis.sweep_analysis",
     "Trial": "quark.sweeps.trial",
     "integers": "quark.sweeps.space",
-    "sweep": "quark.sweeps.opening",
+    "sweep": "quark.sweeps.sweep",
     "uniform": "quark.sweeps.space",
     "tracked": "quark_core.config.snapshot",
     "validate_record": "quark_core.records.schema",

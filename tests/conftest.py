@@ -16,7 +16,7 @@ from postgres_server import (  # noqa: F401 - fixtures for all tests
     postgres_url,
 )
 
-from quark.provenance import traced_functions
+from quark.provenance import tracing
 from quark_core.runs.open_run import open_runs
 
 pytest_plugins = ["tiers"]
@@ -79,14 +79,14 @@ def device(request):
 @pytest.fixture(autouse=True)
 def only_own_functions_are_traced(request):
     """Each run notes all functions that its process traces, those of other tests too."""
-    known = dict(traced_functions._traced)
+    known = dict(tracing._traced)
     module = getattr(request.node.module, "__name__", "")
     for place in known:
         if place[1] != module:
-            traced_functions._traced.pop(place, None)
+            tracing._traced.pop(place, None)
     yield
-    traced_functions._traced.clear()
-    traced_functions._traced.update(known)
+    tracing._traced.clear()
+    tracing._traced.update(known)
 
 
 @pytest.fixture(autouse=True)

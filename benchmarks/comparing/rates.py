@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from comparing.training import CONFIGURATIONS, Curves, train
-from quark.analysis.comparison.config import ComparisonEngineConfig
 from quark.analysis.comparison.metrics import Pairing, compare_metrics
 from quark.analysis.comparison.results import MetricDiff
+from quark.analysis.config import ComparisonEngineConfig
 from quark.analysis.curves import Curve
 from quark.analysis.run_data import RunData
 from quark_core.config.objective import infer_direction

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.diagnosis.campaign import TRUTH_FILE
-from quark.analysis import limits, rules
+from quark.analysis import rule, rules
 from quark.analysis.config import AnalyzerThresholds
-from quark.analysis.figures import Figure, Source, Text
-from quark.analysis.histories import strip_prefixes
+from quark.analysis.curves import strip_prefixes
+from quark.analysis.observations import Figure, Source, Text
 from quark.analysis.rule import Finding
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -107,8 +107,8 @@ class Records:
 def trace_run(folder: Path) -> tuple[int, list[str]]:
     """How many numbers the findings of a finished run show, and what is wrong with them."""
     import quark
-    from quark.analysis.diagnosis import analyze_run
-    from quark.analysis.monitor_feed import list_kinds
+    from quark.analysis.engine import analyze_run
+    from quark.analysis.monitor_state import list_kinds
     from quark.analysis.outputs import open_analysis
     from quark_core.records.query import Query
 
@@ -197,7 +197,7 @@ def _list_constants() -> Iterator[float]:
     thresholds = AnalyzerThresholds()
     yield from (float(getattr(thresholds, name)) for name in thresholds.__dataclass_fields__)
     for module in (
-        limits,
+        rule,
         *(import_module(item.name) for item in iter_modules(rules.__path__, f"{rules.__name__}.")),
     ):
         for value in vars(module).values():

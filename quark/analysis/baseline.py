@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
-from quark.analysis.histories import History, ParameterHistory
+from quark.analysis.analysis_context import Case
+from quark.analysis.curves import History, ParameterHistory
 from quark.analysis.observations import format_number, observe
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.run_data import RunData

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.figures import (
+from quark.analysis.curves import as_floats, strip_prefixes
+from quark.analysis.observations import (
     BATCH_LOSS,
     Figure,
     FigureKind,
@@ -24,7 +25,6 @@ from quark.analysis.figures import (
     name_source,
     read_source,
 )
-from quark.analysis.histories import as_floats, strip_prefixes
 from quark_core.backends.grids import find_broken
 from quark_core.records import AlertRecord, EvidenceRecord, HealthScoreRecord, PhaseRecord
 from quark_core.records.query import Query
@@ -32,7 +32,7 @@ from quark_core.records.schema import column_types
 from quark_core.runs.reading import read_rows
 
 if TYPE_CHECKING:
-    from quark.analysis.histories import LayerHistory
+    from quark.analysis.curves import LayerHistory
     from quark.analysis.run_data import RunData
     from quark_core.backends.contract import SupportsRead
     from quark_core.records.columns import Columns

@@ -13,10 +13,9 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, get_args
 
 from quark.analysis.config import AnalyzerEngineConfig
-from quark.analysis.diagnosis import AnalyzerResult, analyze_run
+from quark.analysis.engine import AnalyzerResult, analyze_run
 from quark.analysis.health import is_note
-from quark.analysis.monitor_feed import RunFeed
-from quark.analysis.monitor_sightings import Pace, RaisedAlerts, Sightings, describe_alert
+from quark.analysis.monitor_state import Pace, RaisedAlerts, RunFeed, Sightings, describe_alert
 from quark.analysis.outputs import AnalysisTarget
 from quark.analysis.rule import SEVERITIES
 from quark.analysis.rules.registry import choose_rules

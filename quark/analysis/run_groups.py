@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from quark.analysis.run_end import has_result
+from quark.analysis.health import has_result
 from quark_core.backends.run_summary import RunSummary
 from quark_core.errors import SchemaValidationError
 from quark_core.records.runs import is_seed

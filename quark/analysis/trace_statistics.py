@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from quark.analysis.best_run import choose_mode
-from quark.analysis.run_end import has_result
+from quark.analysis.health import has_result
+from quark.analysis.run_search import choose_mode
 from quark.provenance.code_changes import CodeChange, compare_sources, count_changed_lines
-from quark.provenance.code_fingerprints import FingerprintCache
-from quark.provenance.code_reach import CodeReach
-from quark.provenance.kept_sources import KeptSources, read_sources
+from quark.provenance.code_fingerprints import CodeReach, FingerprintCache
+from quark.provenance.sources import KeptSources, read_sources
 from quark.provenance.traces import TraceDigest, read_traces
 from quark_core.backends.contract import SupportsRead
 from quark_core.backends.run_summary import RunSummary

@@ -24,9 +24,9 @@ from quark_core.runs.run_ids import shorten_run_id
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quark.analysis.case import Case
-    from quark.analysis.diagnosis import AnalyzerResult
-    from quark.analysis.histories import History, ParameterHistory
+    from quark.analysis.analysis_context import Case
+    from quark.analysis.curves import History, ParameterHistory
+    from quark.analysis.engine import AnalyzerResult
     from quark.analysis.phases import PhaseAnalysisResult
     from quark_core.backends.contract import StoredRun
     from quark_core.records.kinds.findings import (

@@ -17,7 +17,7 @@ from quark.cli.store_access import json_option, print_json, storage_option
 
 if TYPE_CHECKING:
     from quark.analysis.config import AnalyzerEngineConfig, PhaseAnalyzerConfig
-    from quark.analysis.diagnosis import AnalyzerResult
+    from quark.analysis.engine import AnalyzerResult
     from quark.analysis.phases import PhaseAnalysisResult
     from quark_core.backends.contract import StoredRun
     from quark_core.runs.run_reader import RunReader
@@ -127,7 +127,7 @@ def analyze(
       3    an alert is as severe as --fail-on, or more, or nothing could be judged,
            or the run broke off
     """  # noqa: D301 - click wants the character
-    from quark.analysis.mirrored_outputs import gather_outputs
+    from quark.analysis.outputs import gather_outputs
 
     source = RunSource(storage_dir, backend)
     stored = source.find(run)
@@ -151,7 +151,7 @@ def analyze(
 
         print_explanations(result, None if explain == "all" else explain)
     else:
-        from quark.analysis.case import Case
+        from quark.analysis.analysis_context import Case
         from quark.analysis.outputs import open_analysis
         from quark.cli.analysis_view import print_analysis
 
@@ -281,8 +281,7 @@ def _analyze(
     keep: bool,
 ) -> tuple[AnalyzerResult, PhaseAnalysisResult]:
     from quark.analysis.config import AnalyzerEngineConfig
-    from quark.analysis.diagnosis import analyze_run
-    from quark.analysis.engine import AnalyzerEngine, load_baseline
+    from quark.analysis.engine import AnalyzerEngine, analyze_run, load_baseline
     from quark.analysis.outputs import open_analysis
     from quark.analysis.phases import PhaseAnalyzer, analyze_phases
 
@@ -333,7 +332,7 @@ def _configure(mode: str, rules: tuple[str, ...], objective: str | None) -> Anal
 
 def _is_whole(stored: StoredRun, fail_on: str) -> bool:
     """Whether a run did not break off: one that did is no result, whatever rules say of it."""
-    from quark.analysis.run_end import say_end
+    from quark.analysis.health import say_end
     from quark_core.system.terminal_text import clean_line
 
     if stored.is_broken_off:

@@ -17,8 +17,8 @@ from quark.cli.store_access import json_option, print_json, storage_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quark.analysis.comparison.config import ComparisonEngineConfig
     from quark.analysis.comparison.results import MetricDiff
+    from quark.analysis.config import ComparisonEngineConfig
     from quark_core.runs.run_reader import RunReader
 
 
@@ -107,7 +107,7 @@ def compare(
             said = f"Code, data, and what is to blame: quark why {reference} {primary}"
             click.echo(clean_line(said))
     if fail_on_worse:
-        from quark.analysis.comparison.unfinished import tell_ends
+        from quark.analysis.comparison.summary import tell_ends
 
         compared = ("the primary", result.primary), ("the reference", result.reference)
         fail_on_ends(tell_ends(*compared, running=True))
@@ -126,7 +126,7 @@ def fail_on_ends(ends: Sequence[str]) -> None:
 
 def _refuse_worse(diffs: Sequence[MetricDiff]) -> None:
     """Exit where a metric is worse, or where the main one may be and nobody can tell."""
-    from quark.analysis.comparison.verdicts import may_be_worse
+    from quark.analysis.comparison.significance import may_be_worse
 
     if any(diff.verdict == "worse" for diff in diffs):
         sys.exit(FAILED_CHECK)
@@ -171,7 +171,7 @@ def _check_targets(targets: Sequence[tuple[str, str, float]], runs: Sequence[Run
 
 
 def _configure(targets: Sequence[tuple[str, str, float]]) -> ComparisonEngineConfig:
-    from quark.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
+    from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
     from quark_core.errors import SchemaValidationError
 
     try:

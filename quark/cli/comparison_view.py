@@ -19,7 +19,6 @@ from quark_core.records.names import decode_name
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
-    from quark.analysis.comparison.config import MetricTargetSpec
     from quark.analysis.comparison.results import (
         AlertSighting,
         ChangeDiff,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         RunComparisonResult,
         RunReference,
     )
+    from quark.analysis.config import MetricTargetSpec
 
 _WIDEST = 100  # longer lines are hard to read
 _CHANGES = 12

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 
-from quark.analysis.rank_rates import RATES
+from quark.analysis.rank_performance import RATES
 from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES
 from quark.cli.plots import draw_curve
 from quark.cli.texts import (

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.health import BROKEN_OFF, place_alert
 from quark.analysis.metric_roles import find_main_metric
-from quark.analysis.run_end import BROKEN_OFF, place_alert
 from quark.page.api.analyses import AnalysisDesk
 from quark.page.api.run_analysis import LocalAnalyzer
 from quark.page.api.standings import describe_progress

@@ -162,7 +162,7 @@ def _find_best(
     reader: SupportsRead, project: str | None, metric: str, mode: str | None
 ) -> dict[tuple[str, str], tuple[float, str]]:
     """The best value of each group, and of those above it, with the run that has it."""
-    from quark.analysis.best_run import choose_mode
+    from quark.analysis.run_search import choose_mode
     from quark.cli.group_table import make_measure
     from quark_core.errors import SchemaValidationError
     from quark_core.runs.run_search import build_search, find_runs

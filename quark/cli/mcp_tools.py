@@ -413,9 +413,9 @@ def compare_runs(bench: Workbench, arguments: CompareArguments) -> str:
 
 def write_report(bench: Workbench, arguments: ReportArguments) -> str:
     """A run as a text: what `quark show` and `quark analyze` print."""
-    from quark.analysis.case import Case
+    from quark.analysis.analysis_context import Case
     from quark.analysis.config import AnalyzerEngineConfig
-    from quark.analysis.diagnosis import analyze_run
+    from quark.analysis.engine import analyze_run
     from quark.analysis.outputs import AnalysisTarget
     from quark.analysis.phases import analyze_phases
     from quark.cli.analysis_view import print_analysis

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quark.analysis.rank_rates import measure_rates
+from quark.analysis.rank_performance import measure_rates
 from quark_core.config.objective import find_mode, read_objective
 from quark_core.records.names import decode_name
 from quark_core.runs.reading import encode_key, read_series
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from quark.analysis.rank_paces import RankPace, RankPaces
-    from quark.analysis.rank_rates import RunRates
+    from quark.analysis.rank_performance import RankPace, RankPaces, RunRates
     from quark.cli.texts import Console
     from quark_core.backends.contract import SupportsRead
     from quark_core.backends.run_summary import MetricSummary as StoredSummary

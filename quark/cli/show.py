@@ -121,7 +121,7 @@ def print_run(
         after: Only metrics whose keys come after this.
         console: Where to; stdout by default.
     """
-    from quark.analysis.rank_paces import measure_paces
+    from quark.analysis.rank_performance import measure_paces
     from quark.cli.aggregate_view import print_aggregates
     from quark.cli.run_view import print_contents, print_ranks, summarize_metrics
     from quark.cli.texts import Console
@@ -168,7 +168,7 @@ def print_session(session: TrainingSession) -> None:
 
 
 def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
-    from quark.analysis.rank_paces import measure_paces
+    from quark.analysis.rank_performance import measure_paces
     from quark.cli.run_view import describe_contents, summarize_metrics
     from quark.projects import find_inherited
     from quark_core.runs.console_lines import read_newest_events

@@ -20,8 +20,7 @@ from quark_core.runs.run_ids import shorten_run_id
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quark.provenance.kept_sources import KeptSource, KeptSources
-    from quark.provenance.source_diffs import SourceDiff
+    from quark.provenance.sources import KeptSource, KeptSources, SourceDiff
 
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 _SHOWN_DIGITS = 12
@@ -64,7 +63,7 @@ def sources(
     --restore the files are written out. With
     QUARK_SOURCES=off runs keep none of their code.
     """
-    from quark.provenance.kept_sources import read_git_changes, read_sources
+    from quark.provenance.sources import read_git_changes, read_sources
 
     if sum((path is not None and other is None, restore is not None, wants_git)) > 1 or (
         other is not None and (restore is not None or wants_git)
@@ -87,7 +86,7 @@ def sources(
     elif as_json:
         print_json(_describe(kept))
     else:
-        from quark.provenance.kept_sources import list_attempts
+        from quark.provenance.sources import list_attempts
 
         _print_list(kept, list_attempts(source.reader, run_id))
 
@@ -182,7 +181,7 @@ def _print_text(text: str) -> None:
 def _print_diff(
     before: KeptSources, after: KeptSources, path: str | None, *, as_json: bool
 ) -> None:
-    from quark.provenance.source_diffs import count_equal, diff_sources
+    from quark.provenance.sources import count_equal, diff_sources
 
     found = [diff for diff in diff_sources(before, after) if path in (None, diff.path)]
     if as_json:

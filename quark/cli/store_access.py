@@ -144,7 +144,7 @@ def describe_analysis(store: SupportsRead, run_id: str) -> str | None:
     reader: object = store
     if not isinstance(reader, SupportsGenerations):
         return None
-    from quark.analysis.run_end import is_of_another_end, tell_end
+    from quark.analysis.health import is_of_another_end, tell_end
     from quark_core.records import AlertRecord, HealthScoreRecord
 
     scores = reader.read_outputs(run_id, HealthScoreRecord.KIND, _ANALYZER)

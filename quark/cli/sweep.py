@@ -144,7 +144,7 @@ def new(
     Nothing runs by this: `quark sweep run NAME -- COMMAND` does, here and on any machine
     that reaches the store.
     """
-    from quark.sweeps.opening import sweep as open_sweep
+    from quark.sweeps.sweep import sweep as open_sweep
 
     with _refusing():
         space = _read_space(settings, space_file)
@@ -169,7 +169,7 @@ def new(
 
 
 def _read_space(settings: tuple[str, ...], space_file: Path | None) -> dict[str, object]:
-    from quark.sweeps.space_texts import FORMS, read_setting, read_space_file
+    from quark.sweeps.space import FORMS, read_setting, read_space_file
 
     space = {} if space_file is None else read_space_file(space_file)
     for text in settings:
@@ -183,7 +183,7 @@ def _read_space(settings: tuple[str, ...], space_file: Path | None) -> dict[str,
 
 
 def _find_modes(metrics: tuple[str, ...], modes: tuple[str, ...]) -> str | list[str]:
-    from quark.analysis.best_run import choose_mode
+    from quark.analysis.run_search import choose_mode
 
     if len(modes) not in (0, 1, len(metrics)):
         raise SchemaValidationError(
@@ -417,7 +417,7 @@ def _change(
     name: str, project: str | None, storage_dir: Path | None, state: SweepState, said: str
 ) -> None:
     from quark.cli.sweep_view import describe_counts
-    from quark.sweeps.store_link import StoreLink
+    from quark.sweeps.sweep_store import StoreLink
     from quark_core.runs.run_editing import find_user
 
     with _refusing():
@@ -433,7 +433,7 @@ def _change(
 
 
 def _join(name: str, project: str | None, storage_dir: Path | None) -> Sweep:
-    from quark.sweeps.opening import join_sweep
+    from quark.sweeps.sweep import join_sweep
 
     with _open(storage_dir) as store:
         found = _find(store, name, project)
@@ -464,8 +464,7 @@ def _find(store: SupportsCoordination, name: str, project: str | None) -> Stored
 
 
 def _list_trials(store: SupportsCoordination, stored: StoredSweep) -> list[StoredTrial]:
-    from quark.sweeps.definition import SweepDefinition
-    from quark.sweeps.results import fill_values
+    from quark.sweeps.definition import SweepDefinition, fill_values
 
     trials = store.list_trials(stored.id)
     try:
@@ -483,7 +482,7 @@ def _open(storage_dir: Path | None) -> Iterator[SupportsCoordination]:
     Raises:
         SessionStoreError: There is none, or it cannot give trials to workers.
     """
-    from quark.sweeps.store_link import StoreLink
+    from quark.sweeps.sweep_store import StoreLink
 
     link = StoreLink(resolve_storage_dir(storage_dir), read_only=True)
     try:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from quark.cli.sweep_children import TrialProcess, describe_exit
 from quark.cli.sweep_commands import ArgumentForm, build_command, describe_value, repeat_name
 from quark.cli.texts import describe_duration, describe_number
-from quark.sweeps.results import fill_values
+from quark.sweeps.definition import fill_values
 from quark_core.config import settings
 from quark_core.errors import QuarkError, SchemaValidationError, SessionStoreError
 from quark_core.ranks.launches import leave_launch

@@ -11,8 +11,8 @@ from rich import box
 from rich.cells import cell_len
 from rich.table import Table
 
-from quark.analysis.sweep_verdict import SweepVerdict, judge_sweep
-from quark.analysis.trial_values import list_objectives
+from quark.analysis.metric_roles import list_objectives
+from quark.analysis.sweep_analysis import SweepVerdict, judge_sweep
 from quark.cli.sweep_commands import describe_value
 from quark.cli.texts import Text, describe_age, describe_number
 from quark_core.runs.run_ids import shorten_run_id
@@ -175,7 +175,7 @@ def _describe_verdict(verdict: SweepVerdict) -> Text:
 
 
 def _describe_importances(sweep: StoredSweep, trials: Sequence[StoredTrial]) -> list[Text]:
-    from quark.analysis.importances import measure_importances
+    from quark.analysis.sweep_analysis import measure_importances
 
     lines = []
     for found in measure_importances(sweep, trials):

@@ -74,9 +74,9 @@ def why(
            ends worse by more than the tolerance, or a run did not complete
     """  # noqa: D301 - click wants the character
     _load_numpy()
-    from quark.analysis.comparison.unfinished import tell_ends
+    from quark.analysis.comparison.summary import tell_ends
     from quark.analysis.explanation.engine import explain_change
-    from quark.analysis.explanation.good_runs import NothingGotWorseError
+    from quark.analysis.explanation.history import NothingGotWorseError
     from quark_core.errors import SchemaValidationError
     from quark_core.system.terminal_text import clean_line
 
@@ -114,7 +114,7 @@ def why(
 
 
 def _refuse_worse(result: ChangeExplanation) -> None:
-    from quark.analysis.comparison.verdicts import may_be_worse
+    from quark.analysis.comparison.significance import may_be_worse
     from quark.cli.compare import tell_doubt
 
     if result.verdict == "worse":

@@ -16,10 +16,10 @@ import click
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
-    from quark.analysis.explanation.checks import Exchange
     from quark.analysis.explanation.history import PastRun
     from quark.analysis.explanation.results import Cause, ChangeExplanation
-    from quark.provenance.kept_sources import KeptSource
+    from quark.analysis.explanation.swap_experiments import Exchange
+    from quark.provenance.sources import KeptSource
     from quark_core.runs.run_reader import RunReader
 
 _MOST_GROUPS = 16
@@ -45,7 +45,7 @@ def check_causes(
     Raises:
         click.ClickException: The sources of a run are not there.
     """
-    from quark.analysis.explanation.checks import list_checkable, split_causes
+    from quark.analysis.explanation.swap_experiments import list_checkable, split_causes
 
     checker = _Checker(result, before, after, runs)
     causes = list_checkable(result.causes)
@@ -74,7 +74,7 @@ class _Checker:
         after: RunReader,
         runs: int,
     ) -> None:
-        from quark.analysis.explanation.unnamed_arguments import find_seed_argument
+        from quark.analysis.explanation.history import find_seed_argument
 
         self._result, self._before, self._after, self._runs = result, before, after, runs
         assert before.reader is not None
@@ -86,7 +86,7 @@ class _Checker:
 
     def plan(self, causes: Sequence[Cause]) -> Exchange | None:
         """Print what is run, and return how; None where it cannot be."""
-        from quark.analysis.explanation.checks import describe_check, plan_exchange
+        from quark.analysis.explanation.swap_experiments import describe_check, plan_exchange
 
         exchange = plan_exchange(self._stored, causes, self._seed)
         click.echo(clean_line(describe_check(causes, self._runs)))
@@ -97,7 +97,7 @@ class _Checker:
 
     def isolate(self, causes: Sequence[Cause]) -> None:
         """Run each alone, of many halves first; then all together where none explains it alone."""
-        from quark.analysis.explanation.checks import split_causes
+        from quark.analysis.explanation.swap_experiments import split_causes
 
         waiting = split_causes(causes)
         is_found, groups = False, 0
@@ -117,9 +117,8 @@ class _Checker:
 
     def _check(self, causes: Sequence[Cause]) -> bool | None:
         """Run the first side with these; whether they explain the change, or None."""
-        from quark.analysis.explanation.attribution import measure_checks
-        from quark.analysis.explanation.checks import join_places
-        from quark.analysis.explanation.ranking import judge_effect
+        from quark.analysis.explanation.attribution import judge_effect, measure_checks
+        from quark.analysis.explanation.swap_experiments import join_places
 
         exchange = self.plan(causes)
         metric = self._result.metric
@@ -149,8 +148,8 @@ def _run(
     after: RunReader,
     runs: int,
 ) -> bool:
-    from quark.analysis.explanation.checks import refuse_sources
-    from quark.provenance.kept_sources import read_sources
+    from quark.analysis.explanation.swap_experiments import refuse_sources
+    from quark.provenance.sources import read_sources
     from quark_core.errors import ArtifactDamagedError, ArtifactNotFoundError
     from quark_core.runs.run_ids import shorten_run_id
 
@@ -187,7 +186,7 @@ def _exchange_file(
     one: KeptSource | None, two: KeptSource | None, names: Sequence[str]
 ) -> bytes | None:
     """A file of the first side with these functions of the second; b"" where it is taken away."""
-    from quark.provenance.code_exchange import exchange_units
+    from quark.provenance.code_changes import exchange_units
 
     if two is None:
         return b""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from quark.analysis.explanation.words import describe_change, list_rows, tell_ends
+from quark.analysis.explanation.results import describe_change, list_rows, tell_ends
 from quark.cli.analysis_view import print_trimmed
 from quark.cli.texts import Console, Text
 

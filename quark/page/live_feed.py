@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.health import place_alert
 from quark.analysis.metric_roles import find_main_metric
-from quark.analysis.run_end import place_alert
 from quark.page.api.analyses import AnalysisDesk
 from quark.page.api.analysis_process import AnalysisProcess
 from quark.page.api.curves import ChangeDesk, pack_series

@@ -29,7 +29,7 @@ from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
     from quark.analysis.comparison.results import RunComparisonResult
-    from quark.analysis.diagnosis import AnalyzerResult
+    from quark.analysis.engine import AnalyzerResult
     from quark.analysis.explanation.results import ChangeExplanation
     from quark.page.api.source import PageSource
     from quark.page.report import RunReport
@@ -283,7 +283,7 @@ def _show_comparison(result: RunComparisonResult) -> str:
 
 
 def _show_explanation(result: ChangeExplanation) -> str:
-    from quark.analysis.explanation.words import describe_change, list_rows, tell_ends
+    from quark.analysis.explanation.results import describe_change, list_rows, tell_ends
 
     said = [result.reason, result.first_difference.summary]
     lines = "".join(f"<div>{escape(text)}</div>" for text in tell_ends(result))

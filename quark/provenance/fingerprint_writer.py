@@ -25,7 +25,7 @@ from quark_core.sessions.session import PendingFingerprint
 from quark_core.system.process import importing, list_members
 
 if TYPE_CHECKING:
-    from quark.provenance.data_fingerprints import DataFingerprint
+    from quark.provenance.fingerprints import DataFingerprint
     from quark_core.sessions.session import TrainingSession
 
 _log = logging.getLogger("quark")
@@ -122,8 +122,8 @@ class FingerprintWriter:
     def _take_output(
         self, pending: PendingFingerprint, value: Any, step: int | None, level: Any
     ) -> None:
-        from quark.provenance.device_values import detach_device_values, has_device_values
-        from quark.provenance.output_sketch import sketch_output
+        from quark.provenance.arrays import detach_device_values, has_device_values
+        from quark.provenance.fingerprints import sketch_output
 
         if not has_device_values(value):
             # Hashing it costs what copying it would, and nobody can change it meanwhile.
@@ -166,7 +166,7 @@ class FingerprintWriter:
         return pending
 
     def _take_data(self, pending: PendingFingerprint, source: object, level: Any) -> None:
-        from quark.provenance.data_fingerprints import plan_fingerprint
+        from quark.provenance.fingerprints import plan_fingerprint
 
         find_out = plan_fingerprint(source, level, self._advance)
 

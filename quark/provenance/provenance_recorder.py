@@ -25,8 +25,8 @@ from quark_core.runs.open_run import OpenRun
 from quark_core.system.process import importing
 
 if TYPE_CHECKING:
-    from quark.provenance.installed_packages import InstalledPackages
-    from quark.provenance.source_keeping import SourceKeeper, SourceMode
+    from quark.provenance.environment import InstalledPackages
+    from quark.provenance.source_snapshots import SourceKeeper, SourceMode
 
 _log = logging.getLogger("quark")
 
@@ -83,8 +83,11 @@ class ProvenanceRecorder:
             self._begin_keeping()
         self._look_at_sources()
         with importing():
-            from quark.provenance.installed_packages import find_packages
-            from quark.provenance.numeric_facts import describe_machine, describe_switches
+            from quark.provenance.environment import (
+                describe_machine,
+                describe_switches,
+                find_packages,
+            )
         packages = self._packages = find_packages(before=self._packages)
         facts = {**self._facts, **describe_machine(), **self._describe_packages(packages)}
         if switches := describe_switches():
@@ -125,8 +128,7 @@ class ProvenanceRecorder:
 
     def _begin_keeping(self) -> None:
         with importing():
-            from quark.provenance.source_finding import find_root
-            from quark.provenance.source_keeping import SourceKeeper
+            from quark.provenance.source_snapshots import SourceKeeper, find_root
         self._mode, reason = self._choose(asks=True)
         if self._mode != "off":
             root = find_root(str(self._folder))
@@ -157,7 +159,7 @@ class ProvenanceRecorder:
         if run.is_over or not run.stream.active:
             return
         with importing():
-            from quark.provenance.traced_functions import describe_function, list_traced
+            from quark.provenance.tracing import describe_function, list_traced
         for traced in list_traced():
             if traced in self._traced:
                 continue
@@ -176,7 +178,7 @@ class ProvenanceRecorder:
 
     def _keep_list(self, keeper: SourceKeeper, text: str) -> None:
         try:
-            from quark.provenance.kept_sources import PACKAGES_KEY
+            from quark.provenance.sources import PACKAGES_KEY
 
             keeper.keep_payload(PACKAGES_KEY, text.encode("utf-8", "replace"))
         except Exception as error:  # noqa: BLE001 - the digest must do
@@ -189,8 +191,8 @@ class ProvenanceRecorder:
         if git is None or commit is None:
             return
         with importing():
-            from quark.provenance.git_changes import read_git_diff
-            from quark.provenance.kept_sources import CHANGES_KEY, GIT_DIFF
+            from quark.provenance.environment import read_git_diff
+            from quark.provenance.sources import CHANGES_KEY, GIT_DIFF
         text = read_git_diff(git.root, _GIT_TIMEOUT_S)
         if text is None or self._run.is_over:
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quark.provenance import kept_sources
-from quark.provenance.kept_sources import KeptSources
+from quark.provenance import sources
+from quark.provenance.sources import KeptSources
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
 from quark_core.records.query import check_index
 from quark_core.sessions.session import TrainingSession, open_run
@@ -45,6 +45,6 @@ def read_sources(
         raise ArtifactNotFoundError("the run keeps nothing, its sources neither")
     if opened.stream.active:
         opened.flush()
-    return kept_sources.read_sources(
+    return sources.read_sources(
         opened.reader, opened.context.run_id, attempt=check_index(attempt, "attempt")
     )

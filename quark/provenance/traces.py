@@ -20,7 +20,7 @@ from quark.provenance.normal_form import (
     digest_source,
     parse_source,
 )
-from quark.provenance.traced_functions import TRACE_MARK
+from quark.provenance.tracing import TRACE_MARK
 from quark_core.backends.contract import SupportsRead
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.query import Query

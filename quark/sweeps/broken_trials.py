@@ -13,13 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import Case
 from quark.analysis.config import AnalyzerEngineConfig
-from quark.analysis.hopeless_runs import Hopeless, Peer, judge_hopeless, make_peer
-from quark.analysis.monitor_feed import RunFeed
-from quark.analysis.monitor_sightings import Pace
+from quark.analysis.early_stopping import Hopeless, Peer, judge_hopeless, make_peer
+from quark.analysis.monitor_state import Pace, RunFeed
 from quark.analysis.outputs import make_run_data
-from quark.sweeps.store_link import StoreLink
+from quark.sweeps.sweep_store import StoreLink
 from quark_core.errors import QuarkError
 from quark_core.records import MetricRecord
 from quark_core.records.json_object import JsonObject

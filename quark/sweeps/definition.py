@@ -1,4 +1,4 @@
-"""What a sweep is, as it is kept and as all workers share it: space, metrics, search, bounds."""
+"""The definition of a sweep, the contract of a search, and the results of the trials."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Protocol, get_args
+
+import msgspec
 
 from quark.sweeps.space import Space, read_space
+from quark_core.backends.contract import SupportsPrimary, SupportsSearch
+from quark_core.backends.coordination import NewTrial
 from quark_core.config.arguments import check_label, describe_argument
 from quark_core.config.objective import ObjectiveMode
-from quark_core.errors import SchemaValidationError
+from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records.checks import check_choice
 from quark_core.records.names import check_name, encode_name
+from quark_core.records.sweeps import StoredTrial
 
 _MOST_METRICS = 20
 _MOST_CONSTRAINTS = 20
@@ -345,3 +350,180 @@ def check_sweep_name(name: object) -> str:
         SchemaValidationError: No name.
     """
     return check_label(name, "name")
+
+
+# The contract of a search: what it proposes, and which trials it stops at a rung.
+#
+# A search has no state that another worker must know: each worker opens its own, of the definition
+# that all share, and looks at the trials and at the logs of the sweep. So workers come and go, on
+# any machine, and whatever happens to one of them the others go on.
+
+PATIENCE_S = 10.0
+"""How long the figures of a completed trial are waited for: what a training returns, or what
+another store has of its run, comes after the run's end."""
+
+
+class Proposal(NamedTuple):
+    """Trials that are to be added together.
+
+    Attributes:
+        key: Where several workers propose under one key, the trials of the first are added and
+            the others get those: so the same proposal must have the same key everywhere.
+        trials: The trials.
+    """
+
+    key: str
+    trials: list[NewTrial]
+
+
+class Search(Protocol):
+    """How a sweep chooses its trials.
+
+    Called by one worker from one thread at a time; other workers have one each. What it raises
+    ends no training: a `propose` that raises ends the loop over the sweep, and a `report` that
+    raises is told once and lets the trial go on. One that says nothing else stops no trial early,
+    and holds nothing open.
+    """
+
+    def propose(self, trials: Sequence[StoredTrial]) -> list[Proposal] | None:
+        """What is to be tried next; asked where a claim has found nothing.
+
+        Args:
+            trials: All trials of the sweep, in their order, those that others hold too. Of one
+                that has ended, `values` are those of the sweep's metrics where they are known.
+
+        Returns:
+            What is to be added; an empty list where there is nothing until trials that run
+            have ended; None where there will be nothing more.
+        """
+
+    def list_rungs(self, trial: StoredTrial) -> tuple[int, ...] | None:  # noqa: ARG002
+        """At which steps `report` is to be called for a trial, rising; None for each step.
+
+        Empty where it stops no trial early.
+        """
+        return ()
+
+    def report(
+        self,
+        trial: StoredTrial,  # noqa: ARG002
+        values: tuple[float | None, ...],  # noqa: ARG002
+        step: int,  # noqa: ARG002
+    ) -> bool:
+        """Take note of how far a trial has come; returns whether it shall stop there.
+
+        Args:
+            trial: A trial that this worker holds.
+            values: The newest figure of each of the sweep's metrics at a rung, in their order.
+                None, and never NaN, where there is none yet or it is not finite.
+            step: The rung, or the step where each one is reported. Where a training logs only
+                now and then, the figures may be of a later step than the rung.
+        """
+        return False
+
+    def close(self) -> None:
+        """Let go of what it holds open."""
+        return
+
+
+def choose_better(mode: str, value: float | None) -> float:
+    """A figure as one that is better the lower it is; what is missing is worse than any."""
+    if value is None or value != value:
+        return float("inf")
+    return -value if mode == "max" else value
+
+
+def count_new(trials: Sequence[StoredTrial], source: str) -> int:
+    """How many trials a search has added itself, by the `source` of their origin."""
+    return sum(trial.origin.get("source") == source for trial in trials)
+
+
+def fill_values(
+    store: SupportsPrimary, trials: Sequence[StoredTrial], definition: SweepDefinition
+) -> list[StoredTrial]:
+    """Trials, those that have completed without a word with the figures of their runs."""
+    return [
+        _fill(store, trial, definition)
+        if trial.state == "completed" and trial.values is None and trial.run_id is not None
+        else trial
+        for trial in trials
+    ]
+
+
+def _fill(store: SupportsPrimary, trial: StoredTrial, definition: SweepDefinition) -> StoredTrial:
+    reader: object = store
+    if not isinstance(reader, SupportsSearch):
+        return trial
+    try:
+        metrics = reader.summarize(trial.run_id or "").metrics
+    except QuarkError:
+        return trial
+    last = {key: figure.last for key, figure in metrics.items()}
+    values = tuple(v for goal in definition.goals if (v := last.get(goal.key)) is not None)
+    if len(values) < len(definition.goals):
+        return trial
+    broken = tuple(
+        each.measure(value)
+        for each in definition.constraints
+        if (value := last.get(each.key)) is not None
+    )
+    is_known = bool(broken) and len(broken) == len(definition.constraints)
+    return msgspec.structs.replace(
+        trial, values=values, constraints=broken if is_known else trial.constraints
+    )
+
+
+def choose_best(trials: Sequence[StoredTrial], definition: SweepDefinition) -> StoredTrial | None:
+    """The completed trial with the best figure of the first metric; of equal ones the first."""
+    mode = definition.goals[0].mode
+    able = _find_able(trials, definition)
+    return min(
+        able,
+        key=lambda trial: (choose_better(mode, (trial.values or (None,))[0]), trial.number),
+        default=None,
+    )
+
+
+def choose_front(trials: Sequence[StoredTrial], definition: SweepDefinition) -> list[StoredTrial]:
+    """Completed trials than which no other is as good in all metrics and better in one."""
+    able = _find_able(trials, definition)
+    costs = {
+        trial.number: tuple(
+            choose_better(goal.mode, value)
+            for goal, value in zip(definition.goals, trial.values or (), strict=True)
+        )
+        for trial in able
+    }
+
+    def is_beaten(trial: StoredTrial) -> bool:
+        own = costs[trial.number]
+        return any(
+            other != own and all(a <= b for a, b in zip(other, own, strict=True))
+            for other in costs.values()
+        )
+
+    return [trial for trial in able if not is_beaten(trial)]
+
+
+def _find_able(trials: Sequence[StoredTrial], definition: SweepDefinition) -> list[StoredTrial]:
+    """Completed trials that may be the best: with all figures, and within the constraints."""
+    able = [
+        trial
+        for trial in trials
+        if trial.state == "completed"
+        and trial.values is not None
+        and len(trial.values) == len(definition.goals)
+        and (not definition.constraints or _keeps(trial))
+    ]
+    # After halving, figures of a smaller budget are no match for those of a larger one.
+    farthest = max((_find_rung(trial) for trial in able), default=0)
+    return [trial for trial in able if _find_rung(trial) == farthest]
+
+
+def _keeps(trial: StoredTrial) -> bool:
+    return trial.constraints is not None and all(broken <= 0 for broken in trial.constraints)
+
+
+def _find_rung(trial: StoredTrial) -> int:
+    rung = trial.origin.get("rung")
+    return rung if isinstance(rung, int) else 0

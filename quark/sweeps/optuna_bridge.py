@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from quark_core.errors import SchemaValidationError
 
 if TYPE_CHECKING:
-    from quark.sweeps.definition import SweepDefinition
-    from quark.sweeps.search import Search
+    from quark.sweeps.definition import Search, SweepDefinition
     from quark_core.backends.coordination import SupportsCoordination
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from quark.sweeps.store_link import StoreLink
+from quark.sweeps.sweep_store import StoreLink
 from quark_core.errors import QuarkError, SchemaValidationError, SessionStoreError
 from quark_core.ranks.launches import detect_rank, find_launch
 from quark_core.system.process import ProcessIdentity, current_process, find_age_s, is_alive

@@ -1,4 +1,4 @@
-"""A trial that this process holds: what is to be tried, and what becomes of it."""
+"""A trial that this process holds, and the renewal of its lease."""
 
 from __future__ import annotations
 
@@ -7,41 +7,28 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quark.configuration.origins.keeping import note_source
-from quark.sweeps.definition import SweepDefinition
-from quark.sweeps.keeping import LeaseKeeper
-from quark.sweeps.metric_watch import MetricWatch
+from quark.sweeps.definition import Search, SweepDefinition
 from quark.sweeps.rank_agreement import RankAgreement
-from quark.sweeps.search import Search
-from quark.sweeps.store_link import StoreLink
-from quark.sweeps.trial_binding import current_trial
+from quark.sweeps.sweep_store import StoreLink
+from quark.sweeps.trial_binding import MetricWatch, current_trial
 from quark_core.backends.coordination import SupportsCoordination
 from quark_core.config.arguments import describe_argument
 from quark_core.config.objective import Objective
 from quark_core.config.redaction import redact_text
-from quark_core.errors import (
-    InvalidRunStateError,
-    QuarkError,
-    SchemaValidationError,
-    StopRequested,
-)
+from quark_core.errors import InvalidRunStateError, QuarkError, SchemaValidationError, StopRequested
 from quark_core.records import ConfigSnapshot, RunStatus, format_time
 from quark_core.records.base import now_us
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import find_whole
 from quark_core.records.runs import StopRequest
-from quark_core.records.sweeps import (
-    StoredTrial,
-    TrialClaim,
-    TrialResult,
-    describe_parameters,
-)
+from quark_core.records.sweeps import StoredTrial, TrialClaim, TrialResult, describe_parameters
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.sessions.session import TrainingSession
 from quark_core.writers.scalars import to_float
@@ -50,6 +37,54 @@ if TYPE_CHECKING:
     from quark_core.records.sweeps import TrialState
 
 _log = logging.getLogger("quark")
+
+# Heartbeats of a run come every 10 s, which is too seldom for a shorter lease than this.
+_BEATS_HOLD_S = 30.0
+
+
+class LeaseKeeper:
+    """Renews a lease from a thread of its own, from the claim until a run does it.
+
+    Args:
+        renew: Renews it once; may raise.
+        lease_s: How long it holds.
+
+    Attributes:
+        has_run: Whether a run's heartbeats hold the trial, so that a long lease needs no more.
+    """
+
+    def __init__(self, renew: Callable[[], None], lease_s: float) -> None:
+        self.has_run = False
+        self._renew = renew
+        self._lease_s = lease_s
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        if self._thread is not None or self._ended.is_set():
+            return
+        self._thread = threading.Thread(target=self._keep, name="quark-lease", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None  # none to spare; the lease holds as long as it holds
+
+    def stop(self) -> None:
+        """End; does not wait for a renewal that is on its way."""
+        self._ended.set()
+
+    def _keep(self) -> None:
+        while not self._ended.wait(self._lease_s / 3):
+            if self.has_run and self._lease_s >= _BEATS_HOLD_S:
+                continue
+            try:
+                self._renew()
+            except QuarkError as error:
+                _log.debug("a lease is not renewed: %s", error)
+            except Exception:  # noqa: BLE001 - the store may be closing
+                _log.debug("a lease is not renewed", exc_info=True)
+
 
 STOPPED_BY = "quark sweep"
 """Who asks a training to stop, where its sweep does."""

@@ -65,7 +65,7 @@ class RunConfiguration(NamedTuple):
 class SupportsConfigurations(Protocol):
     """What a backend may have besides, so that many configurations are compared at once.
 
-    Of others `quark.analysis.similar_runs` lists whole runs.
+    Of others `quark.analysis.run_search` lists whole runs.
     """
 
     def list_configurations(

@@ -102,7 +102,7 @@ def lint(folder):
         ("quark_core/writers/buffered_writer.py", "import quark.analysis.rules", "The face above"),
         ("quark_core/errors.py", "import quark_core.records.base", "The rooms of the core"),
         ("quark/provenance/traces.py", "import quark.sweeps.trial", "The features lie on floors"),
-        ("quark/analysis/rules/base.py", "import quark_torch", "The features and the page"),
+        ("quark/analysis/rule.py", "import quark_torch", "The features and the page"),
         (
             "quark_core/runs/attempts.py",
             "import quark.provenance.traces",

@@ -151,7 +151,7 @@ def test_its_numbers_are_curves_of_mirrors(added):
 def test_a_rule_reads_it_while_it_comes_and_afterwards(added, tmp_path):
     program = (
         "import sys, quark\n"
-        "from quark.analysis.monitor_feed import RunFeed\n"
+        "from quark.analysis.monitor_state import RunFeed\n"
         "from quark.analysis.outputs import open_analysis\n"
         "from quark_core.records.base import start_fields\n"
         "session = quark.start_run(project='p', storage_dir=sys.argv[1])\n"

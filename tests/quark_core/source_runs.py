@@ -2,8 +2,8 @@
 
 import hashlib
 
-from quark.provenance.kept_sources import digest_sources
 from quark.provenance.provenance_recorder import KeepingPlace
+from quark.provenance.sources import digest_sources
 from quark_core.artifacts.source_packs import (
     MANIFEST_KEY,
     PACK_KEY,

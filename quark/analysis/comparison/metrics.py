@@ -1,33 +1,32 @@
-"""Metric by metric: a summary of each run, a test over the runs, a verdict."""
+"""Metrics compared one by one: curves aligned, time to target, a test over the runs, a verdict."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.comparison.alignment import (
-    CommonRange,
-    CurveSummary,
-    find_range,
-    summarize_curve,
-)
-from quark.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
-from quark.analysis.comparison.results import FigureDiff, MetricDiff
-from quark.analysis.comparison.statistics import (
+from quark.analysis.comparison.results import FigureDiff, MetricDiff, TargetDiff, TargetOutcome
+from quark.analysis.comparison.significance import (
+    Evidence,
+    Sample,
+    Verdict,
     adjust_by_holm,
     bootstrap_iqm,
     compare_means,
+    conclude,
     estimate_effect,
+    estimate_median_error,
+    permute_sides,
     probability_of_improvement,
     take_iqm,
+    weigh,
 )
-from quark.analysis.comparison.targets import compare_targets
-from quark.analysis.comparison.verdicts import Evidence, Sample, Verdict, conclude, weigh
+from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
 from quark.analysis.curves import Curve, find_resolution
 from quark.analysis.metric_roles import (
     find_train_accuracy,
@@ -48,6 +47,271 @@ from quark_core.records.names import encode_name
 from quark_core.runs.reading import encode_key
 
 Floats = NDArray[np.float64]
+
+_LARGE = 1e140
+
+
+@dataclass(frozen=True, slots=True)
+class CommonRange:
+    """The steps that all curves cover, both ends included.
+
+    Attributes:
+        unit: step or epoch.
+        start, end: The range.
+    """
+
+    unit: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSummary:
+    """One run's curve; None for what it has no finite points for.
+
+    Attributes:
+        end: Its last step.
+        last: Its last value, wherever the other curves end; None of a run that diverged.
+        best: Its best value; None where no direction is known.
+        tail_median: Median of its own last part.
+        tail_start: Where that begins.
+        noise: Standard error of `tail_median` within the run.
+        at_common_end: Its value at the last step that all curves cover.
+        area: Its mean level over what all curves cover.
+        non_finite: Points that are not finite.
+        diverged: Whether most of the last few points are not finite.
+    """
+
+    end: int
+    last: float | None
+    best: float | None
+    tail_median: float | None
+    tail_start: int | None
+    noise: float | None
+    at_common_end: float | None
+    area: float | None
+    non_finite: int
+    diverged: bool
+
+
+def find_range(curves: Sequence[Curve]) -> CommonRange | None:
+    """What all curves cover; None where that is nothing, or where their units differ."""
+    if not curves or any(len(curve) == 0 for curve in curves):
+        return None
+    units = {curve.unit for curve in curves}
+    start = max(int(curve.step[0]) for curve in curves)
+    end = min(int(curve.step[-1]) for curve in curves)
+    return None if len(units) > 1 or start > end else CommonRange(units.pop(), start, end)
+
+
+def summarize_curve(
+    curve: Curve,
+    common: CommonRange | None,
+    direction: MetricDirection,
+    tail_fraction: float,
+    tail_points: int,
+) -> CurveSummary:
+    """The summary of a curve that has points; several points of one step count as their mean.
+
+    A schedule ends with its run, so the end, the best value and the last part are those of
+    the run's own curve. The last part is `tail_fraction` of its steps, or as much more as
+    `tail_points` points need, at most half of them.
+    """
+    good = curve.merged
+    count = min(tail_points, (len(curve) + 1) // 2)
+    closing = int(np.isfinite(curve.value[-count:]).sum())
+    end = int(curve.step[-1])
+    non_finite = len(curve) - int(np.isfinite(curve.value).sum())
+    if not len(good):
+        return CurveSummary(end, None, None, None, None, None, None, None, non_finite, True)
+    diverged = closing * 2 < count
+    tail_start = end - math.floor(tail_fraction * (end - int(curve.step[0])))
+    tail_start = min(tail_start, int(good.step[-min(tail_points, (len(good) + 1) // 2)]))
+    tail = good.between(tail_start, None).value
+    best = None
+    if direction != "none":
+        best = _known(good.value.max() if direction == "higher" else good.value.min())
+    inside = None if common is None else good.between(common.start, common.end)
+    return CurveSummary(
+        end=end,
+        last=None if diverged else _known(good.value[-1]),
+        best=best,
+        tail_median=_known(_take_median(tail)),
+        tail_start=tail_start,
+        noise=estimate_median_error(tail),
+        at_common_end=_known(inside.value[-1]) if inside is not None and len(inside) else None,
+        area=None if inside is None or common is None else _average_area(inside, common),
+        non_finite=non_finite,
+        diverged=diverged,
+    )
+
+
+def _average_area(curve: Curve, common: CommonRange) -> float | None:
+    """The curve's mean level by the trapezoidal rule, its ends interpolated or held."""
+    width = common.end - common.start
+    if len(curve) < 2 or width == 0:
+        return None
+    steps = curve.step.astype(np.float64)
+    values = curve.value
+    scale = float(np.abs(values).max())
+    # Sums of huge values overflow where their mean does not.
+    scale = scale if scale > _LARGE else 1.0
+    if scale != 1.0:
+        values = values / scale
+    inner = (values[1:] + values[:-1]) * (steps[1:] - steps[:-1])
+    outside = values[0] * (steps[0] - common.start) + values[-1] * (common.end - steps[-1])
+    return _known((float(inner.sum()) / 2.0 + float(outside)) / width * scale)
+
+
+def _take_median(values: Iterable[float]) -> float:
+    array = np.asarray(values, dtype=np.float64)
+    middle = len(array) // 2
+    if len(array) % 2:
+        return float(np.partition(array, middle)[middle])
+    low, high = np.partition(array, (middle - 1, middle))[middle - 1 : middle + 1]
+    return float(low / 2.0 + high / 2.0)
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+_TESTED_RUNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """When one run reached a target.
+
+    Attributes:
+        at: The step, or the last step that the run has where it did not.
+        reached: Whether it did.
+        confirmed: Whether it held for the points that were asked for.
+    """
+
+    at: int
+    reached: bool
+    confirmed: bool
+
+    def is_before(self, other: Reach) -> bool:
+        """Whether this run certainly reached the target before the other one."""
+        if not self.reached:
+            return False
+        return self.at < other.at if other.reached else self.at <= other.at
+
+
+def find_reach(curve: Curve, target: MetricTargetSpec, persistence: int) -> Reach:
+    """The first of `persistence` points in a row that meet the target.
+
+    Where the curve ends sooner, all points from there on must meet it.
+    """
+    above = target.direction == "at_least"
+    with np.errstate(invalid="ignore"):
+        met = curve.value >= target.target_value if above else curve.value <= target.target_value
+    sums = np.concatenate([[0], np.cumsum(met)])
+    if len(met) >= persistence:
+        held = np.flatnonzero(sums[persistence:] - sums[:-persistence] == persistence)
+        if len(held):
+            return Reach(int(curve.step[held[0]]), True, True)
+    failed = np.flatnonzero(~met)
+    start = int(failed[-1]) + 1 if len(failed) else 0
+    if start < len(met):
+        return Reach(int(curve.step[start]), True, False)
+    return Reach(int(curve.step[-1]), False, False)
+
+
+def compare_targets(
+    primary: Sequence[Curve],
+    reference: Sequence[Curve],
+    target: MetricTargetSpec,
+    persistence: int,
+    error_rate: float,
+) -> TargetDiff:
+    """The time to a target on both sides, over all points that each run has."""
+    sides = [
+        [find_reach(curve, target, persistence) for curve in curves if len(curve)]
+        for curves in (primary, reference)
+    ]
+    unit = next((curve.unit for curve in (*primary, *reference) if len(curve)), "step")
+    outcomes = [_sum_up(reaches, unit) for reaches in sides]
+    one, two = (outcome.step for outcome in outcomes)
+    difference = None if one is None or two is None else one - two
+    p_value, earlier = None, None
+    if min(map(len, sides)) >= _TESTED_RUNS:
+        scores = _score(sides[0], sides[1])
+        p_value = permute_sides(*scores)
+        lead = float(scores[0].mean() - scores[1].mean())
+        if p_value <= error_rate and lead:
+            earlier = "primary" if lead > 0 else "reference"
+    elif len(sides[0]) == len(sides[1]) == 1:
+        earlier = _order(sides[0][0], sides[1][0])
+    summary = f"primary: {outcomes[0].summary}; reference: {outcomes[1].summary}"
+    return TargetDiff(
+        float(target.target_value),
+        target.direction,
+        outcomes[0],
+        outcomes[1],
+        difference,
+        earlier,
+        p_value,
+        summary,
+    )
+
+
+def _order(primary: Reach, reference: Reach) -> str | None:
+    if primary.is_before(reference):
+        return "primary"
+    if reference.is_before(primary):
+        return "reference"
+    return "same" if primary.reached and reference.reached else None
+
+
+def _sum_up(reaches: Sequence[Reach], unit: str) -> TargetOutcome:
+    count, reached = len(reaches), sum(reach.reached for reach in reaches)
+    censored = [reach.at for reach in reaches if not reach.reached]
+    step = _find_median(reaches)
+    lowest = min(censored, default=None)
+    if not count:
+        words = "no points"
+    elif count == 1:
+        at = f"by {unit} {reaches[0].at}"
+        words = f"reached at {unit} {reaches[0].at}" if reached else f"not reached {at}"
+        if reached and not reaches[0].confirmed:
+            words += " (held to the end, which came soon after)"
+    else:
+        words = f"reached by {reached} of {count} runs"
+        if step is not None:
+            words += f", by half of them at {unit} {step:g}"
+        if lowest is not None:
+            words += f"; not reached by {unit} {lowest} at the soonest"
+    confirmed = any(r.reached for r in reaches) and all(r.confirmed for r in reaches if r.reached)
+    return TargetOutcome(step, lowest, reached, count, confirmed, words)
+
+
+def _find_median(reaches: Sequence[Reach]) -> float | None:
+    """The step by which half of the runs reached it (Kaplan and Meier 1958), or None."""
+    share = 1.0
+    for at in sorted({reach.at for reach in reaches if reach.reached}):
+        at_risk = sum(reach.at >= at for reach in reaches)
+        share *= 1.0 - sum(reach.reached and reach.at == at for reach in reaches) / at_risk
+        if share <= 0.5 + 1e-12:
+            return float(at)
+    return None
+
+
+def _score(primary: Sequence[Reach], reference: Sequence[Reach]) -> tuple[
+    np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray[tuple[int], np.dtype[np.float64]]
+]:  # fmt: skip
+    """Of each run, how many it certainly beat less how many beat it (Gehan 1965)."""
+    everyone = [*primary, *reference]
+    scores = np.array(
+        [
+            float(sum(own.is_before(other) - other.is_before(own) for other in everyone))
+            for own in everyone
+        ]
+    )
+    return scores[: len(primary)], scores[len(primary) :]
+
 
 _STATISTICS = ("last", "best", "tail_median", "area", "at_common_end")
 

@@ -1,4 +1,4 @@
-"""What differs between two sides, what is known to be the same, and what nobody knows."""
+"""What differs between two groups of runs: config, code, data and environment."""
 
 from __future__ import annotations
 
@@ -8,15 +8,30 @@ from typing import Any
 
 import msgspec
 
-from quark.analysis.explanation.results import ABSENT, CauseKind, Remark
-from quark.analysis.explanation.traits import (
+from quark.analysis.comparison.changes import CodeComparison, compare_code
+from quark.analysis.explanation.results import ABSENT, CauseKind, Parting, PartingManner, Remark
+from quark.analysis.explanation.run_attributes import (
     CODE_PLACE,
     INSTALLED,
+    ExplainedRun,
     Place,
     RunTraits,
     encode_value,
+    is_incidental,
     is_redacted,
 )
+from quark.provenance.code_changes import CodeChange
+from quark.provenance.code_fingerprints import (
+    MODULE_UNIT,
+    CodeReach,
+    FingerprintCache,
+    ModuleFingerprint,
+    fingerprint_modules,
+)
+from quark.provenance.fingerprint_comparison import FingerprintComparison, compare_fingerprints
+from quark.provenance.sources import KeptSources
+from quark_core.records import ConfigSnapshot
+from quark_core.records.kinds.provenance import FingerprintRecord
 
 _KINDS: tuple[CauseKind, ...] = (
     "seed",
@@ -227,3 +242,374 @@ def _describe_same(kind: CauseKind, places: Sequence[Place], side: Sequence[RunT
         "launch": "launched the same way",
     }
     return words.get(kind, "the same on both sides")
+
+
+def name_origins(
+    findings: Findings,
+    before: Sequence[ConfigSnapshot | None],
+    after: Sequence[ConfigSnapshot | None],
+) -> Findings:
+    """Say of each setting what gave it its value, as far as all runs of a side agree on it.
+
+    Args:
+        findings: What differs.
+        before, after: Configurations of the runs of either side.
+    """
+    sides = [_label(before), _label(after)]
+    if not any(sides):
+        return findings
+    found = tuple(
+        _tell(each, *(side.get(each.place) for side in sides))
+        if each.kind in ("config", "seed")
+        else each
+        for each in findings.found
+    )
+    return replace(findings, found=found)
+
+
+def _label(configs: Sequence[ConfigSnapshot | None]) -> dict[str, str]:
+    """Setting -> what gave it its value, where all of these say the same."""
+    told = [
+        {key: chain[0].label for key, chain in config.group_origins().items()} if config else {}
+        for config in configs
+    ]
+    first = told[0] if told else {}
+    return {
+        key: label for key, label in first.items() if all(each.get(key) == label for each in told)
+    }
+
+
+def _tell(difference: Difference, before: str | None, after: str | None) -> Difference:
+    if before is None and after is None:
+        return difference
+    if before == after:
+        said = f"by {after} on both sides"
+    else:
+        said = f"by {after or 'nobody knows what'}, before by {before or 'nobody knows what'}"
+    words = f"{difference.words}; set {said}" if difference.words else f"set {said}"
+    return replace(difference, words=words)
+
+
+_MOST_MODULES = 1_000
+_MOST_NAMED = 5
+_PYTHON = ".py"
+
+
+def find_code_differences(
+    before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]
+) -> Findings:
+    """Hold the sources of two sides against each other; parses what differs, nothing else."""
+    cache = FingerprintCache()
+    code = compare_code(before, after, cache)
+    unseen = tuple(Remark("code", place, words) for place, words in code.unseen)
+    if code.manner == "unknown" or not code.digests[0]:
+        return Findings()
+    if code.manner == "varies":
+        return _tell_varied(code)
+    if code.manner == "digests":
+        words = f"the sources differ, and no more is known: {code.reason}"
+        (one,), (two,) = code.digests
+        return Findings((Difference("code", CODE_PLACE, one, two, words=words),))
+    if code.manner == "same":
+        return Findings(
+            (),
+            () if unseen else (Remark("code", "", _code_differences_describe_same(code)),),
+            unseen,
+        )
+    assert code.sources is not None
+    return _tell_changes(code, code.sources, unseen, (before[0], after[0]), cache)
+
+
+def _tell_varied(code: CodeComparison) -> Findings:
+    one, two = (list(side) for side in code.digests)
+    if one == two:
+        return Findings(unknown=(Remark("code", CODE_PLACE, code.reason),))
+    return Findings((Difference("code", CODE_PLACE, one, two, False, words=code.reason),))
+
+
+def _code_differences_describe_same(code: CodeComparison) -> str:
+    if code.sources is None:
+        return "one digest over all sources of the project"
+    count = len(code.sources[0].files)
+    return f"{count} file{'' if count == 1 else 's'}, all the same to the byte"
+
+
+def _tell_changes(
+    code: CodeComparison,
+    sources: tuple[KeptSources, KeptSources],
+    unseen: tuple[Remark, ...],
+    runs: Sequence[ExplainedRun],
+    cache: FingerprintCache,
+) -> Findings:
+    logic = [change for change in code.changes if change.is_logic]
+    reach = _Reach(sources, runs, cache) if len(logic) > 1 else None
+    found = tuple(_make(change, *sources, reach) for change in logic)
+    quiet = [change for change in code.changes if not change.is_logic]
+    ruled_out = [
+        Remark("code", change.place, change.describe())
+        for change in quiet
+        if change.kind == "cosmetic"
+    ]
+    # Functions elsewhere, under other names or in another order do what they did, as far as
+    # nothing looks at where they are.
+    unknown = [
+        Remark("code", change.place, change.describe())
+        for change in quiet
+        if change.kind != "cosmetic"
+    ]
+    if not found and not unknown and not unseen:
+        ruled_out.append(Remark("code", "", "only comments or layout differ"))
+    return Findings(found, tuple(ruled_out), (*unknown, *unseen))
+
+
+def _make(
+    change: CodeChange, one: KeptSources, two: KeptSources, reach: _Reach | None
+) -> Difference:
+    hashes = [
+        None if source is None else source.sha256
+        for source in (one.find(change.before_path or change.path), two.find(change.path))
+    ]
+    words = change.describe()
+    words = words.removeprefix(f"{change.place} ") if change.name else words
+    said = None if reach is None else reach.describe(change)
+    return Difference(
+        "code",
+        change.place,
+        hashes[0],
+        hashes[1],
+        words=words if said is None else f"{words}, {said}",
+        is_aside=reach is not None and reach.misses(change),
+        past=(CODE_PLACE, one.digest, two.digest),
+    )
+
+
+class _Reach:
+    """Which functions what ran reaches, by name: from the main script, and from traced ones."""
+
+    def __init__(
+        self,
+        sources: Sequence[KeptSources],
+        runs: Sequence[ExplainedRun],
+        cache: FingerprintCache,
+    ) -> None:
+        self._reached: set[tuple[str, str]] = set()
+        self._traced: dict[tuple[str, str], set[str]] = {}
+        self._is_whole = True
+        for kept, run in zip(sources, runs, strict=True):
+            self._add(kept, run, cache)
+
+    def _add(self, kept: KeptSources, run: ExplainedRun, cache: FingerprintCache) -> None:
+        texts = {
+            file.path: file.text
+            for file in kept.files
+            if file.path.endswith(_PYTHON) and file.text is not None
+        }
+        if kept.main is None or kept.main not in texts or len(texts) > _MOST_MODULES:
+            self._is_whole = False
+            return
+        modules = fingerprint_modules({path: text for path, text in texts.items() if text}, cache)
+        reach = CodeReach(modules)
+        self._reached |= {(place.path, place.name) for place in reach.find(kept.main, MODULE_UNIT)}
+        for path, name, trace in _list_traced(modules, run.fingerprints):
+            for place in reach.find(path, name):
+                self._traced.setdefault((place.path, place.name), set()).add(trace)
+
+    def describe(self, change: CodeChange) -> str | None:
+        """By what a changed function is reached, or that nothing reaches it."""
+        traced = sorted(self._traced.get(self._place(change), ()))
+        if traced:
+            return f"reached by {', '.join(traced[:_MOST_NAMED])}"
+        return "nothing that ran reaches it by name" if self.misses(change) else None
+
+    def misses(self, change: CodeChange) -> bool:
+        """Whether a function is surely not called by the main script, on either side."""
+        if not self._is_whole or not change.name or not change.path.endswith(_PYTHON):
+            return False
+        return self._place(change) not in self._reached
+
+    @staticmethod
+    def _place(change: CodeChange) -> tuple[str, str]:
+        return change.path, change.name or MODULE_UNIT
+
+
+def _list_traced(
+    modules: dict[str, ModuleFingerprint], records: Iterable[FingerprintRecord]
+) -> list[tuple[str, str, str]]:
+    """Path, name and trace of each traced function."""
+    known = {record.key for record in records if record.subject in ("code", "output")}
+    return [
+        (path, unit.name, trace)
+        for path, module in modules.items()
+        for trace, unit in module.find_traced().items()
+        if trace in known or not known
+    ]
+
+
+_DATA_DIFFERENCES_UNRECORDED = (
+    "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
+)
+_STREAM = "stream"
+_SAMPLES = "samples of "
+_ORDER = "order"
+_SHOWN_DIGEST = 12
+_UNEXPLAINED = (
+    "the batches differ ({}), the data do not: an environment variable, a seed or an order that "
+    "was not recorded may be the cause"
+)
+
+
+def compare_data(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) -> Findings:
+    """Hold the data's fingerprints against each other, of the first run of each side.
+
+    Equal data are ruled out only where all of them were looked at.
+    """
+    sides = [_take(side[0], "data") for side in (before, after)]
+    if not sides[0] or not sides[1]:
+        return Findings(unknown=(Remark("data", "", _DATA_DIFFERENCES_UNRECORDED),))
+    found, ruled_out, unknown = [], [], []
+    for comparison in compare_fingerprints(*sides):
+        if comparison.is_ruled_out:
+            ruled_out.append(Remark("data", _name(comparison), comparison.words))
+        elif comparison.verdict in ("same", "unknown"):
+            words = comparison.words
+            if comparison.verdict == "same":
+                words = f"{words}, which is not all of it"
+            unknown.append(Remark("data", _name(comparison), words))
+        else:
+            found.append(_data_differences_make(comparison, sides))
+    return Findings(_join_given(found), tuple(ruled_out), tuple(unknown))
+
+
+def _join_given(found: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Tell samples with the data that they are of, where both differ: they are one cause.
+
+    History has one digest of a key, the newest one: that of what came.
+    """
+    given = {each.place: each for each in found if not each.may_follow}
+    out = {each.place: each for each in found}
+    for place, of in given.items():
+        came = out.get(f"{_SAMPLES}{place}")
+        if came is None or came.before == _ORDER:
+            continue
+        words = f"{of.words}, and so were the samples that came"
+        out[place] = replace(of, words=words, past=came.past, repeats=(*of.repeats, came.place))
+        del out[came.place]
+    return tuple(out.values())
+
+
+def fold_streams(differences: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Tell batches that came in another order as what another seed does."""
+    seeds = [each for each in differences if each.kind == "seed"]
+    if not seeds:
+        return tuple(differences)
+    folded = [each for each in differences if each.may_follow and each.before == _ORDER]
+    names = tuple(f"order of {each.place}" for each in folded)
+    first = replace(seeds[0], repeats=(*seeds[0].repeats, *names))
+    return tuple(first if each is seeds[0] else each for each in differences if each not in folded)
+
+
+def set_unexplained_apart(findings: Findings) -> Findings:
+    """Count batches that differ as unknown where nothing that is recorded can be their cause.
+
+    Batches are made of data by code: where the data are known to be the same, they are what
+    something else brought about. Another order says by itself that the data are the same.
+    """
+    origins = [each for each in findings.found if not each.may_follow and not each.is_aside]
+    if any(not is_incidental(each.key) for each in origins):
+        return findings
+    unexplained = [
+        each
+        for each in findings.found
+        if each.may_follow and (each.before == _ORDER or _has_same_data(each, findings))
+    ]
+    remarks = [Remark("data", each.place, _UNEXPLAINED.format(each.words)) for each in unexplained]
+    return replace(
+        findings,
+        found=tuple(each for each in findings.found if each not in unexplained),
+        unknown=(*findings.unknown, *remarks),
+    )
+
+
+def _has_same_data(stream: Difference, findings: Findings) -> bool:
+    """Whether the data that batches are of are known to be the same, or all data are."""
+    same = {remark.place for remark in findings.ruled_out if remark.kind == "data"}
+    if stream.place.removeprefix(_SAMPLES) in same:
+        return True
+    unsure = {remark.place for remark in findings.unknown if remark.kind == "data"}
+    return any(not place.startswith(_SAMPLES) for place in same) and all(
+        place.startswith(_SAMPLES) for place in unsure
+    )
+
+
+def include_outputs(
+    parting: Parting, before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]
+) -> Parting:
+    """The parting, with outputs that part sooner than any metric."""
+    sides = [_take(side[0], "output") for side in (before, after)]
+    if len(before) > 1 or len(after) > 1 or not sides[0] or not sides[1]:
+        return parting
+    apart = [
+        each
+        for each in compare_fingerprints(*sides)
+        if each.verdict in ("rounding", "different", "other_form") and each.step is not None
+    ]
+    first = min(apart, key=lambda each: each.step or 0, default=None)
+    if first is None or first.step is None:
+        return parting
+    if parting.step is not None and parting.step <= first.step:
+        return parting
+    words = f"the output {first.key} parts at step {first.step}: {first.words}"
+    if parting.step is not None:
+        words += f"; {parting.summary}"
+    manner: PartingManner = "rounding" if first.verdict == "rounding" else "later"
+    if first.step == 0 and manner == "later":
+        manner = "at_once"
+    return Parting(
+        manner, first.step, "step", None, parting.equal_points, None, parting.step, words
+    )
+
+
+def _take(run: ExplainedRun, subject: str) -> list[FingerprintRecord]:
+    return [record for record in run.fingerprints if record.subject == subject]
+
+
+def _data_differences_make(
+    comparison: FingerprintComparison, sides: Sequence[Sequence[FingerprintRecord]]
+) -> Difference:
+    is_stream = _is_stream(comparison)
+    if comparison.verdict == "other_order":
+        return Difference(
+            "data", _name(comparison), _ORDER, "another order",
+            words=comparison.words, may_follow=is_stream,
+        )  # fmt: skip
+    digests = [
+        next((record.digest for record in side if _is_of(record, comparison)), ABSENT)
+        for side in sides
+    ]
+    return Difference(
+        "data",
+        _name(comparison),
+        digests[0][:_SHOWN_DIGEST],
+        digests[1][:_SHOWN_DIGEST],
+        words=comparison.words,
+        may_follow=is_stream,
+        past=(comparison.key, digests[0], digests[1]),
+    )
+
+
+def _name(comparison: FingerprintComparison) -> str:
+    """What a reader tells it by: data that came may have the key of the file that they are of."""
+    return f"{_SAMPLES}{comparison.key}" if _is_stream(comparison) else comparison.key
+
+
+def _is_stream(found: FingerprintComparison | FingerprintRecord) -> bool:
+    return found.level.startswith(_STREAM)
+
+
+def _is_of(record: FingerprintRecord, comparison: FingerprintComparison) -> bool:
+    """Whether this is the record of a side that the comparison has told different."""
+    if record.key != comparison.key or _is_stream(record) != _is_stream(comparison):
+        return False
+    metadata: Mapping[str, Any] = record.metadata or {}
+    place = metadata.get("pass") if _is_stream(record) else record.step
+    return comparison.step is None or place == comparison.step

@@ -8,24 +8,41 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case, is_zero_throughout
-from quark.analysis.culprits import find_feeding_module
-from quark.analysis.curves import SMALLEST, Curve, median_filter, take_early
-from quark.analysis.figures import (
+from quark.analysis.analysis_context import Case, is_zero_throughout
+from quark.analysis.curves import SMALLEST, Curve, LayerHistory, median_filter, take_early
+from quark.analysis.observations import (
     Figure,
     Text,
     between_steps,
     count_names,
     measure,
     measure_curve,
+    observe,
     say,
 )
-from quark.analysis.histories import LayerHistory
-from quark.analysis.limits import limit_activations
-from quark.analysis.observations import observe
-from quark.analysis.rule import SEVERITIES, Finding, Verdict, grade
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.rule import SEVERITIES, BaseRule, Finding, Verdict, grade, limit_activations
+from quark.analysis.run_data import RunData
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
+
+_WEIGHTED = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LazyLinear", "Embedding", "Bilinear")
+
+
+def find_feeding_module(run: RunData, name: str) -> str:
+    """The module whose weights make what this one gives: itself, or the nearest before it.
+
+    An activation such as ReLU has nothing to edit: whether its units are dead is decided by the
+    layer that feeds it. Modules count in the order in which they were called.
+    """
+    holders = {item.module_name for item in run.parameters.values()}
+    kinds = {other: item.kind for other, item in run.activations.items()}
+    if name not in kinds:
+        return name
+    called = list(kinds)
+    for other in reversed(called[: called.index(name) + 1]):
+        if other in holders or kinds[other] in _WEIGHTED:
+            return other
+    return name
+
 
 Floats = NDArray[np.float64]
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from quark.analysis.case import Case
-from quark.analysis.figures import count_class, say
-from quark.analysis.observations import observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case
+from quark.analysis.observations import count_class, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 _LEAST_BATCHES = 20  # fewer show what was drawn, not what there is

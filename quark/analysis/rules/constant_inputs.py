@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
-from quark.analysis.figures import between_steps, measure, say
-from quark.analysis.histories import LayerHistory, ParameterHistory
-from quark.analysis.observations import count_run, observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case
+from quark.analysis.curves import LayerHistory, ParameterHistory
+from quark.analysis.observations import between_steps, count_run, measure, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 _LEAST_PROBES = 3

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark.analysis.case import Case
-from quark.analysis.figures import measure_curve, say
-from quark.analysis.observations import observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case
+from quark.analysis.observations import measure_curve, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 _LEAST_READINGS = 10

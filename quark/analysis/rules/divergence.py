@@ -6,16 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import Case, Progress
 from quark.analysis.curves import Curve
-from quark.analysis.figures import measure_best, measure_curve, say
-from quark.analysis.loss_explosions import read_loss
 from quark.analysis.metric_roles import is_player_loss
-from quark.analysis.observations import count_run, observe
-from quark.analysis.outcome import Progress
-from quark.analysis.rule import Finding, Verdict, grade
-from quark.analysis.rules.base import BaseRule
-from quark.analysis.rules.exploding_gradients import collect_gradients
+from quark.analysis.observations import count_run, measure_best, measure_curve, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict, grade
+from quark.analysis.rules.exploding_gradients import collect_gradients, read_loss
 from quark_core.records.kinds.findings import AlertCategory
 
 _LEAST_POINTS = 15

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quark.analysis.case import Case
-from quark.analysis.figures import between_steps, count_names, count_steps, say
-from quark.analysis.histories import ParameterHistory
-from quark.analysis.observations import observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case
+from quark.analysis.curves import ParameterHistory
+from quark.analysis.observations import between_steps, count_names, count_steps, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 _LEAST_PROBES = 3

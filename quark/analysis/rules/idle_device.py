@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
-from quark.analysis.figures import Figure, Text, between_steps, measure, say
-from quark.analysis.observations import observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case
+from quark.analysis.observations import Figure, Text, between_steps, measure, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.columns import Columns
 from quark_core.records.kinds.findings import AlertCategory
 

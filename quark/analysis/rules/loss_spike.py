@@ -7,20 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import Case
 from quark.analysis.curves import SMALLEST, Curve, local_spread, spread, trailing_median
-from quark.analysis.figures import (
+from quark.analysis.observations import (
     Source,
     between_steps,
     count_names,
     measure_before,
     measure_curve,
     name_source,
+    observe,
     say,
 )
-from quark.analysis.observations import observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
 
 Floats = NDArray[np.float64]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import Case
 from quark.analysis.curves import Curve, fit_slope
-from quark.analysis.figures import Figure, between_steps, measure_curve, say
-from quark.analysis.observations import observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.observations import Figure, between_steps, measure_curve, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 _KEYS = ("system/process/rss_bytes", "system/gpu/memory_used_bytes")

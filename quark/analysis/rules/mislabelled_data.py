@@ -8,13 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
-from quark.analysis.figures import between_steps, count_names, measure, measure_curve, say
-from quark.analysis.histories import ParameterHistory
-from quark.analysis.observations import observe
-from quark.analysis.outcome import Progress, improves_clearly, measure_progress
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case, Progress, improves_clearly, measure_progress
+from quark.analysis.curves import ParameterHistory
+from quark.analysis.observations import (
+    between_steps,
+    count_names,
+    measure,
+    measure_curve,
+    observe,
+    say,
+)
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 Floats = NDArray[np.float64]

@@ -8,13 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case, find_guesses, knows_something
-from quark.analysis.figures import add, between_steps, measure, measure_curve, say
-from quark.analysis.histories import ParameterHistory
-from quark.analysis.initialisation import is_as_drawn
-from quark.analysis.observations import count_run, observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case, find_guesses, knows_something
+from quark.analysis.curves import ParameterHistory
+from quark.analysis.observations import (
+    add,
+    between_steps,
+    count_run,
+    measure,
+    measure_curve,
+    observe,
+    say,
+)
+from quark.analysis.rule import BaseRule, Finding, Verdict
+from quark.analysis.rules.poor_initialisation import is_as_drawn
 from quark_core.records.kinds.findings import AlertCategory
 
 _FROZEN = 0.9  # share of the elements

@@ -9,12 +9,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
-from quark.analysis.figures import at_step, between_steps, count_names, count_steps, say
-from quark.analysis.histories import LayerHistory
-from quark.analysis.observations import observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case
+from quark.analysis.curves import LayerHistory
+from quark.analysis.observations import (
+    at_step,
+    between_steps,
+    count_names,
+    count_steps,
+    observe,
+    say,
+)
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
 
 Kind = Literal["layer", "parameter", "metric", "gradient"]

@@ -9,12 +9,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
-from quark.analysis.figures import between_steps, count_names, count_steps, say
-from quark.analysis.histories import ParameterHistory
-from quark.analysis.observations import count_run, observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case
+from quark.analysis.curves import ParameterHistory
+from quark.analysis.observations import (
+    between_steps,
+    count_names,
+    count_run,
+    count_steps,
+    observe,
+    say,
+)
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 _VALUES = ("value_norm", "value_mean", "value_std", "value_min", "value_max")

@@ -7,14 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import PERCENT_FROM, Case
 from quark.analysis.curves import Curve, estimate_noise, smooth
-from quark.analysis.figures import measure_best, measure_curve, say
-from quark.analysis.limits import limit_overfitting_gap
-from quark.analysis.observations import observe
-from quark.analysis.outcome import PERCENT_FROM
-from quark.analysis.rule import Finding, Verdict, grade
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.observations import measure_best, measure_curve, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict, grade, limit_overfitting_gap
 from quark_core.records.kinds.findings import AlertCategory
 
 Floats = NDArray[np.float64]

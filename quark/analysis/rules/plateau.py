@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark.analysis.case import (
+from quark.analysis.analysis_context import (
     Case,
+    Progress,
     improves_otherwise,
     knows_as_guesses_do,
     knows_something,
+    measure_progress,
 )
 from quark.analysis.curves import Curve
-from quark.analysis.figures import measure_curve, say
-from quark.analysis.observations import observe
-from quark.analysis.outcome import Progress, measure_progress
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.observations import measure_curve, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 _LEAST_POINTS = 30

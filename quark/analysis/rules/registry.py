@@ -16,8 +16,7 @@ from pkgutil import iter_modules
 from typing import Any, get_args
 
 from quark.analysis import rules
-from quark.analysis.rule import Rule
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.rule import BaseRule, Rule
 from quark_core.errors import SchemaValidationError
 from quark_core.records.kinds.findings import AlertCategory
 

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
-from quark.analysis.figures import Figure, at_step, count_names, measure, say
-from quark.analysis.histories import ParameterHistory
-from quark.analysis.observations import count_run, observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case
+from quark.analysis.curves import ParameterHistory
+from quark.analysis.observations import (
+    Figure,
+    at_step,
+    count_names,
+    count_run,
+    measure,
+    observe,
+    say,
+)
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 _LEAST_PROBES = 2

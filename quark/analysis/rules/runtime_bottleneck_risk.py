@@ -11,22 +11,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import Case
 from quark.analysis.curves import Curve, spread
-from quark.analysis.figures import (
+from quark.analysis.metric_roles import find_curve, is_reward
+from quark.analysis.observations import (
     Figure,
     Text,
     between_steps,
     count_names,
+    list_stretches,
     measure_curve,
+    observe,
     say,
 )
-from quark.analysis.figures import limit as constant
-from quark.analysis.limits import WARM_UP_STEPS, limit_runtime
-from quark.analysis.metric_roles import find_curve, is_reward
-from quark.analysis.observations import list_stretches, observe
-from quark.analysis.rule import SEVERITIES, Finding, Verdict, grade
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.observations import limit as constant
+from quark.analysis.rule import (
+    SEVERITIES,
+    WARM_UP_STEPS,
+    BaseRule,
+    Finding,
+    Verdict,
+    grade,
+    limit_runtime,
+)
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
 
 if TYPE_CHECKING:

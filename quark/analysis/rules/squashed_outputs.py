@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark.analysis.case import Case
-from quark.analysis.curves import take_early
-from quark.analysis.figures import (
+from quark.analysis.analysis_context import Case, Progress
+from quark.analysis.curves import LayerHistory, take_early
+from quark.analysis.observations import (
     Figure,
     Text,
     between_steps,
     measure,
     measure_curve,
+    observe,
     say,
 )
-from quark.analysis.histories import LayerHistory
-from quark.analysis.initialisation import find_equal_weights
-from quark.analysis.observations import observe
-from quark.analysis.outcome import Progress
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.rule import BaseRule, Finding, Verdict
+from quark.analysis.rules.poor_initialisation import find_equal_weights
 from quark_core.records.kinds.findings import AlertCategory
 
 _LEAST_POINTS, _LEAST_PROBES = 30, 5

@@ -9,17 +9,20 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case, is_zero_throughout
-from quark.analysis.figures import Text, between_steps, count_names, count_steps, measure, say
-from quark.analysis.histories import ParameterHistory
-from quark.analysis.limits import limit_stagnant_layers
+from quark.analysis.analysis_context import Case, is_zero_throughout
+from quark.analysis.curves import ParameterHistory
 from quark.analysis.observations import (
+    Text,
+    between_steps,
+    count_names,
     count_run,
+    count_steps,
     list_stretches,
+    measure,
     observe,
+    say,
 )
-from quark.analysis.rule import Finding, Verdict, grade
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.rule import BaseRule, Finding, Verdict, grade, limit_stagnant_layers
 from quark_core.records.kinds.findings import AlertCategory
 
 Floats = NDArray[np.float64]

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
-from quark.analysis.figures import Figure, between_steps, count_names, measure, say
-from quark.analysis.observations import observe
-from quark.analysis.rule import Finding, Verdict, grade
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case
+from quark.analysis.observations import Figure, between_steps, count_names, measure, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict, grade
 from quark_core.records.kinds.findings import AlertCategory
 
 Floats = NDArray[np.float64]

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from quark.analysis.case import Case
-from quark.analysis.figures import between_steps, count_steps, say
-from quark.analysis.observations import count_run, observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case
+from quark.analysis.observations import between_steps, count_run, count_steps, observe, say
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 _MOSTLY = 0.8  # of the evaluations that were seen

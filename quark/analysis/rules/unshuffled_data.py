@@ -8,21 +8,20 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import Case
 from quark.analysis.curves import Curve
-from quark.analysis.figures import (
+from quark.analysis.metric_roles import find_learning_rate
+from quark.analysis.observations import (
     Text,
     at_step,
     between_steps,
     count_class,
     count_names,
     measure_curve,
+    observe,
     say,
 )
-from quark.analysis.metric_roles import find_learning_rate
-from quark.analysis.observations import observe
-from quark.analysis.rule import Finding, Verdict
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 Floats = NDArray[np.float64]

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case, improves_otherwise, knows_something
-from quark.analysis.figures import Figure, Text, at_step, between_steps, measure, say
-from quark.analysis.histories import ParameterHistory
-from quark.analysis.observations import observe, rank_by
-from quark.analysis.rule import Finding, Verdict, grade
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.analysis_context import Case, improves_otherwise, knows_something
+from quark.analysis.curves import ParameterHistory
+from quark.analysis.observations import (
+    Figure,
+    Text,
+    at_step,
+    between_steps,
+    measure,
+    observe,
+    rank_by,
+    say,
+)
+from quark.analysis.rule import BaseRule, Finding, Verdict, grade
 from quark_core.records.kinds.findings import AlertCategory, EvidenceRecord
 
 # Norms of an update over those of its weights; the usual one is about a thousandth.

@@ -8,27 +8,22 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.case import Case
-from quark.analysis.curves import Curve
-from quark.analysis.figures import (
+from quark.analysis.analysis_context import Case
+from quark.analysis.curves import Curve, History, LayerHistory
+from quark.analysis.metric_roles import is_loss, is_player_loss
+from quark.analysis.observations import (
     Figure,
     Text,
     at_step,
     between_steps,
-    measure,
-    measure_curve,
-    say,
-)
-from quark.analysis.histories import History, LayerHistory
-from quark.analysis.limits import limit_vanishing_gradients
-from quark.analysis.metric_roles import is_loss, is_player_loss
-from quark.analysis.observations import (
     count_run,
     list_stretches,
+    measure,
+    measure_curve,
     observe,
+    say,
 )
-from quark.analysis.rule import Finding, Verdict, grade
-from quark.analysis.rules.base import BaseRule
+from quark.analysis.rule import BaseRule, Finding, Verdict, grade, limit_vanishing_gradients
 from quark_core.records.kinds.findings import AlertCategory, EvidenceRecord
 
 Floats = NDArray[np.float64]

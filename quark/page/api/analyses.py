@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from quark.analysis.run_end import is_of_another_end, place_alert, tell_end
+from quark.analysis.health import is_of_another_end, place_alert, tell_end
 from quark.page.api.run_analysis import Analysis
 from quark_core.backends.contract import SupportsGenerations
 from quark_core.errors import QuarkError, RunNotFoundError

@@ -37,7 +37,7 @@ _log = logging.getLogger("quark")
 
 _LOADED = (
     "quark.analysis.comparison.engine",
-    "quark.analysis.diagnosis",
+    "quark.analysis.engine",
     "quark.analysis.explanation.engine",
     "quark.analysis.outputs",
     "quark.analysis.phases",

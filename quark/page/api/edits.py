@@ -9,7 +9,7 @@ import msgspec
 
 from quark.page.api.source import check_known_form
 from quark.page.api.sweeps import NoSuchSweep, is_sweep_id
-from quark.sweeps.store_link import StoreLink
+from quark.sweeps.sweep_store import StoreLink
 from quark_core.backends.edits import RunEdit, check_edit, check_reason
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import SweepState

@@ -152,7 +152,7 @@ def analyze(run: RunReader) -> Analysis:
         SessionStoreError: The store cannot be read.
         MemoryError: There is too little for it.
     """
-    from quark.analysis.diagnosis import analyze_run
+    from quark.analysis.engine import analyze_run
     from quark.analysis.outputs import AnalysisTarget
     from quark.analysis.phases import analyze_phases
 
@@ -180,8 +180,8 @@ def compare(open_run: Callable[[str], RunReader], pair: ComparedPair) -> dict[st
         SessionStoreError: The store cannot be read.
         MemoryError: There is too little for it.
     """
-    from quark.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
     from quark.analysis.comparison.engine import ComparisonEngine
+    from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
 
     if pair.explains:
         return _explain(open_run, pair)
@@ -197,7 +197,7 @@ def compare(open_run: Callable[[str], RunReader], pair: ComparedPair) -> dict[st
 
 def _explain(open_run: Callable[[str], RunReader], pair: ComparedPair) -> dict[str, Any]:
     from quark.analysis.explanation.engine import explain_change
-    from quark.analysis.explanation.words import describe_change, list_rows, tell_ends
+    from quark.analysis.explanation.results import describe_change, list_rows, tell_ends
 
     before, after = list(map(open_run, pair.reference)), list(map(open_run, pair.primary))
     found = explain_change(before, after, pair.metric)

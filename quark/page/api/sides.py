@@ -26,7 +26,7 @@ from quark_core.runs.reading import encode_key
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quark.analysis.comparison.code import CodeComparison
+    from quark.analysis.comparison.changes import CodeComparison
     from quark.page.api.analyses import AnalysisDesk
     from quark.page.api.source import PageSource
     from quark_core.backends.contract import StoredRun, SupportsRead
@@ -232,8 +232,7 @@ class _Settings:
 
 def _compare_settings(source: PageSource, sides: Sequence[Side]) -> _Settings:
     """What is not the same on every side, what is, and what nobody knows."""
-    from quark.analysis.comparison.changes import list_agreeing, list_settings
-    from quark.analysis.comparison.code import compare_code
+    from quark.analysis.comparison.changes import compare_code, list_agreeing, list_settings
     from quark.analysis.comparison.summary import describe_agreement
     from quark_core.records.runs import is_seed
 
@@ -286,7 +285,7 @@ def _compare_settings(source: PageSource, sides: Sequence[Side]) -> _Settings:
 
 def _tell_code(codes: Sequence[CodeComparison], runs: Sequence[Sequence[_Held]]) -> list[Any]:
     """Rows of the code: functions of two sides, of more which sides are of other code."""
-    from quark.analysis.comparison.code import SOURCES, list_code_changes
+    from quark.analysis.comparison.changes import SOURCES, list_code_changes
 
     if len(codes) == 1:
         found = [

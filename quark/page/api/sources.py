@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from quark.page.api.parameters import MAX_ROWS, Parameters
 from quark.page.api.sides import read_sides
-from quark.provenance.kept_sources import (
+from quark.provenance.sources import (
     REDACTED,
+    count_equal,
+    diff_sources,
     list_attempts,
     read_git_changes,
     read_source,
     read_sources,
 )
-from quark.provenance.source_diffs import count_equal, diff_sources
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
 from quark_core.system.terminal_text import clean_text
 
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quark.page.api.source import PageSource
-    from quark.provenance.kept_sources import KeptSource, KeptSources
-    from quark.provenance.source_diffs import SourceDiff
+    from quark.provenance.sources import KeptSource, KeptSources, SourceDiff
 
 _ROWS = 100
 _MOST_CHARACTERS = 200_000

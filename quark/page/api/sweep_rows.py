@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark.analysis.trial_values import list_objectives, pick_comparable
+from quark.analysis.metric_roles import list_objectives, pick_comparable
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import encode_json
 from quark_core.records.names import decode_name

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from quark.analysis.trial_values import find_best_trial, list_objectives
+from quark.analysis.metric_roles import find_best_trial, list_objectives
 from quark.page.api.source import SweepReader
 from quark.page.api.sweep_rows import (
     TRIAL_FIELDS,
@@ -187,7 +187,7 @@ class SweepDesk:
         found = self._find_said(key)
         if found is not None:
             return found
-        from quark.analysis.sweep_verdict import judge_sweep
+        from quark.analysis.sweep_analysis import judge_sweep
 
         verdicts = judge_sweep(sweep, trials, self._source.reader)
         said = {
@@ -208,7 +208,7 @@ class SweepDesk:
         """
         from importlib.util import find_spec
 
-        from quark.analysis.importances import measure_importances
+        from quark.analysis.sweep_analysis import measure_importances
 
         methods = ("ranks", *(("ped_anova",) if find_spec("optuna") else ()))
         method = parameters.get_word("method", "ranks", methods)
@@ -288,8 +288,7 @@ class SweepDesk:
                 asked.append(trial)
         if not asked and not found:
             return trials
-        from quark.sweeps.definition import SweepDefinition
-        from quark.sweeps.results import fill_values
+        from quark.sweeps.definition import SweepDefinition, fill_values
 
         try:
             definition = SweepDefinition.build(sweep.definition)

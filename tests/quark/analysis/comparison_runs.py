@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from quark.analysis.comparison.config import ComparisonEngineConfig
 from quark.analysis.comparison.metrics import Pairing, compare_metrics
+from quark.analysis.config import ComparisonEngineConfig
 from quark.analysis.run_data import RunData
 from quark_core.records import MetricRecord
 from quark_core.records.columns import Columns

@@ -6,7 +6,7 @@ from run_builder import RunBuilder, falling
 
 import quark
 from quark.analysis.baseline import HealthyBaseline, is_alike
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 from quark_core.errors import SchemaValidationError
 
 STEPS = list(range(0, 200, 5))

@@ -5,7 +5,7 @@ import pytest
 from run_builder import RunBuilder, falling
 
 from benchmarks.diagnosis.tracing import Records, find_untraced
-from quark.analysis.diagnosis import _link_causes, analyze_run
+from quark.analysis.engine import _link_causes, analyze_run
 from quark.analysis.rule import SEVERITIES, Finding
 from quark_core.records import BatchDiagnosticRecord, SystemTelemetryRecord
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark.analysis.comparison.statistics import (
+from quark.analysis.comparison.significance import (
     student_cdf,
     student_quantile,
     two_sided_p,

@@ -8,9 +8,9 @@ from comparison_runs import decay
 
 import quark
 from quark import MetricsLogger
-from quark.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
 from quark.analysis.comparison.engine import ComparisonEngine
 from quark.analysis.comparison.results import RunComparisonResult
+from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
 from quark.analysis.engine import AnalyzerEngine
 from quark.analysis.phases import PhaseAnalyzer
 from quark_core.errors import RunNotFoundError, SchemaValidationError
@@ -369,13 +369,13 @@ def test_unknown_runs_and_configs(tmp_path):
 
 @pytest.mark.long
 def test_an_analysis_that_fails_is_told(tmp_path, monkeypatch):
-    from quark.analysis import diagnosis
+    from quark.analysis import engine
 
     def fail(_data):
         raise ZeroDivisionError("a rule of somebody's")
 
     one, two = train(tmp_path, 1), train(tmp_path, 2)
-    monkeypatch.setattr(diagnosis, "analyze_run", fail)
+    monkeypatch.setattr(engine, "analyze_run", fail)
     result = ComparisonEngine(one).compare(two)
     assert result.primary.analysis == "none"
     assert any("ZeroDivisionError: a rule of somebody's" in note for note in result.notes)

@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 
-from quark.analysis.comparison.alerts import compare_alerts, compare_health_scores
-from quark.analysis.comparison.layers import compare_layers, compare_parameters
-from quark.analysis.comparison.phases import compare_phases
-from quark.analysis.histories import LayerHistory, ParameterHistory
+from quark.analysis.comparison.engine import (
+    compare_alerts,
+    compare_health_scores,
+    compare_layers,
+    compare_parameters,
+    compare_phases,
+)
+from quark.analysis.curves import LayerHistory, ParameterHistory
 from quark.analysis.run_data import RunData
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord
 from quark_core.records.columns import Columns

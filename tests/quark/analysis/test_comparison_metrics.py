@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from comparison_runs import compare, decay, make_run
 
-from quark.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
 from quark.analysis.comparison.metrics import Pairing
-from quark.analysis.comparison.verdicts import may_be_worse
+from quark.analysis.comparison.significance import may_be_worse
+from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
 from quark_core.errors import SchemaValidationError
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from quark.analysis.comparison.statistics import (
+from quark.analysis.comparison.significance import (
     adjust_by_holm,
     bootstrap_iqm,
     compare_means,

@@ -3,7 +3,7 @@
 import pytest
 from comparison_runs import compare, make_run
 
-from quark.analysis.comparison.config import ComparisonEngineConfig, MetricTargetSpec
+from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
 
 
 def diff(primary, reference, value=0.8, direction="at_least", persistence=3):

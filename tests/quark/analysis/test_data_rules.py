@@ -6,7 +6,7 @@ import pytest
 from run_builder import RunBuilder, falling
 
 import quark
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 from quark_core.records import SystemTelemetryRecord
 from quark_core.records.columns import Columns
 

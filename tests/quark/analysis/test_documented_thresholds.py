@@ -5,7 +5,7 @@ import pytest
 from run_builder import RunBuilder, falling
 
 import quark
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 
 STEP_TIME = "system/runtime/step_time_ms"
 

@@ -7,7 +7,7 @@ import pytest
 from run_builder import RunBuilder, falling
 
 from quark.analysis.config import PhaseAnalyzerConfig
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 from quark.analysis.observations import format_number
 from quark.analysis.phases import analyze_phases
 from quark.analysis.run_data import RunData

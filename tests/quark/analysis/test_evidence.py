@@ -8,7 +8,7 @@ from run_builder import RunBuilder, falling
 from test_traced_texts import _collect_builders, _find_modules
 
 from quark.analysis.config import AnalyzerEngineConfig
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 from quark.analysis.evidence import place_evidence, read_evidence
 from quark_core.records import EvidenceRecord
 from quark_core.records.columns import Columns

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from run_builder import make_part
 
-from quark.analysis import monitor_feed, reduction
-from quark.analysis.monitor_feed import GrowingCurves
-from quark.analysis.reduction import make_curve
-from quark.analysis.run_data import RunData
+from quark.analysis import monitor_state, run_data
+from quark.analysis.monitor_state import GrowingCurves
+from quark.analysis.run_data import RunData, make_curve
 
 
 def read_at_once(parts):
@@ -32,7 +31,7 @@ def make_values(count):
 
 @pytest.mark.parametrize("bound", [100_000, 2_048])
 def test_at_each_look_the_curves_are_those_of_all_rows(monkeypatch, bound):
-    monkeypatch.setattr(reduction, "METRIC_POINTS", bound)
+    monkeypatch.setattr(run_data, "METRIC_POINTS", bound)
     values, parts, curves = make_values(20_000), [], GrowingCurves()
     for start in range(0, len(values), 2_500):
         parts.append(make_part("m", start, values[start : start + 2_500]))
@@ -43,7 +42,7 @@ def test_at_each_look_the_curves_are_those_of_all_rows(monkeypatch, bound):
 
 
 def test_a_look_at_a_sample_changes_nothing_of_the_next(monkeypatch):
-    monkeypatch.setattr(reduction, "METRIC_POINTS", 2_048)
+    monkeypatch.setattr(run_data, "METRIC_POINTS", 2_048)
     values = make_values(20_000)
     seldom, often = GrowingCurves(), GrowingCurves()
     for start in range(0, len(values), 100):
@@ -61,7 +60,7 @@ def test_only_what_has_new_points_is_made_again(monkeypatch):
         made.append(key)
         return make_curve(key, points)
 
-    monkeypatch.setattr(monitor_feed, "make_curve", note)
+    monkeypatch.setattr(monitor_state, "make_curve", note)
     curves = GrowingCurves()
     curves.add(make_part("a", 0, np.ones(10)))
     curves.add(make_part("b", 0, np.ones(10)))

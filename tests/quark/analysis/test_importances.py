@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from quark.analysis.importances import measure_importances
+from quark.analysis.sweep_analysis import measure_importances
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject
 from quark_core.records.sweeps import StoredSweep, StoredTrial
@@ -135,7 +135,7 @@ def test_another_method_is_refused():
 
 
 def test_without_optuna_ours_tells(monkeypatch):
-    monkeypatch.setattr("quark.analysis.importances.find_spec", lambda _: None)
+    monkeypatch.setattr("quark.analysis.sweep_analysis.find_spec", lambda _: None)
     trials = draw(40, measure_bowl)
     (found,) = measure_importances(make_sweep(), trials)
     assert found.method == "ranks"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from run_builder import RunBuilder
 
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 
 STEPS = list(range(0, 200, 10))
 COUNT = len(STEPS)

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import quark
-from quark.analysis import reduction
-from quark.analysis.diagnosis import analyze_run
-from quark.analysis.long_curves import find_long_curves
+from quark.analysis import run_data
+from quark.analysis.engine import analyze_run
 from quark.analysis.outputs import open_analysis
-from quark.analysis.run_data import RunData
+from quark.analysis.run_data import RunData, find_long_curves
 
 POINTS = 40_000
 
@@ -42,8 +41,8 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def long(monkeypatch):
     """Bounds that these runs are beyond."""
-    monkeypatch.setattr(reduction, "ALL_POINTS", 10_000)
-    monkeypatch.setattr(reduction, "METRIC_POINTS", 4_096)
+    monkeypatch.setattr(run_data, "ALL_POINTS", 10_000)
+    monkeypatch.setattr(run_data, "METRIC_POINTS", 4_096)
 
 
 def load(session):
@@ -91,8 +90,8 @@ def test_what_stands_out_and_where_values_end_are_kept(runs, long):
 def test_the_judgement_is_that_of_every_point(runs, monkeypatch, name):
     session, _ = runs[name]
     whole = analyze_run(load(session))
-    monkeypatch.setattr(reduction, "ALL_POINTS", 10_000)
-    monkeypatch.setattr(reduction, "METRIC_POINTS", 4_096)
+    monkeypatch.setattr(run_data, "ALL_POINTS", 10_000)
+    monkeypatch.setattr(run_data, "METRIC_POINTS", 4_096)
     sampled = analyze_run(load(session))
     assert [
         (alert.rule_id, alert.severity, alert.culprit, alert.step) for alert in sampled.alerts

@@ -8,11 +8,10 @@ import pytest
 from run_builder import make_part
 
 import quark
-from quark.analysis import reduction
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis import run_data
+from quark.analysis.engine import analyze_run
 from quark.analysis.phases import analyze_phases
-from quark.analysis.reduction import MetricSamples, sample_probes, sample_rows
-from quark.analysis.run_data import RunData
+from quark.analysis.run_data import MetricSamples, RunData, sample_probes, sample_rows
 
 ROWS = 65_536
 
@@ -71,9 +70,9 @@ def test_a_short_run_is_judged_by_every_point(rows):
 @pytest.fixture
 def small(monkeypatch):
     """Bounds that a test can reach."""
-    monkeypatch.setattr(reduction, "METRIC_POINTS", 4_096)
-    monkeypatch.setattr(reduction, "TABLE_ROWS", 100)
-    monkeypatch.setattr(reduction, "PROBE_ROWS", 100)
+    monkeypatch.setattr(run_data, "METRIC_POINTS", 4_096)
+    monkeypatch.setattr(run_data, "TABLE_ROWS", 100)
+    monkeypatch.setattr(run_data, "PROBE_ROWS", 100)
 
 
 @pytest.mark.parametrize("rows", [97, 5_000, 60_000])
@@ -99,7 +98,7 @@ def test_a_sample_keeps_what_stands_out(small, rows):
 
 
 def test_of_very_many_metrics_the_longest_are_reduced(monkeypatch):
-    monkeypatch.setattr(reduction, "ALL_POINTS", 10_000)
+    monkeypatch.setattr(run_data, "ALL_POINTS", 10_000)
     samples = MetricSamples()
     samples.add(make_part("short", 0, np.arange(100)))
     for number in range(20):

@@ -152,7 +152,7 @@ def test_a_resumed_run_is_seen_from_its_beginning_without_what_it_hides(tmp_path
 
 
 def test_what_overflows_the_queue_is_read_from_the_store(tmp_path, monkeypatch):
-    monkeypatch.setattr("quark.analysis.monitor_feed._WAITING_BYTES", 100)
+    monkeypatch.setattr("quark.analysis.monitor_state._WAITING_BYTES", 100)
     with start(tmp_path) as session, quark.monitor(session, min_interval_s=0.2) as watch:
         metrics = quark.MetricsLogger(session, batch_size=10)
         for first in range(0, 400, 50):

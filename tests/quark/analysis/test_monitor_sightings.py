@@ -1,6 +1,6 @@
 import pytest
 
-from quark.analysis.monitor_sightings import Pace, Sightings, describe_alert
+from quark.analysis.monitor_state import Pace, Sightings, describe_alert
 from quark_core.records import AlertRecord
 from quark_core.records.json_object import JsonObject
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from run_builder import RunBuilder, falling
 
+from quark.analysis.analysis_context import improves_clearly
 from quark.analysis.curves import Curve, find_resolution
-from quark.analysis.diagnosis import analyze_run
-from quark.analysis.outcome import improves_clearly
+from quark.analysis.engine import analyze_run
 from quark.analysis.run_data import RunData
 from quark_core.records import BatchDiagnosticRecord
 from quark_core.records.json_object import JsonObject

@@ -9,7 +9,7 @@ from run_builder import RunBuilder, falling
 
 import quark
 from quark.analysis.config import AnalyzerEngineConfig, AnalyzerThresholds
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 from quark.analysis.rule import Finding, Verdict
 from quark.analysis.rules import registry
 from quark_core.records.kinds.findings import EvidenceRecord

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from run_builder import RunBuilder, falling
 from tiers import count_examples
 
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
 FIGURES = st.one_of(st.none(), FLOATS)

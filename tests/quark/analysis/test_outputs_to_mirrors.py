@@ -123,7 +123,7 @@ def test_a_run_without_mirrors_leaves_no_file(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("a run without mirrors must not come here")
 
-    monkeypatch.setattr("quark.analysis.mirrored_outputs.journal_outputs", fail)
+    monkeypatch.setattr("quark.analysis.outputs.journal_outputs", fail)
     with start(tmp_path) as session:
         assert AnalyzerEngine(session).analyze().stored
     assert AnalyzerEngine(session).analyze().stored

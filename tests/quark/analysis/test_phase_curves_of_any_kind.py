@@ -199,7 +199,7 @@ def test_a_validation_loss_shows_the_learning_that_noise_hides():
 @pytest.mark.sampled
 @pytest.mark.parametrize("count", [200_000, 1_000_000])
 def test_many_points_are_a_few_hundred_blocks(count):
-    from quark.analysis.phase_tracks import reduce_curve
+    from quark.analysis.phase_segmentation import reduce_curve
 
     steps = np.arange(count)
     noise = np.random.default_rng(0).normal(size=count)

@@ -6,9 +6,9 @@ from importlib.metadata import EntryPoint
 import pytest
 from run_builder import RunBuilder, falling
 
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import Case
 from quark.analysis.config import AnalyzerEngineConfig
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 from quark.analysis.rule import Finding, Rule, Verdict
 from quark.analysis.rules import registry
 
@@ -118,7 +118,7 @@ def test_every_built_in_rule_is_a_rule_with_a_file_of_its_name():
 def test_a_module_in_the_folder_of_the_rules_is_a_rule(tmp_path, monkeypatch):
     (tmp_path / "bad_luck.py").write_text(
         "from quark.analysis.rule import Verdict\n"
-        "from quark.analysis.rules.base import BaseRule\n"
+        "from quark.analysis.rule import BaseRule\n"
         "class BadLuck(BaseRule):\n"
         "    rule_id, category = 'bad_luck', 'optimization'\n"
         "    needs, data = 'it needs luck', ('luck',)\n"

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from quark.analysis.run_arguments import find_setting, index_names, parse_arguments
+from quark.analysis.comparison.changes import find_setting, index_names, parse_arguments
 from quark_core.records.runs import digest_config, digest_environment, is_seed
 
 SEEDS = """

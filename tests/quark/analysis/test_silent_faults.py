@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from run_builder import RunBuilder, falling
 
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 from quark_core.records import MetricRecord
 
 STEPS = list(range(0, 240, 5))

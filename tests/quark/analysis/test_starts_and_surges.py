@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from run_builder import RunBuilder, falling
 
+from quark.analysis.analysis_context import measure_progress
 from quark.analysis.curves import Curve
-from quark.analysis.diagnosis import analyze_run
-from quark.analysis.outcome import measure_progress
+from quark.analysis.engine import analyze_run
 
 PROBES = list(range(0, 200, 5))
 COUNT = len(PROBES)

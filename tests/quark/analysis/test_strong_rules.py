@@ -5,7 +5,7 @@ import pytest
 from run_builder import RunBuilder, falling
 
 from benchmarks.diagnosis.tracing import Records, find_untraced
-from quark.analysis.diagnosis import analyze_run
+from quark.analysis.engine import analyze_run
 from quark_core.records import BatchDiagnosticRecord, SystemTelemetryRecord
 
 CLOCK_US = 1_767_225_600_000_000

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import quark
-from quark.analysis.sweep_verdict import judge_sweep
-from quark.analysis.trial_values import find_best_trial, list_objectives, pick_comparable
+from quark.analysis.metric_roles import find_best_trial, list_objectives, pick_comparable
+from quark.analysis.sweep_analysis import judge_sweep
 from quark_core.records.json_object import JsonObject
 from quark_core.records.sweeps import StoredSweep, StoredTrial
 

@@ -10,10 +10,10 @@ import pytest
 from run_builder import RunBuilder, falling
 
 from benchmarks.diagnosis.tracing import Records, find_untraced
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import Case
 from quark.analysis.config import AnalyzerEngineConfig
-from quark.analysis.diagnosis import analyze_run
-from quark.analysis.figures import Figure, at_step, limit, measure, say
+from quark.analysis.engine import analyze_run
+from quark.analysis.observations import Figure, at_step, limit, measure, say
 from quark.analysis.rule import Finding
 
 STEPS = list(range(0, 100, 5))

@@ -6,7 +6,7 @@ import json
 import pytest
 
 import quark
-from quark.analysis.comparison.alerts import compare_health_scores
+from quark.analysis.comparison.engine import compare_health_scores
 from quark_backends.mirroring.curves import Curves
 from quark_backends.mlflow.findings import list_finding_tags
 from quark_backends.mlflow.points import list_values

@@ -11,7 +11,7 @@ from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
-from quark.provenance import installed_packages
+from quark.provenance import environment
 
 _SCRIPT = str(Path(sys.executable).with_name("quark"))
 
@@ -40,13 +40,13 @@ def start(monkeypatch):
 def log_run(start, monkeypatch):
     """Makes one ended run, of a program without PyTorch: its values by metric key, from step 0."""
     # Other tests may have imported PyTorch into this process, and health asks for `watch` then.
-    listed = installed_packages._list_imported
+    listed = environment._list_imported
 
     def list_without_torch():
         of_torch = ("torch", "functorch")
         return {name: place for name, place in listed().items() if not name.startswith(of_torch)}
 
-    monkeypatch.setattr(installed_packages, "_list_imported", list_without_torch)
+    monkeypatch.setattr(environment, "_list_imported", list_without_torch)
 
     def log(storage_dir, run_id, project="vision", *, status="completed", values=(), **arguments):
         session = start(storage_dir, run_id, project, **arguments)

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 import quark
-from quark.analysis.trial_values import list_objectives
+from quark.analysis.metric_roles import list_objectives
 from quark.cli.main import cli
 from quark_core.errors import SchemaValidationError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import quark
-from quark.analysis import mirrored_outputs
+from quark.analysis import outputs
 from quark.analysis.engine import AnalyzerEngine
 from quark.mirrors.comparison import compare_counts, count_records
 from quark_core.records.query import Query
@@ -81,7 +81,7 @@ def test_verify_counts_alerts_scores_and_phases(invoke, log, tmp_path):
 def test_a_mirror_that_never_got_them_lacks_them(invoke, log, tmp_path, monkeypatch):
     run_id = log("csv:out")
     with monkeypatch.context() as patch:
-        patch.setattr(mirrored_outputs, "journal_outputs", lambda *_, **__: None)
+        patch.setattr(outputs, "journal_outputs", lambda *_, **__: None)
         assert invoke("analyze", run_id, "-d", tmp_path).exit_code == 0
     status = invoke("mirror", "status", run_id, "-d", tmp_path, columns=80)
     assert status.exit_code == 1

@@ -14,7 +14,7 @@ from stopped_processes import stop_between_writes
 
 import quark
 from quark.cli.sweep_agent import AgentChoices, SweepAgent
-from quark.sweeps.store_link import StoreLink
+from quark.sweeps.sweep_store import StoreLink
 
 _SCRIPT = str(Path(sys.executable).with_name("quark"))
 _DEADLINE_S = 120

@@ -3,13 +3,13 @@
 import pytest
 
 import quark
-from quark.analysis.explanation.good_runs import (
+from quark.analysis.explanation.history import (
     NothingGotWorseError,
+    PastRun,
     RunInQuestion,
     find_good_run,
 )
-from quark.analysis.explanation.history import PastRun
-from quark.analysis.explanation.traits import RunTraits
+from quark.analysis.explanation.run_attributes import RunTraits
 from quark_core.config.arguments import EXCHANGED_FIELD
 
 BASE = {"lr": 0.1}

@@ -6,7 +6,7 @@ import pytest
 from known_project import Project
 
 import quark
-from quark.analysis.explanation.words import tell
+from quark.analysis.explanation.results import tell
 
 BASE = {"lr": 0.1, "augment": "strong"}
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from quark.analysis.explanation.history import PastRun
-from quark.analysis.explanation.traits import RunTraits, encode_value
+from quark.analysis.explanation.run_attributes import RunTraits, encode_value
 
 
 def make(number, **settings):
@@ -57,7 +57,7 @@ import random
 from quark.analysis.explanation.attribution import regress
 from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.history import PastRun
-from quark.analysis.explanation.traits import RunTraits
+from quark.analysis.explanation.run_attributes import RunTraits
 
 draw = random.Random(0)
 runs = []

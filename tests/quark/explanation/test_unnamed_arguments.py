@@ -5,9 +5,8 @@ import sys
 import pytest
 
 import quark
-from quark.analysis.explanation.history import PastRun
-from quark.analysis.explanation.traits import RunTraits, encode_seeds
-from quark.analysis.explanation.unnamed_arguments import find_seed_argument, settle_arguments
+from quark.analysis.explanation.history import PastRun, find_seed_argument, settle_arguments
+from quark.analysis.explanation.run_attributes import RunTraits, encode_seeds
 
 LAUNCH = ("launch", "argv #1")
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import quark
-from quark.analysis.explanation.words import describe_change
+from quark.analysis.explanation.results import describe_change
 
 SAME = {
     "better": "better",

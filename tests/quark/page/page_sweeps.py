@@ -4,7 +4,7 @@ import math
 import random
 from contextlib import contextmanager
 
-from quark.sweeps.store_link import StoreLink
+from quark.sweeps.sweep_store import StoreLink
 from quark_core.backends.coordination import NewTrial
 from quark_core.records.sweeps import TrialResult
 from quark_core.system.process import ProcessIdentity

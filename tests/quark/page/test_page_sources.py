@@ -8,8 +8,8 @@ import pytest
 from source_runs import keep_manifest, keep_payload, keep_sources
 
 import quark
-from quark.provenance import source_diffs
-from quark.provenance.kept_sources import REDACTED
+from quark.provenance import sources
+from quark.provenance.sources import REDACTED
 from quark_core.artifacts.source_packs import PACK_KEY, ManifestEntry
 
 SCRIPT = "<script>window.ran = 1</script>\n"
@@ -204,11 +204,11 @@ def test_texts_without_end_are_cut_off(begin, tmp_path, look):
 
 
 def test_lines_that_take_too_long_to_align_are_told_as_one_block(monkeypatch):
-    monkeypatch.setattr(source_diffs, "_MOST_LOOKS", 100)
+    monkeypatch.setattr(sources, "_MOST_LOOKS", 100)
     head, tail = ["same"] * 5, ["end"] * 5
     old = [*head, "x", *(f"a{n}" if n % 2 else "b" for n in range(50)), "x", *tail]
     new = [*head, "y", *(f"c{n}" if n % 2 else "b" for n in range(50)), "y", *tail]
-    lines = list(source_diffs._lay_out(old, new, "x", "x"))
+    lines = list(sources._lay_out(old, new, "x", "x"))
     assert lines == [
         "--- x",
         "+++ x",

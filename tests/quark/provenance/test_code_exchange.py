@@ -2,8 +2,7 @@
 
 import pytest
 
-from quark.provenance.code_changes import compare_modules
-from quark.provenance.code_exchange import exchange_units
+from quark.provenance.code_changes import compare_modules, exchange_units
 from quark.provenance.code_fingerprints import fingerprint_module
 
 BEFORE = """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quark.provenance.code_fingerprints import fingerprint_module
-from quark.provenance.code_reach import CodeReach
+from quark.provenance.code_fingerprints import CodeReach, fingerprint_module
 
 PROJECT = {
     "train.py": """

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import quark
-from quark.provenance.device_values import detach_device_values
-from quark.provenance.output_sketch import sketch_output
+from quark.provenance.arrays import detach_device_values
+from quark.provenance.fingerprints import sketch_output
 from quark_core.records.query import Query
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ import pytest
 from wide_bounds import FOLDER
 
 import quark
-from quark.provenance import kept_sources
+from quark.provenance import sources
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.runs.backend_choice import open_reader
 
@@ -138,7 +138,7 @@ def test_secrets_are_replaced_and_the_digest_is_of_the_original(project):
     run_id = project.train()
     kept = project.read(run_id)["keys.py"]
     assert kept.text == 'TOKEN = "[redacted]"\nrate = 0.1\n'
-    assert kept.reason == kept_sources.REDACTED
+    assert kept.reason == sources.REDACTED
     assert kept.sha256 == hashlib.sha256(text.encode()).hexdigest()
     for file in project.store.rglob("*"):
         assert not file.is_file() or token.encode() not in file.read_bytes()
@@ -198,7 +198,7 @@ def test_each_attempt_has_sources_of_its_own(project):
     project.run("again.py")
     assert list(project.read(run_id)) == ["again.py"]
     assert list(project.read(run_id, attempt=0)) == ["train.py"]
-    assert kept_sources.list_attempts(open_reader(project.store), run_id) == (0, 1)
+    assert sources.list_attempts(open_reader(project.store), run_id) == (0, 1)
 
 
 def test_what_is_imported_late_is_kept_at_the_end(project):
@@ -405,12 +405,12 @@ def test_git_changes_of_a_tree_are_kept(project):
     git("add", ".")
     git("commit", "-qm", "all")
     clean = project.train()
-    assert kept_sources.read_git_changes(open_reader(project.store), clean) is None
+    assert sources.read_git_changes(open_reader(project.store), clean) is None
     token = "hf_" + "abcdefghij" * 3
     project.write("notes.txt", f"new {token}\n")
     run_id = project.train()
     reader = open_reader(project.store)
-    text = kept_sources.read_git_changes(reader, run_id)
+    text = sources.read_git_changes(reader, run_id)
     assert "-old\n+new [redacted]\n" in text
     assert reader.load_run(run_id).environment.values["git"]["dirty"] is True
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from quark.analysis.comparison.changes import compare_settings
-from quark.provenance.installed_packages import find_packages
-from quark.provenance.kept_sources import read_packages
+from quark.provenance.environment import find_packages
+from quark.provenance.sources import read_packages
 from quark_core.records import EnvironmentSnapshot
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import digest_environment

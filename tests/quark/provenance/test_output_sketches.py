@@ -10,8 +10,8 @@ from collections import Counter, OrderedDict, namedtuple
 import numpy as np
 import pytest
 
-from quark.provenance.output_sketch import sketch_output
-from quark.provenance.sketch_comparison import compare_sketches
+from quark.provenance.fingerprint_comparison import compare_sketches
+from quark.provenance.fingerprints import sketch_output
 
 torch = pytest.importorskip("torch")
 
@@ -62,7 +62,7 @@ def test_a_digest_is_the_same_in_every_process(tmp_path):
 import json, sys
 from collections import Counter
 import numpy as np
-from quark.provenance.output_sketch import sketch_output
+from quark.provenance.fingerprints import sketch_output
 value = {"s": {"x", "y", ("a", 1.5)}, "c": Counter("hello"), "n": float("nan"), "i": 10**30,
          "f": frozenset("abcdef"), "a": np.arange(6, dtype=">f4").reshape(2, 3), "b": b"1"}
 print(sketch_output(value).digest)

@@ -10,7 +10,7 @@ import pytest
 from wide_bounds import keep_sources_in_children
 
 import quark
-from quark.provenance.source_finding import _find_command
+from quark.provenance.source_snapshots import _find_command
 
 QUARK = str(Path(sys.executable).with_name("quark"))
 # A look each second: on a busy machine the first ones come before the program has imported.

@@ -13,23 +13,23 @@ import textwrap
 import pytest
 
 import quark
-from quark.provenance import traced_functions
+from quark.provenance import tracing
 from quark.provenance.code_fingerprints import fingerprint_module
-from quark.provenance.traced_functions import (
+from quark.provenance.traces import digest_function, read_traces
+from quark.provenance.tracing import (
     LEVEL_BYTECODE,
     LEVEL_TEXT,
     TracedFunction,
     describe_function,
     list_traced,
 )
-from quark.provenance.traces import digest_function, read_traces
 from quark_core.records.query import Query
 
 
 @pytest.fixture(autouse=True)
 def _nothing_traced(monkeypatch):
-    monkeypatch.setattr(traced_functions, "_traced", {})
-    monkeypatch.setattr(traced_functions, "_state", {"is_full": False})
+    monkeypatch.setattr(tracing, "_traced", {})
+    monkeypatch.setattr(tracing, "_state", {"is_full": False})
 
 
 @pytest.fixture
@@ -263,7 +263,7 @@ def test_a_function_of_c_or_with_odd_attributes_is_traced_as_far_as_it_goes():
 
 
 def test_too_many_functions_are_bounded_and_told_once(monkeypatch, caplog):
-    monkeypatch.setattr(traced_functions, "_MOST_FUNCTIONS", 3)
+    monkeypatch.setattr(tracing, "_MOST_FUNCTIONS", 3)
     with caplog.at_level(logging.WARNING, "quark"):
         for number in range(6):
             quark.trace(f"f{number}")(plain)

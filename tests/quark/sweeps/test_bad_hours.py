@@ -11,10 +11,10 @@ import quark
 from quark.cli.sweep_children import TrialProcess
 from quark.sweeps import sweep as sweep_module
 from quark.sweeps import trial as trial_module
-from quark.sweeps.asha import AshaSearch
 from quark.sweeps.definition import SweepDefinition
-from quark.sweeps.optuna_journal import EntryJournal
+from quark.sweeps.optuna_search import EntryJournal
 from quark.sweeps.rank_agreement import GivenTrial, RankAgreement
+from quark.sweeps.search_algorithms import AshaSearch
 from quark_core.backends.coordination import NewTrial, check_new_trials, clean_result
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.sweeps import TrialClaim, TrialResult

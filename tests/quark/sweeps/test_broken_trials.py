@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import quark
-from quark.analysis.case import Case
+from quark.analysis.analysis_context import Case
 from quark.analysis.config import AnalyzerEngineConfig
 from quark.analysis.curves import Curve
-from quark.analysis.hopeless_runs import Peer, judge_hopeless, make_peer
+from quark.analysis.early_stopping import Peer, judge_hopeless, make_peer
 from quark.analysis.run_data import RunData
 from quark.sweeps import broken_trials
 from quark_core.records.columns import Columns

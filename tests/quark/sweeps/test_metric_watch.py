@@ -4,7 +4,7 @@ import threading
 from collections import deque
 
 import quark
-from quark.sweeps.metric_watch import MetricWatch
+from quark.sweeps.trial_binding import MetricWatch
 
 
 def log(root, watch, *calls):

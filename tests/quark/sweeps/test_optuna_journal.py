@@ -16,7 +16,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from tiers import count_examples
 
-from quark.sweeps.optuna_journal import EntryJournal
+from quark.sweeps.optuna_search import EntryJournal
 from quark_backends.embedded.plugin import quark_register_backends
 from quark_core.backends.contract import BackendConfig
 from quark_core.errors import SessionStoreError

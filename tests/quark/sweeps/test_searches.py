@@ -115,7 +115,7 @@ def test_halving_waits_for_the_figure_that_a_training_returns_after_its_run(open
 
 
 def test_halving_goes_on_without_a_figure_that_does_not_come(open_sweep, monkeypatch):
-    monkeypatch.setattr("quark.sweeps.halving.PATIENCE_S", 0.5)
+    monkeypatch.setattr("quark.sweeps.search_algorithms.PATIENCE_S", 0.5)
     sweep = open_sweep(search="halving", trials=3)
     for trial in sweep:
         if trial.number == 0:

@@ -5,8 +5,7 @@ import json
 import pytest
 
 import quark
-from quark.sweeps.space import Integers, Uniform, read_space
-from quark.sweeps.space_texts import read_setting, read_space_file
+from quark.sweeps.space import Integers, Uniform, read_setting, read_space, read_space_file
 
 
 @pytest.mark.parametrize(

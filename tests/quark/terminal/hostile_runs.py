@@ -8,7 +8,7 @@ import warnings
 
 import quark
 from quark.cli.main import main
-from quark.sweeps.store_link import StoreLink
+from quark.sweeps.sweep_store import StoreLink
 from quark_core.backends.coordination import NewTrial
 from quark_core.records.base import start_fields
 from quark_core.records.kinds.console import ConsoleRecord

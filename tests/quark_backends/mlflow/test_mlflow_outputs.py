@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import quark
-from quark.analysis import mirrored_outputs
+from quark.analysis import outputs
 from quark.analysis.engine import AnalyzerEngine
 from quark.analysis.outputs import open_analysis
 from quark.analysis.phases import PhaseAnalyzer
@@ -172,7 +172,7 @@ def test_an_older_generation_that_comes_late_takes_no_tag(
     root = session.context.storage_dir
     target.write("phases", True, {"phase": [phase("stagnation")]})
     with monkeypatch.context() as patch:
-        patch.setattr(mirrored_outputs, "deliver_outputs", lambda *_: None)
+        patch.setattr(outputs, "deliver_outputs", lambda *_: None)
         target.write("phases", True, {"phase": [phase("divergence")]})
     journal = session.run_path / "journal" / "phases.2"
     journal.rename(root / "late")

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import quark
-from quark.analysis import mirrored_outputs
+from quark.analysis import outputs
 from quark.cli.main import cli
 
 pytestmark = pytest.mark.usefixtures("service")
@@ -43,7 +43,7 @@ def test_the_mirror_has_what_was_found_during_the_run_and_after_it(tmp_path, mon
     (state,) = [state for state in json.loads(told) if not state["primary"]]
     assert (status, state["outputs"]["health_score"]) == (0, [5, 5])
     with monkeypatch.context() as patch:
-        patch.setattr(mirrored_outputs, "journal_outputs", lambda *_, **__: None)
+        patch.setattr(outputs, "journal_outputs", lambda *_, **__: None)
         assert call("analyze", run_id, *here)[0] == 0
     assert call("mirror", "verify", run_id, *here)[0] == 1
     assert call("mirror", "replay", run_id, *here)[0] == 0

@@ -13,7 +13,7 @@ from optuna.testing.pytest_storages import StorageTestCase
 from postgres_server import open_database
 from service_fixtures import serving
 
-from quark.sweeps.optuna_journal import EntryJournal
+from quark.sweeps.optuna_search import EntryJournal
 from quark_backends.embedded.plugin import quark_register_backends as embedded
 from quark_backends.service.plugin import quark_register_backends as service
 from quark_backends.store.run_store import RunStore

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 import quark
-from quark.analysis import mirrored_outputs
+from quark.analysis import outputs
 from quark.analysis.engine import AnalyzerEngine
 from quark.analysis.phases import PhaseAnalyzer
 from quark_core.runs import recovery
@@ -59,7 +59,7 @@ def test_a_journal_that_is_delivered_twice_is_there_once(start, read_events, mon
     session = train(start)
     session.end_run()
     root = session.context.storage_dir
-    monkeypatch.setattr(mirrored_outputs, "deliver_outputs", lambda *_: None)
+    monkeypatch.setattr(outputs, "deliver_outputs", lambda *_: None)
     AnalyzerEngine(session).analyze()
     journal = session.run_path / "journal" / "analyzer.1"
     shutil.copytree(journal, root / "kept")

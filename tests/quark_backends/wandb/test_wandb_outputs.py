@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import quark
-from quark.analysis import mirrored_outputs
+from quark.analysis import outputs
 from quark.analysis.engine import AnalyzerEngine
 from quark.analysis.outputs import open_analysis
 from quark.analysis.phases import PhaseAnalyzer
@@ -110,7 +110,7 @@ def test_a_journal_that_is_delivered_twice_is_there_once(train, read_mirror, mon
     session = train()
     session.end_run()
     root = session.context.storage_dir
-    monkeypatch.setattr(mirrored_outputs, "deliver_outputs", lambda *_: None)
+    monkeypatch.setattr(outputs, "deliver_outputs", lambda *_: None)
     AnalyzerEngine(session).analyze()
     journal = session.run_path / "journal" / "analyzer.1"
     shutil.copytree(journal, root / "kept")
@@ -128,7 +128,7 @@ def test_what_never_was_sent_is_known_of_and_replayed_once(train, read_mirror, m
     session.end_run()
     root = str(session.context.storage_dir)
     # As after a process that was killed before the journal was there.
-    monkeypatch.setattr(mirrored_outputs, "journal_outputs", lambda *_, **__: None)
+    monkeypatch.setattr(outputs, "journal_outputs", lambda *_, **__: None)
     result = AnalyzerEngine(session).analyze()
 
     def call(*arguments):

@@ -9,9 +9,9 @@ import pytest
 from wide_bounds import keep_sources_in_children
 
 import quark
-from quark.analysis import similar_runs
+from quark.analysis import run_search
 from quark.cli.trash import open_for_removal
-from quark.provenance.traced_functions import LEVEL_BYTECODE, TRACE_MARK
+from quark.provenance.tracing import LEVEL_BYTECODE, TRACE_MARK
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
@@ -112,7 +112,7 @@ def test_stores_that_list_whole_runs_alone_find_the_same(tmp_path, monkeypatch, 
         for everywhere in (False, True)
     ]
     found = [quark.find_similar_runs(own, **each) for each in asked]
-    monkeypatch.setattr(similar_runs, "SupportsConfigurations", ())
+    monkeypatch.setattr(run_search, "SupportsConfigurations", ())
     assert found == [quark.find_similar_runs(own, **each) for each in asked]
     assert [len(each) for each in found] == [2, 2, *_NEAR[by]]
 

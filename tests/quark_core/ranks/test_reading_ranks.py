@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quark
-from quark.analysis import rank_paces
-from quark.analysis.rank_paces import RankPace, RankPaces, measure_paces
+from quark.analysis import rank_performance
+from quark.analysis.rank_performance import RankPace, RankPaces, measure_paces
 from quark.cli.main import cli
 from quark.cli.run_view import describe_late
 from quark_core.ranks.statistics import compare_ranks
@@ -348,8 +348,8 @@ def test_a_rank_that_is_steps_behind_at_the_same_pace_is_named(log_steps, tmp_pa
 
 @pytest.mark.long
 def test_a_rank_that_is_further_behind_than_is_looked_at_is_named(log_steps, tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_paces, "_MAX_STEPS", 50)
-    monkeypatch.setattr(rank_paces, "_MIN_STEPS", 50)
+    monkeypatch.setattr(rank_performance, "_MAX_STEPS", 50)
+    monkeypatch.setattr(rank_performance, "_MIN_STEPS", 50)
     log_steps((0, 199, 0, 1), (0, 99, 0, 1), (0, -1, 0, 1))
     paces = read_paces(tmp_path)
     assert [rank.steps_behind for rank in paces.ranks] == [0, 50, None]

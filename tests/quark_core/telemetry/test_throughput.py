@@ -9,7 +9,7 @@ import time
 import pytest
 
 import quark
-from quark.analysis.rank_rates import measure_rates
+from quark.analysis.rank_performance import measure_rates
 from quark.cli.run_view import describe_rates
 from quark_core.runs.run_search import summarize_run
 from quark_core.writers.step_timing import PRECISIONS, find_peak_flops, read_precision

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from quark import HookEngine, HookEngineConfig, validate_record
-from quark.analysis.histories import collect_layers
+from quark.analysis.curves import collect_layers
 from quark_core.records.columns import Columns
 from quark_torch.layer_filter import LayerFilterConfig
 

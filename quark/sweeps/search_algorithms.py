@@ -1,0 +1,412 @@
+"""The search algorithms: grid, random, ASHA and halving, and how one is found by its name."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import islice
+from typing import Any
+
+from quark.sweeps.definition import (
+    PATIENCE_S,
+    Proposal,
+    Search,
+    SearchChoice,
+    SweepDefinition,
+    choose_better,
+    count_new,
+    parse_search,
+)
+from quark_core.backends.coordination import MOST_TRIALS, NewTrial, SupportsCoordination
+from quark_core.errors import SchemaValidationError
+from quark_core.records.sweeps import StoredTrial
+
+_MOST = 1_000_000_000
+
+
+def read_options(choice: SearchChoice, defaults: Mapping[str, float]) -> dict[str, float]:
+    """The settings of a search, those that are not given by default; all of them are numbers.
+
+    Raises:
+        SchemaValidationError: One that the search does not have, or no number within bounds.
+    """
+    for name, value in choice.options.items():
+        if name not in defaults:
+            raise SchemaValidationError(
+                f"search: {choice.name} has no setting {name!r}; it has "
+                f"{', '.join(defaults) or 'none'}"
+            )
+        if isinstance(value, bool | str):
+            raise SchemaValidationError(f"search: {name} must be a number, got {value!r:.60}")
+        if not abs(value) <= _MOST:
+            raise SchemaValidationError(
+                f"search: {name} must be a finite number of at most {_MOST:,}, got {value!r:.40}"
+            )
+    given = {name: value for name, value in choice.options.items() if not isinstance(value, str)}
+    return {**defaults, **given}
+
+
+class RandomSearch(Search):
+    """Draws trials at random.
+
+    Args:
+        definition: Of the sweep; without `trials` there is always one more.
+        source: What the trials say of where they come from.
+    """
+
+    def __init__(self, definition: SweepDefinition, source: str = "random") -> None:
+        self._definition = definition
+        self._source = source
+
+    def propose(self, trials: Sequence[StoredTrial]) -> list[Proposal] | None:
+        """All that are still to be drawn; without a bound, one."""
+        drawn, bound = count_new(trials, self._source), self._definition.trials
+        count = 1 if bound is None else min(bound - drawn, MOST_TRIALS)
+        if count <= 0:
+            return None
+        places = range(drawn, drawn + count)
+        # As long as the key is the same, so is what stands behind it, up to how much of it.
+        return [Proposal(f"{self._source}-{drawn}", [self._draw(place) for place in places])]
+
+    def _draw(self, place: int) -> NewTrial:
+        origin: dict[str, Any] = {"source": self._source, "place": place}
+        if self._definition.budget is not None:
+            origin["budget"] = self._definition.budget
+        parameters = self._definition.space.draw(self._definition.seed, place)
+        return NewTrial(parameters=parameters, origin=origin)
+
+
+_SOURCE = "grid"
+
+
+class GridSearch(Search):
+    """Tries all combinations, the last parameter changing first.
+
+    Args:
+        definition: Of the sweep; `trials` takes so many of the combinations, chosen by its seed.
+
+    Raises:
+        SchemaValidationError: The space has no end, or too many combinations.
+    """
+
+    def __init__(self, definition: SweepDefinition) -> None:
+        self._definition = definition
+        self._size = definition.space.count_grid()
+
+    def propose(self, trials: Sequence[StoredTrial]) -> list[Proposal] | None:
+        """The next of them, as many as can be added at once."""
+        added = count_new(trials, _SOURCE)
+        bound = self._definition.trials
+        end = self._size if bound is None else min(bound, self._size)
+        if added >= end:
+            return None
+        stop = min(added + MOST_TRIALS, end)
+        chosen = [self._make(*each) for each in islice(self._iterate(), added, stop)]
+        return [Proposal(f"{_SOURCE}-{added}", chosen)]
+
+    def _iterate(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Place and parameters of each, in the order in which they are tried."""
+        combinations = enumerate(self._definition.space.iterate_grid())
+        if self._definition.trials is None:
+            yield from combinations
+            return
+        # All of them in an order of the seed's, so that more trials later go on with the rest.
+        listed = list(combinations)
+        random.Random(self._definition.seed).shuffle(listed)
+        yield from listed
+
+    def _make(self, place: int, parameters: dict[str, Any]) -> NewTrial:
+        origin: dict[str, Any] = {"source": _SOURCE, "place": place}
+        if self._definition.budget is not None:
+            origin["budget"] = self._definition.budget
+        return NewTrial(parameters=parameters, origin=origin)
+
+
+# ASHA: trials stop at rungs where they are worse than most that came so far; nobody waits.
+#
+# What trials have come to at a rung stands in the log `<sweep>/reports`, an entry for each report.
+
+_ASHA_SOURCE = "asha"
+_RUNGS = 3
+_MOST_RUNGS = 1_000
+
+
+class AshaSearch:
+    """Random trials, of which the best part at each rung goes on.
+
+    Args:
+        definition: Of the sweep; `budget` is how many steps a whole trial has. Settings: `rate`,
+            the part that goes on at a rung (a third by default), `least`, the first rung's step
+            (by default such that there are three rungs).
+        sweep_id: The sweep.
+        store: Where its log is.
+
+    Raises:
+        SchemaValidationError: A bad setting, no `budget`, or several metrics.
+    """
+
+    def __init__(
+        self, definition: SweepDefinition, sweep_id: str, store: SupportsCoordination
+    ) -> None:
+        options = read_options(definition.search, {"rate": 1 / 3, "least": 0})
+        rate, least = float(options["rate"]), int(options["least"])
+        if not 0 < rate < 1:
+            raise SchemaValidationError(f"search: rate must lie between 0 and 1, got {rate:g}")
+        if definition.budget is None:
+            raise SchemaValidationError(
+                'budget must say how many steps a whole trial has: search="asha", budget=100'
+            )
+        if len(definition.goals) > 1:
+            raise SchemaValidationError(
+                'metric must be one metric for search="asha", which puts trials in an order'
+            )
+        self._goal = definition.goals[0]
+        self._rate = rate
+        self._store = store
+        self._log = f"{sweep_id}/reports"
+        self._read = 0
+        self._costs: dict[int, dict[int, float]] = {}
+        self._draws = RandomSearch(definition, _ASHA_SOURCE)
+        self.rungs = _plan_rungs(definition.budget, rate, least)
+
+    def propose(self, trials: Sequence[StoredTrial]) -> list[Proposal] | None:
+        """All that are still to be drawn."""
+        return self._draws.propose(trials)
+
+    def list_rungs(self, trial: StoredTrial) -> tuple[int, ...] | None:  # noqa: ARG002
+        """The same for all trials."""
+        return self.rungs
+
+    def report(self, trial: StoredTrial, values: tuple[float | None, ...], step: int) -> bool:
+        """Whether it is not among the best part of those that have come to this rung."""
+        value = values[0]
+        said = {"trial": trial.number, "token": trial.token, "rung": step, "value": value}
+        # The same trial at the same rung says it again where an answer was lost.
+        request_id = f"{trial.sweep_id}-{trial.number}-{trial.token}-{step}"
+        self._store.append_entries(self._log, [json.dumps(said)], request_id=request_id)
+        self._catch_up()
+        costs = self._costs.setdefault(step, {})
+        own = costs[trial.number] = choose_better(self._goal.mode, value)
+        better = sum(
+            (cost, number) < (own, trial.number)
+            for number, cost in costs.items()
+            if number != trial.number
+        )
+        return better >= max(1, int(len(costs) * self._rate + 1e-9))
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+    def _catch_up(self) -> None:
+        while True:
+            entries = self._store.read_entries(self._log, self._read)
+            if not entries:
+                return
+            self._read += len(entries)
+            for entry in entries:
+                self._note(entry)
+
+    def _note(self, entry: str) -> None:
+        """Take note of a report; what is none is passed over, since anybody may write there."""
+        try:
+            said: Any = json.loads(entry)
+            number, rung, value = said["trial"], said["rung"], said["value"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not isinstance(number, int) or rung not in self.rungs:
+            return
+        if value is None or is_number:
+            self._costs.setdefault(rung, {})[number] = choose_better(self._goal.mode, value)
+
+
+def _plan_rungs(budget: int, rate: float, least: int) -> tuple[int, ...]:
+    if least > 0:
+        rungs: list[int] = []
+        step = float(least)
+        while round(step) < budget:
+            if len(rungs) == _MOST_RUNGS:
+                raise SchemaValidationError(
+                    f"search: rate {rate:g} makes more than {_MOST_RUNGS:,} rungs from {least} to "
+                    f"{budget}: take a smaller one, or a larger least"
+                )
+            rungs.append(round(step))
+            step /= rate
+        return tuple(dict.fromkeys(rungs))
+    planned = (round(budget * rate**power) for power in range(_RUNGS, 0, -1))
+    return tuple(dict.fromkeys(step for step in planned if 1 <= step < budget))
+
+
+# Synchronous halving: all trials train a little, the best of them more, and so on.
+#
+# One bracket. A rung begins when all trials of the one before have come to an end; whichever worker
+# sees that first adds the survivors, and all workers would add the same ones. A survivor is a trial
+# of its own, with the parameters of its parent, whose run it may go on from.
+
+_HALVING_SOURCE = "halving"
+
+
+class HalvingSearch(Search):
+    """One bracket of successive halving.
+
+    Args:
+        definition: Of the sweep. `trials` is how many the first rung has, `budget` how many steps
+            a trial of the last rung has; without one, trials know their rung alone. Settings:
+            `rate`, the part of a rung that goes on (a third by default), and `least`, how many
+            trials make a rung the last one (1).
+
+    Raises:
+        SchemaValidationError: A bad setting, no `trials`, or several metrics.
+    """
+
+    def __init__(self, definition: SweepDefinition) -> None:
+        options = read_options(definition.search, {"rate": 1 / 3, "least": 1})
+        rate, least = float(options["rate"]), options["least"]
+        if not 0 < rate < 1:
+            raise SchemaValidationError(f"search: rate must lie between 0 and 1, got {rate:g}")
+        if not isinstance(least, int) or least < 1:
+            raise SchemaValidationError(f"search: least must be at least 1, got {least!r}")
+        if definition.trials is None:
+            raise SchemaValidationError(
+                'trials must say how many trials the first rung has: search="halving", trials=27'
+            )
+        if definition.trials > MOST_TRIALS:
+            raise SchemaValidationError(f"trials must be at most {MOST_TRIALS:,} for halving")
+        if len(definition.goals) > 1:
+            raise SchemaValidationError(
+                'metric must be one metric for search="halving", which puts trials in an order'
+            )
+        self._definition = definition
+        self._rate = rate
+        self._first_seen: dict[int, float] = {}
+        self.sizes = _plan_sizes(definition.trials, rate, least)
+
+    def propose(self, trials: Sequence[StoredTrial]) -> list[Proposal] | None:
+        """The first rung, or the survivors of the newest one where all of it has ended."""
+        own = [trial for trial in trials if trial.origin.get("source") == _HALVING_SOURCE]
+        if not own:
+            count = self.sizes[0]
+            return [Proposal("rung-0", [self._draw(place) for place in range(count)])]
+        newest = max(_find_rung(trial) for trial in own)
+        members = [trial for trial in own if _find_rung(trial) == newest]
+        if newest + 1 >= len(self.sizes):
+            return None
+        if any(not trial.is_final or self._may_get_figures(trial) for trial in members):
+            return []
+        survivors = self._choose(members, self.sizes[newest + 1])
+        if not survivors:
+            return None
+        promoted = [self._promote(trial, newest + 1) for trial in survivors]
+        return [Proposal(f"rung-{newest + 1}", promoted)]
+
+    def find_budget(self, rung: int) -> int | None:
+        """The steps that a trial of a rung has; None where there is no budget."""
+        budget = self._definition.budget
+        if budget is None:
+            return None
+        return max(1, round(budget * self._rate ** (len(self.sizes) - 1 - rung)))
+
+    def _may_get_figures(self, trial: StoredTrial) -> bool:
+        if trial.state != "completed" or trial.values:
+            return False
+        since_s = self._first_seen.setdefault(trial.number, time.monotonic())
+        return time.monotonic() - since_s < PATIENCE_S
+
+    def _choose(self, members: list[StoredTrial], count: int) -> list[StoredTrial]:
+        mode = self._definition.goals[0].mode
+        ranked = sorted(
+            (trial for trial in members if trial.state == "completed" and trial.values),
+            key=lambda trial: (
+                any(broken > 0 for broken in trial.constraints or ()),
+                choose_better(mode, (trial.values or (None,))[0]),
+                trial.number,
+            ),
+        )
+        return ranked[:count]
+
+    def _draw(self, place: int) -> NewTrial:
+        parameters = self._definition.space.draw(self._definition.seed, place)
+        origin = self._describe(0, {"place": place})
+        return NewTrial(parameters=parameters, origin=origin)
+
+    def _promote(self, parent: StoredTrial, rung: int) -> NewTrial:
+        origin = self._describe(rung, {"parent": parent.number})
+        return NewTrial(parameters=dict(parent.parameters), origin=origin)
+
+    def _describe(self, rung: int, more: dict[str, Any]) -> dict[str, Any]:
+        budget = self.find_budget(rung)
+        said = {} if budget is None else {"budget": budget}
+        return {"source": _HALVING_SOURCE, "rung": rung, **said, **more}
+
+
+def _plan_sizes(trials: int, rate: float, least: int) -> tuple[int, ...]:
+    """How many trials each rung has."""
+    sizes = [trials]
+    while sizes[-1] > least:
+        sizes.append(max(1, min(sizes[-1] - 1, int(sizes[-1] * rate + 1e-9))))
+    return tuple(sizes)
+
+
+def _find_rung(trial: StoredTrial) -> int:
+    rung = trial.origin.get("rung")
+    return rung if isinstance(rung, int) else 0
+
+
+OWN_SEARCHES = ("random", "grid", "halving", "asha")
+"""Searches that need nothing but Quark."""
+
+
+def choose_search(given: object) -> SearchChoice:
+    """The search that an argument asks for, as a definition has it.
+
+    Args:
+        given: A text, or what Optuna has for it.
+
+    Raises:
+        SchemaValidationError: No such search.
+    """
+    if isinstance(given, str):
+        return parse_search(given)
+    return parse_search(_load_bridge().describe_optuna_search(given))
+
+
+def open_search(
+    definition: SweepDefinition,
+    sweep_id: str,
+    store: SupportsCoordination,
+    given: object = None,
+) -> Search:
+    """The search of a sweep, for one worker.
+
+    Args:
+        definition: What the sweep is.
+        sweep_id: Its id.
+        store: Where its trials and logs are.
+        given: The object that stands for the search, where the user gave one.
+
+    Raises:
+        SchemaValidationError: No such search, or one that the definition does not fit.
+    """
+    name = definition.search.name
+    if name == "halving":
+        return HalvingSearch(definition)
+    if name == "asha":
+        return AshaSearch(definition, sweep_id, store)
+    if name in ("random", "grid"):
+        read_options(definition.search, {})
+        return RandomSearch(definition) if name == "random" else GridSearch(definition)
+    search: Search = _load_bridge().open_optuna_search(definition, sweep_id, store, given)
+    return search
+
+
+def _load_bridge() -> Any:
+    try:
+        return import_module("quark.sweeps.optuna_bridge")
+    except ImportError as error:
+        raise SchemaValidationError(
+            f"search: own ones are {', '.join(OWN_SEARCHES)}; all others come from Optuna, which "
+            f"is not installed: pip install 'quark-tracker[sweep]' ({error})"
+        ) from None
