@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quark_backends.store.encoding.column_codec import CODEC_PCODEC, CODEC_ZSTD
+from quark_backends.store.chunks import CODEC_PCODEC, CODEC_ZSTD
 from storage.figures import Figure, print_figures
 from storage.rivals import ParquetFile, RowTable, list_rows
 from storage.stores import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quark_backends.store.encoding.column_codec import CODEC_PCODEC, CODEC_ZSTD
+from quark_backends.store.chunks import CODEC_PCODEC, CODEC_ZSTD
 from quark_backends.store.reading.reader import StoreReader
 from quark_core.backends.series import reduce_points
 from quark_core.records.query import Query

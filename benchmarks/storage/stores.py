@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from quark_backends.store.databases.sqlite import connect, ensure_store
 from quark_backends.store.reading.reader import StoreReader
 from quark_backends.store.upkeep.compaction import Compactor
-from quark_backends.store.upkeep.free_space import StepPace, give_space_back
+from quark_backends.store.upkeep.garbage_collection import StepPace, give_space_back
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_core.backends.contract import Batch
 from quark_core.records import LifecycleRecord

@@ -13,8 +13,8 @@ from typing import Any
 from storage.figures import Figure
 
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.workspaces.deployment import DEFAULT_WORKSPACE, Deployment
-from quark_backends.service.server.workspaces.keys import make_key
+from quark_backends.service.server.deployment import DEFAULT_WORKSPACE, Deployment
+from quark_backends.service.server.keys import make_key
 from viewing.served import DEADLINE_S, SCREEN, measure_memory_mb, wait_ms, watch
 
 _SHOWN = "() => document.querySelectorAll('.runs tbody th a').length"

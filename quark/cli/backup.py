@@ -12,7 +12,7 @@ from quark.cli.store_access import (
     count_things,
     storage_option,
 )
-from quark_backends.store.upkeep.backup_folder import BackupManifest
+from quark_backends.store.upkeep.backup import BackupManifest
 from quark_core.config.arguments import resolve_storage_dir
 
 keep_going_option = click.option(
@@ -36,8 +36,7 @@ def backup(directory: Path, storage_dir: Path | None, keep_going: bool, verify: 
     storage root itself: `quark runs -d DIRECTORY` lists its runs. To restore it, copy its
     folder .quark to where the store was, and call `quark sync` there.
     """
-    from quark_backends.store.upkeep.backup import back_up_store
-    from quark_backends.store.upkeep.backup_folder import verify_backup
+    from quark_backends.store.upkeep.backup import back_up_store, verify_backup
     from quark_core.runs import recovery
 
     if verify:

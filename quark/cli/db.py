@@ -32,7 +32,7 @@ def upgrade(store: str) -> None:
 @store_option
 def version(store: str) -> None:
     """Tell the versions of the control database and of this Quark."""
-    from quark_backends.service.server.workspaces.control_database import CONTROL_VERSION
+    from quark_backends.service.server.deployment import CONTROL_VERSION
     from quark_backends.store.databases.sqlite import SCHEMA_VERSION
 
     with closing(open_deployment(store)) as deployment:
@@ -58,7 +58,7 @@ def backup(
     DIRECTORY must not be there yet; it is there once all is copied and verified.
     `quark backup --verify DIRECTORY` reads it again.
     """
-    from quark_backends.service.server.workspaces.service_backup import back_up_service
+    from quark_backends.service.server.service_backup import back_up_service
 
     target = directory or into
     if target is None:
@@ -82,7 +82,7 @@ def restore(directory: Path, store: str, artifacts: str, replace: bool) -> None:
 
     All of the backup is verified first, and each file again where it goes.
     """
-    from quark_backends.service.server.workspaces.service_backup import restore_service
+    from quark_backends.service.server.service_backup import restore_service
 
     with closing(open_deployment(store, artifacts=artifacts, make=True)) as deployment:
         restored = restore_service(directory, deployment, replace=replace)

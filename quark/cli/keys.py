@@ -14,8 +14,7 @@ from quark.cli.store_access import json_option, print_json
 from quark_core.errors import SchemaValidationError, SessionStoreError
 
 if TYPE_CHECKING:
-    from quark_backends.service.server.workspaces.control_database import ControlDatabase, StoredKey
-    from quark_backends.service.server.workspaces.deployment import Deployment
+    from quark_backends.service.server.deployment import ControlDatabase, Deployment, StoredKey
 
 _DURATION = re.compile(r"(\d+)([smhdw])")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -50,7 +49,7 @@ def create(
     store: str, workspace: str, scopes: tuple[str, ...], name: str, expires: str | None
 ) -> None:
     """Make a key, and print it: nobody can tell it again."""
-    from quark_backends.service.server.workspaces.keys import make_key
+    from quark_backends.service.server.keys import make_key
     from quark_core.records.base import now_us
 
     lifetime_s = None if expires is None else _parse_duration(expires, "--expires")
@@ -137,7 +136,7 @@ def rotate(store: str, key_id: str, overlap: str) -> None:
 
     The first characters of the id do, from four on, where no other key has them.
     """
-    from quark_backends.service.server.workspaces.keys import rotate_key
+    from quark_backends.service.server.keys import rotate_key
 
     overlap_s = _parse_duration(overlap, "--overlap")
     with closing(_open(store)) as deployment:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quark.cli.workspace_notices import WorkspaceNotices
     from quark_backends.service.server.application import MakePage
     from quark_backends.service.server.config import ServiceConfig
-    from quark_backends.service.server.workspaces.deployment import Deployment
+    from quark_backends.service.server.deployment import Deployment
 
 
 @click.command()
@@ -95,9 +95,9 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
     require_service()
     make_files_private()
     from quark_backends.service.server.config import load_config
-    from quark_backends.service.server.http.middleware import find_own_name
+    from quark_backends.service.server.deployment import Deployment
+    from quark_backends.service.server.middleware import find_own_name
     from quark_backends.service.server.process import bind_socket, run_server
-    from quark_backends.service.server.workspaces.deployment import Deployment
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = load_config(options, os.environ, config_path)
@@ -166,8 +166,8 @@ def _find_page(config: ServiceConfig) -> MakePage | None:
 
 def _prepare(deployment: Deployment, *, migrate: bool, show: bool) -> str | None:
     """Make or check the databases; returns the first key of a new server, "" where it is hidden."""
-    from quark_backends.service.server.workspaces.deployment import DEFAULT_WORKSPACE
-    from quark_backends.service.server.workspaces.keys import make_key
+    from quark_backends.service.server.deployment import DEFAULT_WORKSPACE
+    from quark_backends.service.server.keys import make_key
 
     control = deployment.control
     if migrate or control.read_version() == 0:
@@ -210,7 +210,7 @@ def _tell_key(key: str | None, url: str, config: ServiceConfig) -> None:
 
 def _show_store(store_url: str) -> str:
     """A store's URL that means the same in every folder, without its password."""
-    from quark_backends.service.server.workspaces.control_database import parse_store_url
+    from quark_backends.service.server.deployment import parse_store_url
 
     url = parse_store_url(store_url)
     if url.drivername == "sqlite":

@@ -12,7 +12,7 @@ import click
 from quark_core.errors import SessionStoreError
 
 if TYPE_CHECKING:
-    from quark_backends.service.server.workspaces.deployment import Deployment
+    from quark_backends.service.server.deployment import Deployment
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -89,7 +89,7 @@ def open_deployment(store: str, *, artifacts: str = "", make: bool = False) -> D
         SessionStoreError: There is no such store, or PostgreSQL's driver is missing.
     """
     from quark_backends.service.server.config import ServiceConfig
-    from quark_backends.service.server.workspaces.deployment import Deployment
+    from quark_backends.service.server.deployment import Deployment
 
     require_service()
     make_files_private()

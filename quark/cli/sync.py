@@ -55,7 +55,7 @@ def sync(directory: Path | None, dry_run: bool, allowed: tuple[str, ...], as_jso
     else:
         results = _sync_with_progress(root)
     if not dry_run:
-        from quark_backends.embedded.compaction_helper import compact_root
+        from quark_backends.embedded.compaction_process import compact_root
 
         compact_root(root)
     if as_json:

@@ -16,18 +16,18 @@ import msgspec
 from quark.page.api.source import PageSource, Reopening
 from quark.page.team import LoginRefused, TeamPage, TeamSession
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.http.replies import ServiceFailure
-from quark_backends.service.server.workspaces.deployment import Deployment
-from quark_backends.service.server.workspaces.page_sessions import PageSessions
-from quark_backends.service.server.workspaces.workspace_reader import WorkspaceReader
+from quark_backends.service.server.deployment import Deployment
+from quark_backends.service.server.keys import PageSessions
+from quark_backends.service.server.responses import ServiceFailure
+from quark_backends.service.server.stores import WorkspaceReader
 from quark_core.records import format_time
 from quark_core.records.base import now_us
 from quark_core.runs.run_reader import ForeignStore
 
 if TYPE_CHECKING:
     from quark.page.api.edits import PageEditor
-    from quark_backends.service.server.service import Service
-    from quark_backends.service.server.workspaces.control_database import PageSession
+    from quark_backends.service.server.application import Service
+    from quark_backends.service.server.deployment import PageSession
 
 _WRITES = frozenset(("write", "admin"))
 _MICROSECONDS = 1_000_000

@@ -24,12 +24,12 @@ from quark.notifications.notices import (
 from quark.notifications.notifier import Notifier, Pacing
 from quark.notifications.targets import Target, parse_targets
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.workspaces.control_database import (
+from quark_backends.service.server.deployment import (
     ControlDatabase,
+    Deployment,
     check_workspace,
 )
-from quark_backends.service.server.workspaces.deployment import Deployment
-from quark_backends.service.server.workspaces.workspace_reader import WorkspaceReader
+from quark_backends.service.server.stores import WorkspaceReader
 from quark_core.backends.contract import StoredRun
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import EventRecord, format_time
@@ -40,7 +40,7 @@ from quark_core.runs.following import read_changes, read_mark
 from quark_core.runs.run_search import build_search, find_runs
 
 if TYPE_CHECKING:
-    from quark_backends.service.server.workspaces.stores import WorkspaceStore
+    from quark_backends.service.server.stores import WorkspaceStore
 
 _log = logging.getLogger("quark.service")
 

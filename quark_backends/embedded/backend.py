@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from quark_backends.removal import SupportsTrash
-from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
-from quark_backends.store.databases.layout import StoreLayout
-from quark_backends.store.databases.open_files import FilesChanged, OpenFiles, PutBack
-from quark_backends.store.databases.replacement import (
-    read_main_head,
-    replace_database,
-    replace_from_outside,
-    was_replaced,
+from quark_backends.store.databases.connection import (
+    FilesChanged,
+    OpenFiles,
+    PutBack,
+    SqliteConnection,
+    StoreConnection,
 )
+from quark_backends.store.databases.layout import KeepsPayloads, StoreLayout
 from quark_backends.store.databases.sqlite import (
     connect,
     ensure_store,
@@ -28,13 +27,18 @@ from quark_backends.store.databases.sqlite import (
     no_database,
     remake_store,
 )
-from quark_backends.store.databases.turns import SqliteTurns
-from quark_backends.store.reading.generations import write_generation
+from quark_backends.store.databases.write_ahead_log import (
+    read_main_head,
+    replace_database,
+    replace_from_outside,
+    was_replaced,
+)
+from quark_backends.store.databases.write_batching import SqliteTurns
+from quark_backends.store.reading.reader import write_generation
 from quark_backends.store.reading.reader_pool import ReaderPool
-from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
+from quark_backends.store.upkeep.background_compaction import BackgroundCompaction, WriteGate
 from quark_backends.store.upkeep.trash import RunTrash
 from quark_backends.store.writing.ingest import BatchIngest
-from quark_backends.store.writing.payloads import KeepsPayloads
 from quark_backends.store.writing.sweeps import KeepsSweeps
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
 from quark_core.delivery.journal_folder import JournalFolder, journal_directory
@@ -283,7 +287,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
         self._told = False
 
     def _remake(self, runs: list[str]) -> None:
-        from quark_backends.embedded.refill import has_run, restore_run
+        from quark_backends.embedded.store_rebuild import has_run, restore_run
 
         old, files = self._connection, self._files
         # What was harmed may read as something else: then the journals alone tell.
@@ -553,8 +557,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
 
     def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
         """See `SupportsBelonging`."""
-        from quark_backends.store.writing.belonging import store_project_edit
-        from quark_backends.store.writing.edits import editing
+        from quark_backends.store.writing.edits import editing, store_project_edit
 
         with closing(self._connect_editor()) as connection, editing(connection):
             store_project_edit(connection, project, edit)
@@ -563,8 +566,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
 
     def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
         """See `SupportsBelonging`."""
-        from quark_backends.store.writing.belonging import store_group_edit
-        from quark_backends.store.writing.edits import editing
+        from quark_backends.store.writing.edits import editing, store_group_edit
 
         with closing(self._connect_editor()) as connection, editing(connection):
             store_group_edit(connection, project, path, edit)
@@ -627,6 +629,6 @@ def _is_expected(config: BackendConfig, layout: StoreLayout) -> bool:
 
 def _find_helper(layout: StoreLayout, start: bool) -> bool:
     """Whether a process of its own compacts the store now; it may be started for that."""
-    from quark_backends.embedded.compaction_helper import find_helper
+    from quark_backends.embedded.compaction_process import find_helper
 
     return find_helper(layout, start=start)

@@ -11,60 +11,66 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from quark_backends.embedded.journal_edits import find_stop, write_edit
 from quark_backends.embedded.journal_player import JournalPlayer
-from quark_backends.embedded.journal_sweeps import KeepsNoSweeps
 from quark_backends.embedded.segment_index import LEAST_BYTES
 from quark_backends.removal import SupportsTrash
 from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
-from quark_backends.store.databases.layout import StoreLayout
+from quark_backends.store.databases.layout import KeepsPayloads, StoreLayout
 from quark_backends.store.databases.sqlite import (
     ensure_marker,
     find_store,
     remake_store,
     store_gone,
 )
-from quark_backends.store.reading.generations import Bodies, add_generation, encode_outputs
-from quark_backends.store.reading.reader import StoreReader, find_run
+from quark_backends.store.reading.reader import (
+    Bodies,
+    StoreReader,
+    add_generation,
+    encode_outputs,
+    find_run,
+)
 from quark_backends.store.upkeep.trash import JournalTrash
-from quark_backends.store.writing.fork_figures import rebuild_forks
-from quark_backends.store.writing.payloads import KeepsPayloads
+from quark_backends.store.writing.summaries import rebuild_forks
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
 from quark_core.backends.edits import (
+    EDIT_WRITER,
     BelongingEdit,
     RunEdit,
     StoredGroup,
     StoredProject,
+    apply_stop,
     list_groups_by_reading,
     make_edit,
     make_stop,
     refuse_belonging,
     unknown_project,
 )
-from quark_core.delivery.journal import SEGMENT_BYTES
+from quark_core.delivery.journal import SEGMENT_BYTES, Journal, JournalReader
+from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest, find_folders
+from quark_core.delivery.segments import Origin
 from quark_core.errors import (
     BackendUnavailable,
     SchemaValidationError,
     SessionStoreError,
     StoreNotFoundError,
 )
+from quark_core.records import LifecycleRecord
+from quark_core.records.runs import StopRequest
+from quark_core.system.folders import describe_link, find_foreign_link
+from quark_core.system.process import current_process
 
 if TYPE_CHECKING:
     from quark_backends.store.reading.search import RunFinder
-    from quark_core.backends.curves import (
-        Cursor,
-        CurveQuery,
-        CurveSet,
-        RunChanges,
-        RunHeads,
-    )
+    from quark_core.backends.coordination import AppendedEntries, NewTrial, TrialWish
+    from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import (
         PageSearch,
@@ -77,7 +83,174 @@ if TYPE_CHECKING:
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query, RunSearch
-    from quark_core.records.runs import StopRequest
+    from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
+    from quark_core.system.process import ProcessIdentity
+
+
+def write_edit(
+    storage_dir: Path, run_path: Path, stored: StoredRun, batches: Sequence[Batch]
+) -> None:
+    """Write the batches of an edit as a journal, which every reader plays with the others.
+
+    Args:
+        storage_dir: The storage root.
+        run_path: The run's own directory.
+        stored: The run.
+        batches: Those of one writer.
+
+    Raises:
+        SessionStoreError: The folder cannot be written.
+    """
+    first = batches[0]
+    # In the run's folder, whatever QUARK_JOURNAL_DIR says here: it is the run's readers' too.
+    folder = JournalFolder(run_path / "journal" / first.writer_id)
+    manifest = Manifest(
+        run_id=first.run_id,
+        writer_id=first.writer_id,
+        attempt=first.attempt,
+        rank=first.rank,
+        project=stored.project.name,
+        storage_dir=str(storage_dir),
+        run_path=str(run_path),
+        lanes=(LaneEntry("embedded", "embedded", primary=True),),
+        process=current_process(),
+    )
+    link = find_foreign_link(run_path)
+    if link is not None:
+        raise SessionStoreError(describe_link(link))
+    try:
+        folder.write_manifest(manifest)
+        origin = Origin(first.run_id, first.writer_id, first.attempt, first.rank)
+        journal = Journal(folder.path, origin)
+        journal.append(batches)
+        journal.sync()
+        journal.close()
+    except OSError as error:
+        raise SessionStoreError(f"{folder.path} cannot be written: {error}") from error
+    folder.close()
+
+
+def find_stop(storage_dir: Path, run_path: Path, run_id: str) -> StopRequest | None:
+    """The request that stands for the newest attempt of a run, without playing its journals."""
+    stops = []
+    for path in sorted((run_path / "journal").glob(f"{EDIT_WRITER}*")):
+        if (
+            path.is_symlink()
+            or JournalFolder(path, storage_dir=storage_dir).read_manifest() is None
+        ):
+            continue  # somebody else's doing
+        for batch in JournalReader(path).read():
+            if batch.kind == LifecycleRecord.KIND:
+                stops += [
+                    record
+                    for record in batch.to_records()
+                    if isinstance(record, LifecycleRecord) and record.action == "stop"
+                ]
+    if not stops:
+        return None
+    manifests = [folder.read_manifest() for folder in find_folders(storage_dir, run_id)]
+    newest = max((each.attempt for each in manifests if each is not None), default=0)
+    found: StopRequest | None = None
+    for record in stops:
+        if record.attempt == newest:
+            found = apply_stop(found, record)
+    return found
+
+
+# What a store of journals alone says where sweeps are asked for: it has none, and can have none.
+#
+# Two processes on a network file system cannot agree on who has a trial; a journal belongs to
+# one writer.
+
+# ruff: noqa: ARG002 - they have the arguments of the contract
+
+
+class KeepsNoSweeps(ABC):
+    """Has the methods of `SupportsCoordination`; those that would change something refuse it."""
+
+    @abstractmethod
+    def _name_store(self) -> str:
+        """What messages call the store."""
+
+    def _refuse(self) -> NoReturn:
+        from quark_core.backends.coordination import refuse_coordination
+
+        raise refuse_coordination(self._name_store())
+
+    def open_sweep(
+        self, project: str, name: str, definition: Mapping[str, Any], *, max_failures: int
+    ) -> StoredSweep:
+        """Refused."""
+        self._refuse()
+
+    def update_sweep(self, sweep_id: str, state: SweepState, *, by: str) -> StoredSweep:
+        """Refused."""
+        self._refuse()
+
+    def add_trials(
+        self, sweep_id: str, trials: Sequence[NewTrial], *, key: str
+    ) -> list[StoredTrial]:
+        """Refused."""
+        self._refuse()
+
+    def claim_trial(
+        self,
+        sweep_id: str,
+        *,
+        request_id: str,
+        worker: ProcessIdentity,
+        lease_s: float,
+        wish: TrialWish | None = None,
+    ) -> StoredTrial | None:
+        """Refused."""
+        self._refuse()
+
+    def settle_trial(
+        self, sweep_id: str, number: int, token: int, result: TrialResult | None, *, lease_s: float
+    ) -> StoredTrial:
+        """Refused."""
+        self._refuse()
+
+    def append_entries(
+        self, log: str, entries: Sequence[str], *, request_id: str
+    ) -> AppendedEntries:
+        """Refused."""
+        self._refuse()
+
+    def read_entries(self, log: str, start: int, *, limit: int = 0) -> list[str]:
+        """None: there are no logs."""
+        del log, start, limit
+        return []
+
+    def compare_and_set(self, run_id: str, field: str, expect: Any, value: Any, *, by: str) -> bool:
+        """Refused."""
+        self._refuse()
+
+    def compare_and_set_group(
+        self, project: str, path: str, field: str, expect: Any, value: Any, *, by: str
+    ) -> bool:
+        """Refused."""
+        self._refuse()
+
+    def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
+        """None: there are no sweeps."""
+        del project
+        return []
+
+    def load_sweep(self, sweep_id: str) -> StoredSweep:
+        """There is none."""
+        from quark_core.backends.coordination import unknown_sweep
+
+        raise unknown_sweep(sweep_id)
+
+    def list_trials(
+        self, sweep_id: str, *, start: int = 0, limit: int | None = None
+    ) -> list[StoredTrial]:
+        """There are none."""
+        from quark_core.backends.coordination import unknown_sweep
+
+        raise unknown_sweep(sweep_id)
+
 
 _FOLDER = "generations"
 _SUFFIX = ".qg"
@@ -220,7 +393,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
 
     def _have_indexed(self) -> None:
         """Have a process of its own look for what was sealed, where there is none that does."""
-        from quark_backends.embedded.compaction_helper import find_helper
+        from quark_backends.embedded.compaction_process import find_helper
 
         self._unindexed_bytes = 0
         find_helper(self._layout, start=True)

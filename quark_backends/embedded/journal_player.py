@@ -22,13 +22,11 @@ from quark_backends.embedded.segment_index import (
     SegmentState,
     find_index,
 )
+from quark_backends.store.batch_bodies import digest_body
 from quark_backends.store.databases.connection import SqliteConnection, close_with
 from quark_backends.store.databases.sqlite import connect_memory
-from quark_backends.store.encoding.bodies import digest_body
-from quark_backends.store.writing.ingest import BatchIngest
-from quark_backends.store.writing.metric_figures import MetricFold, place_writer
-from quark_backends.store.writing.names import NameTable
-from quark_backends.store.writing.shared_runs import ADVANCE_HEAD, INSERT_BATCH
+from quark_backends.store.writing.ingest import ADVANCE_HEAD, INSERT_BATCH, BatchIngest
+from quark_backends.store.writing.metrics import MetricFold, NameTable, place_writer
 from quark_core.backends.contract import Batch
 from quark_core.delivery.journal import JournalReader, KnownSegment, make_stand_ins
 from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_folders
@@ -327,7 +325,7 @@ class JournalPlayer:
         progress.look = look
 
     def _find_index(self, segment: Path) -> SegmentIndex | None:
-        from quark_backends.embedded.segment_indexing import build_index
+        from quark_backends.embedded.segment_index_builder import build_index
 
         if segment in self._refused:
             return None

@@ -7,7 +7,7 @@ from quark_core.backends.contract import Backend, BackendConfig, BackendDefiniti
 
 
 def _open(config: BackendConfig) -> Backend:
-    from quark_backends.embedded.filesystem import find_network_filesystem
+    from quark_backends.store.databases.layout import find_network_filesystem
 
     if find_network_filesystem(config.storage_dir) is not None:
         from quark_backends.embedded.journal_backend import JournalBackend
@@ -19,9 +19,8 @@ def _open(config: BackendConfig) -> Backend:
 
 
 def _migrate(config: BackendConfig, migrated_at: str) -> int:
-    from quark_backends.embedded.filesystem import find_network_filesystem
-    from quark_backends.store.databases.layout import StoreLayout
-    from quark_backends.store.upkeep.migration import migrate
+    from quark_backends.store.databases.layout import StoreLayout, find_network_filesystem
+    from quark_backends.store.databases.migration import migrate
     from quark_core.errors import SchemaMigrationError
 
     network = find_network_filesystem(config.storage_dir)

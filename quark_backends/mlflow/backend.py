@@ -1,67 +1,55 @@
-"""The MLflow mirror as a backend.
-
-A run becomes a run of the MLflow experiment that is named like its project.
-Metrics are metrics; `lifecycle` makes params, tags and status, `points`
-curves and `findings` tags of the other kinds. Every record is kept exactly
-among the run's artifacts too, as `files` says, and read back from there.
-
-Where: `mlflow+URI`, such as `mlflow+http://127.0.0.1:5000` or
-`mlflow+sqlite:///runs.db`; plain `mlflow` goes to MLFLOW_TRACKING_URI.
-Options, as in `mlflow:http://127.0.0.1:5000?on_deleted=restore`:
-
-    experiment      name of the experiment; else that of the run's project
-    on_deleted      `new` (default) or `restore`: what to do where the run or its
-                    experiment was deleted in MLflow
-    max_params      how many params the server takes; further ones are left out
-    quark           `minimal` (default): what MLflow has a place for, and a file of the records
-                    that analyzers read and MLflow does not give back; or `full`: also every
-                    record exactly, what analyzers found, and events
-    layers          how many layers and parameters of a step become curves (20)
-    max_payload_mb  payloads of artifacts that are larger are left out
-    sample_ids      `hashed` (default) or `plain`: how ids of samples are kept
-
-Credentials come from MLflow's own environment variables.
-"""
+"""The MLflow mirror as a backend: its options, and batches sent in parts."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from quark_backends.mirroring.saved_state import digest_batch, is_new
-from quark_backends.mlflow.analysis_records import needs_file, reduce_batch
-from quark_backends.mlflow.delivery import PointSender, group_batches
-from quark_backends.mlflow.errors import Missing, Refused, RefusedRecords, unavailable
-from quark_backends.mlflow.files import RECORDS, MirrorFiles
-from quark_backends.mlflow.findings import (
+from quark_backends.mirror_state import digest_batch, is_new
+from quark_backends.mlflow.artifacts import RECORDS, MirrorFiles
+from quark_backends.mlflow.client import (
+    Missing,
+    Refused,
+    RefusedRecords,
+    Server,
+    check_credentials_are_for,
+    find_uri,
+    open_server,
+    unavailable,
+    unusable,
+)
+from quark_backends.mlflow.lifecycle import (
+    Lifecycle,
     ShownGenerations,
     list_finding_tags,
     list_raised_tags,
     tag_last_error,
 )
-from quark_backends.mlflow.library import check_credentials_are_for, find_uri, open_server
-from quark_backends.mlflow.lifecycle import Lifecycle
-from quark_backends.mlflow.names import NameMap
-from quark_backends.mlflow.options import Options
 from quark_backends.mlflow.points import (
+    MAX_POINTS,
+    NameMap,
+    Point,
+    chunk,
     count_events,
     key_and_text,
     list_raised_alerts,
     list_values,
     make_metric,
+    make_points,
+    note_infinities,
 )
-from quark_backends.mlflow.reader import MlflowReader
-from quark_backends.mlflow.run import MirroredRun
-from quark_backends.mlflow.server import Server
-from quark_backends.mlflow.state import MlflowFolder, MlflowWriter
+from quark_backends.mlflow.reader import MlflowReader, needs_file, reduce_batch
+from quark_backends.mlflow.run import MirroredRun, MlflowFolder, MlflowWriter
 from quark_core.api import (
     RECORD_TYPES,
+    SOURCES_OPTION,
     AlertRecord,
     ArtifactRecord,
     BackendConfig,
@@ -84,6 +72,213 @@ from quark_core.api import (
 
 if TYPE_CHECKING:
     from quark_core.api import Columns, Query
+
+_NUMBERS = ("layers", "max_params", "max_payload_mb")
+_TEXTS = ("experiment",)
+_CHOICES = {
+    "on_deleted": ("new", "restore"),
+    "quark": ("minimal", "full"),
+    "sample_ids": ("hashed", "plain"),
+    SOURCES_OPTION: ("0", "1"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user has asked for.
+
+    Attributes:
+        experiment: Name of the experiment, or None for that of the run's project.
+        restore: Whether a deleted run or experiment is taken back.
+        hash_sample_ids: Whether ids of samples are hashed.
+        layers: How many layers, and parameters, of a step become curves.
+        max_params: How many params the server takes, or None for any number.
+        keeps_all: Whether MLflow gets all that Quark knows, and not only what it has a place for.
+        keeps_sources: Whether it gets the code that the run is made of.
+        max_payload_bytes: Larger payloads of artifacts are left out; None for no limit.
+    """
+
+    experiment: str | None = None
+    restore: bool = False
+    hash_sample_ids: bool = True
+    layers: int = 20
+    max_params: int | None = None
+    max_payload_bytes: int | None = None
+    keeps_all: bool = False
+    keeps_sources: bool = False
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Options:
+        """Read them.
+
+        Raises:
+            BackendUnusable: An unknown option, or a bad value.
+        """
+        known = sorted((*_NUMBERS, *_CHOICES, *_TEXTS))
+        for name, text in options.items():
+            if name not in known:
+                raise unusable(
+                    f"the MLflow mirror has no option {name!r}; it has {', '.join(known)}"
+                )
+            if name in _NUMBERS and not (text.isascii() and text.isdecimal()):
+                raise unusable(f"{name} must be a number, got {text!r}")
+            if name in _CHOICES and text not in _CHOICES[name]:
+                raise unusable(f"{name} must be {' or '.join(_CHOICES[name])}, got {text!r}")
+        numbers = {name: int(options[name]) for name in _NUMBERS if name in options}
+        size_mb = numbers.get("max_payload_mb")
+        return cls(
+            experiment=options.get("experiment", "").strip() or None,
+            restore=options.get("on_deleted") == "restore",
+            hash_sample_ids=options.get("sample_ids") != "plain",
+            keeps_all=options.get("quark") == "full",
+            keeps_sources=options.get(SOURCES_OPTION) == "1",
+            layers=numbers.get("layers", 20),
+            max_params=numbers.get("max_params"),
+            max_payload_bytes=None if size_mb is None else size_mb * 1024 * 1024,
+        )
+
+
+class PointSender:
+    """Brings metric records into MLflow, each point once.
+
+    Args:
+        server: Where the run is.
+        run: The run.
+        names: Names of metrics.
+        refused: Takes what MLflow refuses.
+        save: Keeps how far a writer is.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        run: MirroredRun,
+        names: NameMap,
+        refused: RefusedRecords,
+        save: Callable[[str, MlflowWriter], None],
+    ) -> None:
+        self._server = server
+        self._run = run
+        self._names = names
+        self._refused = refused
+        self._save = save
+
+    def send(
+        self, batch: Batch, writer: MlflowWriter, records: Sequence[MetricRecord]
+    ) -> tuple[MlflowWriter, dict[str, dict[str, int]]]:
+        """Send the points of a batch.
+
+        Args:
+            batch: The batch that the records are of.
+            writer: How far its writer is.
+            records: Metric records, of the batch itself or made from it.
+
+        Returns:
+            How far the writer is then, its head aside; and of each name where
+            its value first became infinite, as `note_infinities` says.
+
+        Raises:
+            BackendRejected: MLflow refuses every one of a batch of metrics.
+        """
+        names = self._names.find("metrics", map(key_and_text, records))
+        points, recent = make_points(records, names, writer.recent)
+        done = writer.offset if writer.partial == batch.number else 0
+        refused: list[tuple[Point, str]] = []
+        rest = points[done:]
+        for part in chunk(rest, (point.size_bytes for point in rest), MAX_POINTS):
+            self._push(part, refused)
+            done += len(part)
+            # A part is noted only where no point was refused: the file of refused records
+            # gets them all at the end, once it is known that the batch as a whole is good.
+            if not refused and done < len(points):
+                writer = msgspec.structs.replace(writer, partial=batch.number, offset=done)
+                self._save(batch.writer_id, writer)
+        if points and len(refused) == len(points) and batch.kind == MetricRecord.KIND:
+            raise BackendRejected(refused[0][1], backend="mlflow")
+        for point, reason in refused:
+            self._refused.add(batch.kind, point.record.to_dict(), reason)
+        return msgspec.structs.replace(writer, recent=recent), note_infinities(points)
+
+    def send_together(
+        self, writer: MlflowWriter, parts: Sequence[Sequence[MetricRecord]]
+    ) -> tuple[MlflowWriter, dict[str, dict[str, int]]] | None:
+        """Send the points of a writer's next batches of metrics in one request.
+
+        Each batch makes the points that it would make by itself, so that it
+        may come again in another company.
+
+        Returns:
+            As `send` does; None where MLflow refuses any of the points.
+        """
+        recent = writer.recent
+        points: list[Point] = []
+        for records in parts:
+            names = self._names.find("metrics", map(key_and_text, records))
+            made, recent = make_points(records, names, recent)
+            points += made
+        try:
+            for part in chunk(points, (point.size_bytes for point in points), MAX_POINTS):
+                self._log(part)
+        except Refused:
+            return None
+        return msgspec.structs.replace(writer, recent=recent), note_infinities(points)
+
+    def _log(self, points: Sequence[Point]) -> None:
+        self._run.call(lambda run_id: self._server.log_metrics(run_id, points))
+
+    def _push(self, points: Sequence[Point], refused: list[tuple[Point, str]]) -> None:
+        """Send points; halve what is refused until the bad ones are alone."""
+        try:
+            self._log(points)
+        except Refused as error:
+            middle = len(points) // 2
+            if not middle:
+                refused.append((points[0], str(error)))
+                return
+            self._push(points[:middle], refused)
+            self._push(points[middle:], refused)
+
+
+def group_batches(
+    decoded: Sequence[tuple[Batch, Any]],
+) -> list[list[tuple[Batch, Any]]]:
+    """Cut into parts, in order: small batches of metrics of one writer together, others alone."""
+    parts: list[list[tuple[Batch, Any]]] = []
+    room = 0
+    for batch, records in decoded:
+        fits = batch.kind == MetricRecord.KIND and batch.count <= room
+        if fits and parts[-1][0][0].writer_id == batch.writer_id:
+            parts[-1].append((batch, records))
+            room -= batch.count
+        else:
+            parts.append([(batch, records)])
+            room = MAX_POINTS - batch.count if batch.kind == MetricRecord.KIND else 0
+    return parts
+
+
+# The MLflow mirror as a backend.
+#
+# A run becomes a run of the MLflow experiment that is named like its project.
+# Metrics are metrics; `lifecycle` makes params, tags and status, `points`
+# curves and `findings` tags of the other kinds. Every record is kept exactly
+# among the run's artifacts too, as `files` says, and read back from there.
+#
+# Where: `mlflow+URI`, such as `mlflow+http://127.0.0.1:5000` or
+# `mlflow+sqlite:///runs.db`; plain `mlflow` goes to MLFLOW_TRACKING_URI.
+# Options, as in `mlflow:http://127.0.0.1:5000?on_deleted=restore`:
+#
+# experiment      name of the experiment; else that of the run's project
+# on_deleted      `new` (default) or `restore`: what to do where the run or its
+# experiment was deleted in MLflow
+# max_params      how many params the server takes; further ones are left out
+# quark           `minimal` (default): what MLflow has a place for, and a file of the records
+# that analyzers read and MLflow does not give back; or `full`: also every
+# record exactly, what analyzers found, and events
+# layers          how many layers and parameters of a step become curves (20)
+# max_payload_mb  payloads of artifacts that are larger are left out
+# sample_ids      `hashed` (default) or `plain`: how ids of samples are kept
+#
+# Credentials come from MLflow's own environment variables.
 
 
 class MlflowBackend:

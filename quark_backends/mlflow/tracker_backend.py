@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from quark_backends.mirroring.saved_state import load_newest_note
+from quark_backends.mirror_state import load_newest_note
 from quark_core.api import BackendConfig, MirrorRun, ProjectMirror, RunRecord, redact_text
 
 

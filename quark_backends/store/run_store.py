@@ -9,13 +9,18 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from quark_backends.store.databases.open_files import OpenFiles
-from quark_backends.store.databases.turns import SqliteTurns
-from quark_backends.store.reading.generations import store_generation, write_generation
+from quark_backends.store.databases.connection import OpenFiles
+from quark_backends.store.databases.write_batching import SqliteTurns
+from quark_backends.store.reading.reader import store_generation, write_generation
 from quark_backends.store.reading.reader_pool import ReaderPool
-from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
-from quark_backends.store.writing.belonging import store_group_edit, store_project_edit
-from quark_backends.store.writing.edits import editing, store_edit, store_stop
+from quark_backends.store.upkeep.background_compaction import BackgroundCompaction, WriteGate
+from quark_backends.store.writing.edits import (
+    editing,
+    store_edit,
+    store_group_edit,
+    store_project_edit,
+    store_stop,
+)
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_backends.store.writing.sweeps import KeepsSweeps
 from quark_core.errors import BackendUnavailable, SessionStoreError

@@ -1,45 +1,25 @@
-"""The W&B mirror as a backend.
-
-A run becomes a run of Weights & Biases: see `quark_backends.mirroring.curves` for
-what becomes of each record, and `quark_backends.wandb.options` for what may be
-chosen. All of W&B lives in a process of its own, so that nothing of it is ever
-imported into training, and the user's own `wandb.run` is left alone.
-
-Its files lie in `mirrors/wandb/default/` of the run's directory, or in a
-folder named by W&B's entity and project: W&B's own (for `wandb sync`),
-`state.json`, `worker.log` with what the process printed, the payloads of
-artifacts, `environment.json` and `events.jsonl`.
-
-A batch is acknowledged when W&B's own file has all of its rows. Each row
-carries `quark/seq`, so a batch that comes again after a crash is looked up
-there, and what is missing of it is sent. Credentials come from W&B's own
-environment variables and netrc.
-"""
+"""The W&B mirror as a backend: its options, and the messages between it and its own process."""
 
 from __future__ import annotations
 
+import configparser
+import hashlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
-from quark_backends.mirroring.saved_state import keep_payload
-from quark_backends.wandb.options import choose_folder, read_options
-from quark_backends.wandb.process import (
-    Apply,
-    Finish,
-    Message,
-    OpenRun,
-    Reply,
-    WorkerGone,
-    WorkerProcess,
-)
+import msgspec
+
+from quark_backends.mirror_state import keep_payload, make_file_name
 from quark_core.api import (
     HELD_FILE,
+    SOURCES_OPTION,
     BackendConfig,
     BackendError,
     BackendRejected,
@@ -47,11 +27,269 @@ from quark_core.api import (
     BackendUnavailable,
     BackendUnusable,
     Batch,
+    ChildGone,
+    ChildProcess,
     Lease,
     Payload,
     PayloadFolder,
     exit_timeout_s,
 )
+
+# Reads what the user chose: `wandb`, `wandb:PROJECT`, `wandb:ENTITY/PROJECT?option=value`.
+#
+# Options:
+#
+# mode       online, offline or disabled; else WANDB_MODE, else online
+# entity     W&B's user or team
+# project    W&B's project; else WANDB_PROJECT, else the run's project
+# group      group of the W&B run; else that of the run's tag `group:NAME`, else its
+# lineage, if it has a parent
+# job_type   its job type; else that of the tag `job_type:NAME`
+# tags       more tags, separated by commas or semicolons
+# names      `kept` (default) or `strict`: letters, digits and `_` only, by
+# which alone W&B's run table sorts and filters
+# layers     how many layers, and how many parameters, have curves in W&B;
+# 50 by default, or `all`
+# sources    `1`: the code that the run is made of goes to W&B too, as an artifact
+
+_MODES = ("online", "offline", "disabled")
+_NAMES = (
+    "mode",
+    "entity",
+    "project",
+    "group",
+    "job_type",
+    "tags",
+    "names",
+    "layers",
+    SOURCES_OPTION,
+)
+_DEFAULT_LAYERS = 50
+_MAX_TAG_LENGTH = 64
+
+
+class WandbOptions(msgspec.Struct, frozen=True):
+    """What the user chose for the mirror.
+
+    Attributes:
+        mode: online, offline or disabled; None is WANDB_MODE, else online.
+        entity: W&B's user or team; None is WANDB_ENTITY, else the account's own.
+        project: W&B's project; None is WANDB_PROJECT, else the run's project.
+        group: Group of the W&B run; None is the run's lineage, if it has a parent.
+        job_type: Its job type.
+        tags: Tags besides those of the run.
+        strict_names: Whether names of metrics are changed so that W&B's table sorts by them.
+        layers: How many layers, and how many parameters, have curves; None is all.
+        keeps_sources: Whether W&B gets the code that the run is made of.
+    """
+
+    mode: str | None = None
+    entity: str | None = None
+    project: str | None = None
+    group: str | None = None
+    job_type: str | None = None
+    tags: tuple[str, ...] = ()
+    strict_names: bool = False
+    layers: int | None = 50
+    keeps_sources: bool = False
+
+
+def read_options(config: BackendConfig) -> WandbOptions:
+    """What the user chose.
+
+    Raises:
+        BackendUnusable: An option that there is not, or a value that it does not take.
+    """
+    given = dict(config.options)
+    unknown = sorted(set(given) - set(_NAMES))
+    if unknown:
+        raise _unusable(f"the W&B mirror has no option {unknown[0]!r}; it has {', '.join(_NAMES)}")
+    entity, _, project = config.location.strip("/").rpartition("/")
+    if "/" in entity:
+        raise _unusable(f"wandb:{config.location} must be wandb:ENTITY/PROJECT")
+    mode = given.get("mode")
+    if mode is not None and mode not in _MODES:
+        raise _unusable(f"mode must be {', '.join(_MODES)}, got {mode!r}")
+    names = given.get("names", "kept")
+    if names not in ("kept", "strict"):
+        raise _unusable(f"names must be kept or strict, got {names!r}")
+    layers = given.get("layers", str(_DEFAULT_LAYERS))
+    if layers != "all" and not layers.isdecimal():
+        raise _unusable(f"layers must be a number or all, got {layers!r}")
+    sources = given.get(SOURCES_OPTION, "0")
+    if sources not in ("0", "1"):
+        raise _unusable(f"sources must be 0 or 1, got {sources!r}")
+    tags = (tag.strip()[:_MAX_TAG_LENGTH] for tag in re.split("[,;]", given.get("tags", "")))
+    return WandbOptions(
+        mode=mode,
+        entity=given.get("entity") or entity or None,
+        project=given.get("project") or project or None,
+        group=given.get("group") or None,
+        job_type=given.get("job_type") or None,
+        tags=tuple(tag for tag in tags if tag),
+        strict_names=names == "strict",
+        layers=None if layers == "all" else int(layers),
+        keeps_sources=sources == "1",
+    )
+
+
+def choose_folder(run_path: Path, options: WandbOptions) -> Path:
+    """Where the mirror keeps its files: a run may be mirrored to several W&B projects."""
+    wanted = "/".join(part for part in (options.entity, options.project) if part)
+    if not wanted:
+        return run_path / "mirrors" / "wandb" / "default"
+    kept = make_file_name(wanted)[:60]
+    digest = hashlib.sha256(wanted.encode("utf-8", "replace")).hexdigest()[:8]
+    return run_path / "mirrors" / "wandb" / f"{kept}-{digest}"
+
+
+def _unusable(message: str) -> BackendUnusable:
+    return BackendUnusable(message, backend="wandb")
+
+
+# The mirror's own process, as the training process sees it, and what the two say to each other.
+#
+# The training process sends one message and reads one reply, framed as
+# `quark_core.hosting.protocol` says; nothing comes unasked.
+
+
+class OpenRun(msgspec.Struct, frozen=True, tag=True):
+    """Get ready to mirror a run; W&B itself is asked at the first batch.
+
+    Attributes:
+        run_id: The run.
+        project: Its project.
+        folder: Where the mirror keeps its files.
+        options: What the user chose.
+        import_path: `sys.path` of the training process.
+        finish_timeout_s: How long the end may take.
+    """
+
+    run_id: str
+    project: str
+    folder: str
+    options: WandbOptions
+    import_path: tuple[str, ...]
+    finish_timeout_s: float
+
+
+class Apply(msgspec.Struct, frozen=True, tag=True):
+    """Mirror batches; the reply comes when W&B's own file on this machine has them."""
+
+    batches: tuple[Batch, ...]
+
+
+class Finish(msgspec.Struct, frozen=True, tag=True):
+    """End the W&B run as the mirrored run ended, and end the process."""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What became of a message.
+
+    Attributes:
+        outcome: ok, rejected, unavailable or unauthorized.
+        text: Why, or with ok what the user should know.
+        page: Address of the W&B run's page, where it has one.
+    """
+
+    outcome: str = "ok"
+    text: str = ""
+    page: str = ""
+
+
+Message = OpenRun | Apply | Finish
+
+
+WorkerGone = ChildGone
+
+_MODULE = "quark_backends.wandb.worker"
+# Of another run of the user's, whose service and identity are not ours.
+_DROPPED = (
+    "WANDB_SERVICE",
+    "WANDB_RUN_ID",
+    "WANDB_RESUME",
+    "WANDB_NAME",
+    "WANDB_NOTES",
+    "WANDB_SWEEP_ID",
+    "WANDB_SWEEP_PARAM_PATH",
+    "WANDB_LAUNCH",
+)
+_HOST = "https://api.wandb.ai"
+# Nothing goes to the user's home.
+_PLACED = ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_ARTIFACT_DIR")
+
+
+class WorkerProcess:
+    """A process that mirrors one run; one request at a time, from any thread.
+
+    Args:
+        folder: Where it may keep files; `worker.log` is what it prints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._child = ChildProcess(
+            _MODULE,
+            "the W&B mirror",
+            folder / "worker.log",
+            _make_environment(folder),
+            finishes=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._child.pid
+
+    def request(self, message: Message, timeout_s: float) -> Reply:
+        """Send a message and wait for the reply.
+
+        Raises:
+            WorkerGone: The process ended meanwhile, or was killed after the timeout.
+        """
+        return self._child.request(message, Reply, timeout_s)
+
+    def end(self, *, wait_s: float = 5.0) -> None:
+        """Give the process up: it ends by itself in this time or is killed."""
+        self._child.end(wait_s=wait_s)
+
+
+def _make_environment(folder: Path) -> dict[str, str]:
+    environment = {name: text for name, text in os.environ.items() if name not in _DROPPED}
+    for name in _PLACED:
+        environment.setdefault(name, str(folder))
+    # Else W&B would believe a file `wandb/settings` in the working directory, which may be
+    # anybody's, and show that host the user's key.
+    environment.setdefault("WANDB_BASE_URL", _find_own_host(environment))
+    return environment
+
+
+def _find_own_host(environment: Mapping[str, str]) -> str:
+    """The host of the user's own settings of W&B, or its default."""
+    place = environment.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb")
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(os.path.join(place, "settings"))
+        return parser.get("default", "base_url", fallback=_HOST) or _HOST
+    except (configparser.Error, OSError, UnicodeDecodeError):
+        return _HOST
+
+
+# The W&B mirror as a backend.
+#
+# A run becomes a run of Weights & Biases: see `quark_backends.mirror_records` for
+# what becomes of each record, and `quark_backends.wandb.backend` for what may be
+# chosen. All of W&B lives in a process of its own, so that nothing of it is ever
+# imported into training, and the user's own `wandb.run` is left alone.
+#
+# Its files lie in `mirrors/wandb/default/` of the run's directory, or in a
+# folder named by W&B's entity and project: W&B's own (for `wandb sync`),
+# `state.json`, `worker.log` with what the process printed, the payloads of
+# artifacts, `environment.json` and `events.jsonl`.
+#
+# A batch is acknowledged when W&B's own file has all of its rows. Each row
+# carries `quark/seq`, so a batch that comes again after a crash is looked up
+# there, and what is missing of it is sent. Credentials come from W&B's own
+# environment variables and netrc.
 
 _log = logging.getLogger("quark")
 _OPEN_TIMEOUT_S = 60.0

@@ -1,4 +1,4 @@
-"""Mirrors batches into a W&B run. For the mirror's own process only."""
+"""Mirrors batches into a W&B run. For the process of the mirror only."""
 
 from __future__ import annotations
 
@@ -8,33 +8,45 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from quark_backends.mirroring.belonging import (
+from quark_backends.mirror_records import (
+    ALERT_LEVELS,
     change_belonging,
     change_by_edit,
+    find_raised_rule,
     list_data_digests,
     list_digests,
 )
-from quark_backends.mirroring.curves import ALERT_LEVELS, find_raised_rule
-from quark_backends.mirroring.saved_state import digest_batch, is_new, load_state, save_state
-from quark_backends.wandb.attachments import Attachments
-from quark_backends.wandb.best_value import describe_best, forget_from, note_best
-from quark_backends.wandb.log_file import LogFile
-from quark_backends.wandb.media import showing
-from quark_backends.wandb.offline_folders import join_folders
-from quark_backends.wandb.process import OpenRun
-from quark_backends.wandb.rows import AXES, RowMaker
+from quark_backends.mirror_state import digest_batch, is_new, load_state, save_state
+from quark_backends.wandb.backend import OpenRun
+from quark_backends.wandb.history import (
+    AXES,
+    Histogram,
+    Part,
+    RowMaker,
+    StepRows,
+    join_parts,
+    showing,
+)
+from quark_backends.wandb.local_files import (
+    STATE_NAME,
+    LogFile,
+    WandbFile,
+    WandbState,
+    WriterHead,
+    join_folders,
+)
 from quark_backends.wandb.run import (
+    Attachments,
     define_steps,
     describe_start,
     find_exit_code,
     init_run,
     note_page,
 )
-from quark_backends.wandb.state import STATE_NAME, WandbFile, WandbState, WriterHead
-from quark_backends.wandb.step_rows import Histogram, Part, StepRows, join_parts
 from quark_core.api import (
     HELD_FILE,
     HIDDEN_TYPES,
@@ -46,13 +58,67 @@ from quark_core.api import (
     Batch,
     EventRecord,
     LifecycleRecord,
+    MetricRecord,
+    Objective,
     PayloadFolder,
     RunEnding,
     SchemaValidationError,
     StreamRecord,
     decode_name,
+    encode_name,
+    find_mode,
     is_user_alert,
+    read_objective,
 )
+
+_MOST_KEPT = 100
+
+
+def note_best(state: WandbState, records: Sequence[StreamRecord]) -> None:
+    """Note points of the objective that are better than all before them."""
+    objective = read_objective(state.config)
+    if objective is None or not records or not isinstance(records[0], MetricRecord):
+        return
+    if state.best_of != _name(objective):
+        state.best_of, state.best = _name(objective), []
+    key, sign = encode_name(objective.metric), _sign(objective)
+    for record in records:
+        if not isinstance(record, MetricRecord) or record.metric_key != key or record.rank:
+            continue
+        if record.attempt > state.best_attempt and record.step is not None:
+            state.best_attempt = record.attempt
+            forget_from(state, record.step)  # what is done again
+        if not isfinite(record.value):
+            continue
+        if not state.best or sign * record.value > sign * state.best[-1][0]:
+            state.best.append((record.value, record.step))
+    del state.best[:-_MOST_KEPT]
+
+
+def forget_from(state: WandbState, step: int) -> None:
+    """The run goes on from a step: what it had there and beyond no longer counts."""
+    while state.best and (state.best[-1][1] is None or state.best[-1][1] >= step):
+        state.best.pop()
+
+
+def describe_best(state: WandbState) -> dict[str, Any]:
+    """What the summary says: the best value, and its step."""
+    objective = read_objective(state.config)
+    if objective is None or not state.best or state.best_of != _name(objective):
+        return {}
+    value, step = state.best[-1]
+    name = decode_name(encode_name(objective.metric))
+    said = {f"quark/best/{name}": value}
+    return said if step is None else {**said, f"quark/best_step/{name}": step}
+
+
+def _name(objective: Objective) -> str:
+    return f"{objective.metric}:{_sign(objective)}"
+
+
+def _sign(objective: Objective) -> int:
+    return 1 if find_mode(objective.metric, objective) == "max" else -1
+
 
 _POLL_S = 0.002
 _FILE_TIMEOUT_S = 30.0

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from quark_backends.mirroring.saved_state import load_newest_note
-from quark_backends.wandb.options import read_options
+from quark_backends.mirror_state import load_newest_note
+from quark_backends.wandb.backend import read_options
 from quark_core.api import BackendConfig, MirrorRun, ProjectMirror, RunRecord
 
 _OPTIONS = ("mode", "entity", "group", "job_type")

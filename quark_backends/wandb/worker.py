@@ -19,14 +19,14 @@ from typing import Any
 
 import msgspec
 
-from quark_backends.wandb.mirror import WandbMirror
-from quark_backends.wandb.process import (
+from quark_backends.wandb.backend import (
     Apply,
     Finish,
     Message,
     OpenRun,
     Reply,
 )
+from quark_backends.wandb.mirror import WandbMirror
 from quark_core.api import (
     BackendError,
     BackendRejected,

@@ -75,10 +75,14 @@ def lint(folder):
         ("quark_core/errors.py", "import quark_backends.csv", "The face above"),
         ("quark_core/records/query.py", "import quark_torch", "The face above"),
         ("quark_torch/__init__.py", "import quark_backends", "The face above"),
-        ("quark_backends/csv/wide.py", "import quark", "The face above"),
-        ("quark_backends/csv/wide.py", "import quark_backends.embedded.plugin", "know nothing"),
+        ("quark_backends/csv/wide_table.py", "import quark", "The face above"),
         (
-            "quark_backends/csv/wide.py",
+            "quark_backends/csv/wide_table.py",
+            "import quark_backends.embedded.plugin",
+            "know nothing",
+        ),
+        (
+            "quark_backends/csv/wide_table.py",
             "from quark_core.records import MetricRecord",
             "Plugins import the public surface alone",
         ),

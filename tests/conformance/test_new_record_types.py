@@ -130,10 +130,10 @@ def test_its_numbers_are_curves_of_mirrors(added):
     program = (
         "import sys\n"
         "from types import SimpleNamespace\n"
-        "from quark_backends.mirroring.curves import Curves\n"
+        "from quark_backends.mirror_records import Curves\n"
         "from quark_backends.mlflow.points import key_and_text, list_values, make_metric\n"
-        "from quark_backends.wandb.rows import RowMaker\n"
-        "from quark_backends.wandb.state import WandbState\n"
+        "from quark_backends.wandb.history import RowMaker\n"
+        "from quark_backends.wandb.local_files import WandbState\n"
         "from quark_core.records.kinds.attention import AttentionRecord\n"
         "record = AttentionRecord('r', 'w', 0, 1, 0, 0, 'h0', 1.5, 7, 3)\n"
         "print(dict(Curves('system').list_values(record)))\n"

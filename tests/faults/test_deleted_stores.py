@@ -10,7 +10,7 @@ from journaled import run_script, wait_for_adoption, wait_until
 
 import quark
 from quark.analysis.outputs import open_analysis
-from quark_backends.embedded import refill
+from quark_backends.embedded import store_rebuild
 from quark_core.delivery.delivery_state import LaneMark, Lease
 from quark_core.delivery.journal_folder import find_folders
 from quark_core.records import PhaseRecord
@@ -145,7 +145,7 @@ def test_where_the_deleted_store_cannot_be_read_the_journal_fills_the_new_one(
     def fail(*_):
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr(refill, "copy_run", fail)
+    monkeypatch.setattr(store_rebuild, "copy_run", fail)
     monkeypatch.setenv("QUARK_JOURNAL_DIR", str(tmp_path / "journals"))
     with quark.start_run(project="p", storage_dir=tmp_path, name="kept") as session:
         metrics = quark.MetricsLogger(session)
@@ -166,7 +166,7 @@ def test_what_is_in_no_place_any_more_is_told_by_numbers(tmp_path, monkeypatch, 
     def fail(*_):
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr(refill, "copy_run", fail)
+    monkeypatch.setattr(store_rebuild, "copy_run", fail)
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
         for step in range(POINTS):
@@ -197,8 +197,8 @@ def test_a_journal_that_is_only_just_made_anew_is_waited_for(tmp_path, monkeypat
         looks.append(arguments)
         return iter(()) if len(looks) == 1 else find_folders(*arguments)
 
-    monkeypatch.setattr(refill, "copy_run", fail)
-    monkeypatch.setattr(refill, "find_folders", find_late)
+    monkeypatch.setattr(store_rebuild, "copy_run", fail)
+    monkeypatch.setattr(store_rebuild, "find_folders", find_late)
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
         for step in range(POINTS):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import quark
-from quark_backends.embedded.filesystem import find_network_filesystem
+from quark_backends.store.databases.layout import find_network_filesystem
 from quark_core.runs import recovery
 
 MOUNTS = r"""

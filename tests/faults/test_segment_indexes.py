@@ -8,7 +8,7 @@ import pytest
 from journaled import wait_until
 
 import quark
-from quark_backends.embedded import journal_player, segment_index, segment_indexing
+from quark_backends.embedded import journal_player, segment_index, segment_index_builder
 from quark_backends.embedded.journal_player import IndexedSegments
 from quark_backends.embedded.segment_index import find_index, load_index, name_index
 from quark_core.delivery.journal import Journal, JournalReader
@@ -27,8 +27,8 @@ def network(monkeypatch):
     monkeypatch.setenv("QUARK_JOURNAL_ONLY", "1")
     monkeypatch.setenv("QUARK_HELPER_PROCESSES", "0")
     monkeypatch.setattr(segment_index, "LEAST_BYTES", 1)
-    monkeypatch.setattr(segment_indexing, "_FEW_BATCHES", 2)
-    monkeypatch.setattr(segment_indexing, "_FEW_BYTES", 500)
+    monkeypatch.setattr(segment_index_builder, "_FEW_BATCHES", 2)
+    monkeypatch.setattr(segment_index_builder, "_FEW_BYTES", 500)
     monkeypatch.setitem(Journal.__init__.__kwdefaults__, "segment_bytes", 5_000)
 
 
@@ -105,7 +105,7 @@ def describe_without(storage_dir, run_id, monkeypatch):
 
 
 def make_indexes(storage_dir):
-    segment_indexing.index_root(storage_dir, lambda: None)
+    segment_index_builder.index_root(storage_dir, lambda: None)
     return [name_index(segment) for segment in find_segments(storage_dir)]
 
 
@@ -136,7 +136,7 @@ def test_the_first_reader_makes_the_indexes_that_are_lacking(tmp_path, run_id, m
 @pytest.mark.long
 def test_where_no_index_can_be_kept_the_answers_are_the_same(tmp_path, run_id, monkeypatch):
     expected = describe_without(tmp_path, run_id, monkeypatch)
-    monkeypatch.setattr(segment_indexing, "write_index", lambda *_: False)
+    monkeypatch.setattr(segment_index_builder, "write_index", lambda *_: False)
     assert describe(tmp_path, run_id) == expected
     assert not list(tmp_path.rglob("*.qx"))
 
@@ -206,7 +206,7 @@ def test_an_index_is_believed_after_its_folder_was_copied(tmp_path, run_id, monk
     def refuse(*_, **__):
         raise AssertionError("an index is made")
 
-    monkeypatch.setattr(segment_indexing, "build_index", refuse)
+    monkeypatch.setattr(segment_index_builder, "build_index", refuse)
     found = describe(there, run_id)
     assert found["metric", True] == expected["metric", True]
     assert found["summary"] == expected["summary"]

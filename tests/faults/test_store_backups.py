@@ -15,8 +15,7 @@ from backups import TRAINING, call, wait_until
 
 import quark
 from quark_backends.store.databases.sqlite import connect, find_store
-from quark_backends.store.upkeep.backup import back_up_store
-from quark_backends.store.upkeep.backup_folder import BackupFolder, verify_backup
+from quark_backends.store.upkeep.backup import BackupFolder, back_up_store, verify_backup
 from quark_backends.store.upkeep.trash import RunTrash
 from quark_core.errors import SessionStoreError
 

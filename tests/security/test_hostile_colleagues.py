@@ -14,9 +14,9 @@ from service_fixtures import encode_ingest, serving
 
 import quark
 from quark.cli.main import cli
-from quark_backends.mlflow.files import name_payload
+from quark_backends.mlflow.artifacts import name_payload
 from quark_backends.service.protocol import MSGPACK
-from quark_backends.service.server.ingest import batch_checks
+from quark_backends.service.server import ingest_validation
 from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
 from quark_core.delivery.journal_folder import LaneEntry
 from quark_core.errors import SchemaValidationError
@@ -115,7 +115,7 @@ def test_older_stores_are_read_and_written_out_below_the_folder_only(
     server, colleague, monkeypatch, tmp_path, said
 ):
     """As a service has them that took such records once."""
-    monkeypatch.setattr(batch_checks, "check_body", lambda _body: None)
+    monkeypatch.setattr(ingest_validation, "check_body", lambda _body: None)
     maker = BatchMaker(f"old-{hashlib.sha256(str(said).encode()).hexdigest()[:8]}")
     sha256 = hashlib.sha256(DATA).hexdigest()
     assert send(colleague, maker.run_id, maker.start()).status_code == 200

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from hostile_folders import EMBEDDED, make_journal
 
 from quark.cli.main import cli
-from quark_backends.wandb.process import OpenRun, WandbOptions, _make_environment
+from quark_backends.wandb.backend import OpenRun, WandbOptions, _make_environment
+from quark_backends.wandb.local_files import WandbState
 from quark_backends.wandb.run import init_run
-from quark_backends.wandb.state import WandbState
 from quark_core.delivery.journal_folder import LaneEntry
 
 

@@ -243,7 +243,7 @@ def _parse(entry: Any) -> Any:
         return entry
     text = entry.get("value")
     if entry.get("type") in ("int", "float", "bool") and isinstance(text, str):
-        from quark_backends.mlflow.plain_runs import parse_param
+        from quark_backends.mlflow.reader import parse_param
 
         return parse_param(text)
     return text

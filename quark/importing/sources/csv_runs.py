@@ -97,6 +97,6 @@ class TableRun(ForeignRun):
 
 
 def _parse(text: str) -> Any:
-    from quark_backends.mlflow.plain_runs import parse_param
+    from quark_backends.mlflow.reader import parse_param
 
     return parse_param(text)

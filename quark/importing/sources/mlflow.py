@@ -1,4 +1,4 @@
-"""Runs of an MLflow server or store, as `quark_backends.mlflow.plain_runs` describes them.
+"""Runs of an MLflow server or store, as `quark_backends.mlflow.reader` describes them.
 
     experiments, params, tags, notes, parents, times, statuses    as there
     metric histories                                              metrics
@@ -36,7 +36,7 @@ from quark_core.errors import BackendUnavailable
 from quark_core.records import parse_time
 
 if TYPE_CHECKING:
-    from quark_backends.mlflow.server import ArtifactFile, MlflowRun, Server
+    from quark_backends.mlflow.client import ArtifactFile, MlflowRun, Server
 
 _IMAGES = frozenset("png jpg jpeg gif bmp webp svg tif tiff".split())
 _LOGGED_IMAGE = re.compile(
@@ -95,7 +95,7 @@ class _Link:
                 raise ImportFailure(f"{uri} is no URI, and no folder that exists")
             database = path if path.is_file() else path / "mlflow.db"
             uri = f"sqlite:///{database.resolve()}" if database.is_file() else str(path.resolve())
-        from quark_backends.mlflow.library import open_server
+        from quark_backends.mlflow.client import open_server
 
         self._folder = _find_folder(uri)
         self._outage: str | None = None
@@ -133,7 +133,7 @@ class _Link:
         Raises:
             ImportFailure: It does not answer, or refuses.
         """
-        from quark_backends.mlflow.errors import Missing, Refused
+        from quark_backends.mlflow.client import Missing, Refused
         from quark_core.config.redaction import redact_text
 
         if self._outage is not None:
@@ -176,7 +176,7 @@ class ServerRun(ForeignRun):
 
     def describe(self) -> RunFacts:
         """See `ForeignRun`."""
-        from quark_backends.mlflow.plain_runs import describe_run
+        from quark_backends.mlflow.reader import describe_run
 
         run = self._run
         stored = describe_run(run, self._experiment, self._link.server.uri)
@@ -262,14 +262,14 @@ class ServerRun(ForeignRun):
         run = self._run
         if "quark.run_id" not in run.tags:
             return [(name, name) for name in run.metric_names]
-        from quark_backends.mlflow.plain_runs import name_series
+        from quark_backends.mlflow.reader import name_series
         from quark_core.records.names import decode_name
 
         series = name_series(run.metric_names, self._load_own_names())
         return [(decode_name(key), name) for key, rank, name in series if not rank]
 
     def _load_own_names(self) -> Mapping[str, str]:
-        from quark_backends.mlflow.errors import Missing
+        from quark_backends.mlflow.client import Missing
 
         with tempfile.TemporaryDirectory(prefix="quark-import-") as folder:
             target = Path(folder) / "names"
@@ -322,7 +322,7 @@ class ServerRun(ForeignRun):
         self, one: ArtifactFile, target: Path, tables: frozenset[str], losses: Losses
     ) -> ForeignFile | None:
         """One artifact; None for a thumbnail of MLflow's, or one that is gone, which is told."""
-        from quark_backends.mlflow.errors import Missing
+        from quark_backends.mlflow.client import Missing
 
         logged = _LOGGED_IMAGE.fullmatch(one.path)
         suffix = one.path.rpartition(".")[2].lower()

@@ -39,7 +39,7 @@ from quark.importing.sources.wandb_values import NONFINITE, WandbValues, read_st
 from quark_core.config.redaction import redact_values
 
 if TYPE_CHECKING:
-    from quark_backends.wandb.log_file import LogFile
+    from quark_backends.wandb.local_files import LogFile
 
 _PORTION_FILES = 64
 _WRITTEN_BY_PEOPLE = ("config", "summary", "environment", "name", "notes", "tags")
@@ -146,7 +146,7 @@ class WandbRun(ForeignRun):
 
     def read(self, position: Mapping[str, Any], losses: Losses) -> Iterator[Portion]:
         """See `ForeignRun`."""
-        from quark_backends.wandb.log_file import LogFile
+        from quark_backends.wandb.local_files import LogFile
 
         types = _load_types()
         offsets: dict[str, int] = dict(position.get("files", {}))
@@ -341,7 +341,7 @@ class WandbRun(ForeignRun):
         """What the first records say, as far as the one that says which run it is."""
         from google.protobuf.message import DecodeError
 
-        from quark_backends.wandb.log_file import LogFile
+        from quark_backends.wandb.local_files import LogFile
 
         types = _load_types()
         log = LogFile(self._files[0], types.Record)

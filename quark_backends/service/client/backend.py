@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import quote
@@ -12,29 +13,34 @@ from urllib.parse import quote
 import msgspec
 
 from quark_backends.removal import SupportsTrash
-from quark_backends.service.client.address import UserKey, check_key_is_for, find_address
-from quark_backends.service.client.calls import Call, ServiceClient
-from quark_backends.service.client.coordination import SharesTrials
-from quark_backends.service.client.edits import ServiceEdits
-from quark_backends.service.client.ingest import BatchSender, from_wire
-from quark_backends.service.client.removal import ServiceTrash
-from quark_backends.service.client.run_following import RunFollowing
-from quark_backends.service.client.service_errors import (
+from quark_backends.service.client.edits import ServiceEdits, ServiceTrash
+from quark_backends.service.client.http_client import (
     BACKEND,
+    Call,
     Refused,
+    ServiceClient,
     ServiceError,
     Unreachable,
     describe,
     to_read_error,
     to_write_error,
 )
+from quark_backends.service.client.sweeps import SharesTrials
+from quark_backends.service.client.transfer import BatchSender, from_wire
+from quark_backends.service.client.transport import UserKey, check_key_is_for, find_address
 from quark_backends.service.protocol import (
     JSON,
     MSGPACK,
     PROTOCOL_VERSION,
     ROWS,
+    ChangesReply,
+    ChangesRequest,
+    CurvesReply,
+    CurvesRequest,
+    ErrorCode,
     GenerationReply,
     GenerationRequest,
+    HeadsReply,
     OutputBody,
     ReadRequest,
     RunList,
@@ -45,6 +51,7 @@ from quark_backends.service.protocol import (
     WorkspaceReply,
 )
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
 from quark_core.backends.run_summary import restore_run, restore_summary
 from quark_core.config import settings
 from quark_core.errors import (
@@ -54,18 +61,12 @@ from quark_core.errors import (
     SessionStoreError,
     StoreUnauthorizedError,
 )
+from quark_core.records import MetricRecord
 
 if TYPE_CHECKING:
     import httpx
 
-    from quark_core.backends.contract import Payload
-    from quark_core.backends.curves import (
-        Cursor,
-        CurveQuery,
-        CurveSet,
-        RunChanges,
-        RunHeads,
-    )
+    from quark_core.backends.contract import Payload, SupportsRead
     from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
@@ -74,6 +75,114 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query, RunSearch
     from quark_core.records.runs import StopRequest
+
+_NO_ROUTE = (ErrorCode.NOT_FOUND, ErrorCode.METHOD_NOT_ALLOWED)
+_MAX_ROWS = 100_000
+
+Post = Callable[[str, str, Any, type], Any]
+Get = Callable[[str, str, type], Any]
+
+
+class RunFollowing:
+    """What `SupportsChanges` asks of a service; of one that is older, by its rows.
+
+    Args:
+        reader: Reads rows of the same service.
+        post: Sends a request about a run, and returns the reply.
+        get: Asks for something of a run.
+    """
+
+    def __init__(self, reader: SupportsRead, post: Post, get: Get) -> None:
+        self._reader = reader
+        self._post = post
+        self._get = get
+        self._marks = itertools.count()
+
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
+        """See `SupportsChanges`."""
+        from quark_backends.service.client.replies import to_curve
+        from quark_core.runs.following import reduce_series_many
+
+        request = CurvesRequest(
+            keys=query.keys,
+            entries=query.entries,
+            axis=query.window.axis,
+            low=query.window.low,
+            high=query.window.high,
+            ranks=query.ranks,
+            all_attempts=query.all_attempts,
+        )
+        if not query.keys:
+            return CurveSet(curves=(), cursor=self.read_heads(run_id).cursor)
+        try:
+            reply = self._post(run_id, "curves", request, CurvesReply)
+        except Refused as error:
+            # Every point may be more than one reply has; as rows there may be any number.
+            is_much = query.entries is None and error.code == ErrorCode.INVALID_ARGUMENT
+            if error.code not in _NO_ROUTE and not is_much:
+                raise
+            return reduce_series_many(self._reader, run_id, query)
+        return CurveSet(curves=tuple(map(to_curve, reply.curves)), cursor=reply.cursor)
+
+    def read_heads(self, run_id: str) -> RunHeads:
+        """See `SupportsChanges`."""
+        from quark_core.runs.following import note_heads
+
+        try:
+            reply = self._get(run_id, "heads", HeadsReply)
+        except Refused as error:
+            if error.code not in _NO_ROUTE:
+                raise
+            return note_heads(self._reader, run_id, (MetricRecord.KIND,), None)
+        return RunHeads(cursor=reply.cursor, outputs=reply.outputs)
+
+    def read_changes(
+        self,
+        run_id: str,
+        cursor: Cursor,
+        *,
+        kinds: Sequence[str],
+        keys: Sequence[str] | None = None,
+        all_attempts: bool = False,
+        max_rows: int,
+    ) -> RunChanges:
+        """See `SupportsChanges`."""
+        from quark_backends.service.client.replies import to_rows
+        from quark_core.runs.following import find_changes
+
+        request = ChangesRequest(
+            cursor=dict(cursor),
+            kinds=tuple(kinds),
+            keys=None if keys is None else tuple(keys),
+            all_attempts=all_attempts,
+            max_rows=min(max_rows, _MAX_ROWS),
+        )
+        try:
+            reply = self._post(run_id, "changes", request, ChangesReply)
+        except Refused as error:
+            if error.code not in _NO_ROUTE:
+                raise
+            return find_changes(
+                self._reader, run_id, cursor, kinds=kinds, keys=keys, all_attempts=all_attempts
+            )
+        return RunChanges(
+            cursor=reply.cursor,
+            records={kind: to_rows(kind, found) for kind, found in reply.records.items()},
+            more=reply.more,
+            stale=reply.stale,
+            outputs=reply.outputs,
+        )
+
+    def read_mark(self, run_id: str) -> str:
+        """See `SupportsChanges`; how far the run has come, as one short reply says."""
+        try:
+            reply = self._get(run_id, "heads", HeadsReply)
+        except Refused as error:
+            if error.code not in _NO_ROUTE:
+                raise
+            return f"unknown {next(self._marks)}"
+        return f"{sorted(reply.cursor.items())}/{reply.outputs}"
+
 
 T = TypeVar("T")
 
@@ -169,7 +278,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
 
     def put_payload(self, payload: Payload) -> None:
         """See `SupportsArtifacts`."""
-        from quark_backends.service.client.payload_transfer import send_payload
+        from quark_backends.service.client.transfer import send_payload
 
         with self._writing():
             send_payload(self._client, payload)
@@ -184,7 +293,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
             SchemaValidationError: Records of another run, or under another kind's name.
             BackendUnavailable: It is not stored now.
         """
-        from quark_backends.store.reading.generations import encode_outputs
+        from quark_backends.store.reading.reader import encode_outputs
 
         outputs = [OutputBody(*body) for body in encode_outputs(generation)]
         request = GenerationRequest(generation.analyzer, generation.replaces, outputs)
@@ -289,14 +398,14 @@ class ServiceBackend(SupportsTrash, SharesTrials):
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:
         """See `SupportsRead`."""
-        from quark_backends.service.client.row_replies import read_columns
+        from quark_backends.service.client.replies import read_columns
 
         with self._reading():
             return read_columns(self._client, self._read_call(run_id, kind, query), kind)
 
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """See `SupportsSeries`."""
-        from quark_backends.service.client.row_replies import iterate_parts
+        from quark_backends.service.client.replies import iterate_parts
 
         with self._reading():
             yield from iterate_parts(self._client, self._read_call(run_id, kind, query), rows)
@@ -326,7 +435,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
         self, run_id: str, key: str, max_points: int, all_attempts: bool, rank: int | None
     ) -> Series | None:
         """A curve as the service reduces it; None from one that does not tell ranks apart."""
-        from quark_backends.service.client.row_replies import to_series
+        from quark_backends.service.client.replies import to_series
 
         parameters = {
             "key": key,
@@ -408,7 +517,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
 
     def search_page(self, search: PageSearch) -> RunPage:
         """See `SupportsPages`; among the runs of the storage root's project store."""
-        from quark_backends.service.client.page_replies import ask_page
+        from quark_backends.service.client.replies import ask_page
         from quark_core.search.fallback import search_page_by_reading
 
         with self._reading():
@@ -418,7 +527,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
 
     def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
         """See `SupportsPages`; of the runs of the project store, where one is named."""
-        from quark_backends.service.client.page_replies import ask_names
+        from quark_backends.service.client.replies import ask_names
         from quark_core.search.fallback import list_names_by_reading
 
         with self._reading():
@@ -427,7 +536,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
 
     def read_grid(self, run_id: str, query: GridQuery) -> Grid:
         """See `SupportsGrid`."""
-        from quark_backends.service.client.page_replies import ask_grid
+        from quark_backends.service.client.replies import ask_grid
 
         with self._reading():
             found = ask_grid(self._fetch, _run_route(run_id), query)
@@ -460,7 +569,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
         """See `SupportsGenerations`."""
-        from quark_backends.service.client.row_replies import read_columns
+        from quark_backends.service.client.replies import read_columns
 
         path = f"{_run_route(run_id)}/outputs/{quote(kind, safe='')}"
         call = _get(path, {"analyzer": analyzer}, accept=ROWS)
@@ -469,7 +578,7 @@ class ServiceBackend(SupportsTrash, SharesTrials):
 
     def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
         """See `SupportsArtifacts`; the payload is checked, and in a file of its own."""
-        from quark_backends.service.client.payload_transfer import fetch_payload
+        from quark_backends.service.client.transfer import fetch_payload
 
         with self._reading():
             return fetch_payload(self._client, run_id, sha256)

@@ -1,4 +1,4 @@
-"""Describes the table of routes: for programs as OpenAPI 3.1, for people as a page."""
+"""Describes the service: health, limits and metrics, its routes as OpenAPI 3.1 and as a page."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from html import escape
 from typing import Any
 
 import msgspec
+from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.types import ASGIApp
 
 from quark_backends.service.protocol import (
     JSON,
     MSGPACK,
+    PROTOCOL_VERSION,
     RUN_ID,
     SHA256,
+    ErrorCode,
     ErrorReply,
     IngestRequest,
+    WorkspaceReply,
 )
-from quark_backends.service.server.http.call import Parameter, ServiceRoute
-from quark_backends.service.server.ingest.json_batches import JsonIngest
+from quark_backends.service.server.ingest_routes import JsonIngest
+from quark_backends.service.server.requests import Call, Parameter, ServiceRoute
+from quark_backends.service.server.responses import ServiceFailure
 from quark_core.records import RECORD_TYPES
 from quark_core.version import __version__
 
@@ -214,3 +220,74 @@ def _show_parameters(parameters: Sequence[Parameter]) -> str:
         for each in parameters
     )
     return f"<ul>{items}</ul>"
+
+
+class HealthReply(msgspec.Struct, frozen=True):
+    """`GET /healthz` and `GET /readyz`."""
+
+    status: str
+    server: str = __version__
+
+
+async def describe_workspace(call: Call) -> ASGIApp:
+    """Whom the key lets in, and what the server takes."""
+    principal = call.principal
+    limits = call.service.config.limits
+    return call.reply(
+        WorkspaceReply(
+            workspace=principal.workspace,
+            key_id=principal.key_id,
+            scopes=tuple(sorted(principal.scopes)),
+            protocol=PROTOCOL_VERSION,
+            server=__version__,
+            limits={
+                name: int(value)
+                for name in limits.__dataclass_fields__
+                if isinstance(value := getattr(limits, name), (int, float))
+            },
+            page=call.service.config.ui,
+            keeps_sources=call.service.config.keep_sources,
+        )
+    )
+
+
+async def report_health(call: Call) -> ASGIApp:
+    """The process serves."""
+    return call.reply(HealthReply("ok"))
+
+
+async def report_readiness(call: Call) -> ASGIApp:
+    """The process takes work: it is not about to end, and its database answers."""
+    if call.service.is_draining:
+        raise ServiceFailure(ErrorCode.UNAVAILABLE, "the server is about to end", retry_after_s=5.0)
+    await call.service.probe()
+    return call.reply(HealthReply("ready"))
+
+
+async def show_metrics(call: Call) -> ASGIApp:
+    """Metrics of the server for Prometheus."""
+    return PlainTextResponse(
+        call.service.metrics.to_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
+
+
+async def describe_openapi(call: Call) -> ASGIApp:
+    """The description of this service for programs."""
+
+    return call.reply(describe(_routes()))
+
+
+async def show_docs(call: Call) -> ASGIApp:
+    """The description of this service for people."""
+
+    del call
+    return HTMLResponse(
+        show(_routes()),
+        headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
+    )
+
+
+def _routes() -> Sequence[ServiceRoute]:
+    from quark_backends.service.server.routes import ROUTES
+
+    return ROUTES

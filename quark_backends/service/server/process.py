@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from quark_backends.service.protocol import JSON, PROTOCOL_VERSION, ErrorCode
 from quark_backends.service.server.application import make_application
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.http.replies import ServiceFailure, make_failure_reply
+from quark_backends.service.server.responses import ServiceFailure, make_failure_reply
 from quark_core.errors import SessionStoreError
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from quark_backends.service.server.application import MakePage
-    from quark_backends.service.server.service import Service
+    from quark_backends.service.server.application import MakePage, Service
 
 _log = logging.getLogger("quark.service")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark_backends.service.belonging import BelongingRequest, GroupList
 from quark_backends.service.protocol import (
     JSON,
     MSGPACK,
     ROWS,
     Acknowledged,
+    BelongingRequest,
     ChangesReply,
     ChangesRequest,
     CollectReply,
@@ -21,6 +21,7 @@ from quark_backends.service.protocol import (
     GenerationReply,
     GenerationRequest,
     GridReply,
+    GroupList,
     HeadsReply,
     IngestRequest,
     KeyInfo,
@@ -46,27 +47,19 @@ from quark_backends.service.protocol import (
     WireBatches,
     WorkspaceReply,
 )
-from quark_backends.service.server import server_routes
+from quark_backends.service.server import edit_routes, keys, openapi, payloads, read_routes
+from quark_backends.service.server import ingest_routes as control_routes
+from quark_backends.service.server import ingest_routes as ingest_routes
 from quark_backends.service.server.config import ANY_SCOPE
-from quark_backends.service.server.coordination_routes import COORDINATION_ROUTES
-from quark_backends.service.server.http.call import Parameter, ServiceRoute
-from quark_backends.service.server.ingest import routes as ingest_routes
-from quark_backends.service.server.ingest import run_routes as control_routes
-from quark_backends.service.server.ingest.run_routes import (
+from quark_backends.service.server.ingest_routes import (
     HeartbeatRequest,
     LogRequest,
     StartRequest,
     StatusRequest,
     TagRequest,
 )
-from quark_backends.service.server.workspaces import (
-    edit_routes,
-    following_routes,
-    key_routes,
-    payload_routes,
-    read_routes,
-    removal_routes,
-)
+from quark_backends.service.server.requests import Parameter, ServiceRoute
+from quark_backends.service.server.sweep_routes import COORDINATION_ROUTES
 
 _BOTH = (JSON, MSGPACK)
 _BYTES = ("application/octet-stream",)
@@ -78,7 +71,7 @@ _READS = (
     ServiceRoute(
         method="GET",
         path="/v1/workspace",
-        handler=server_routes.describe_workspace,
+        handler=openapi.describe_workspace,
         summary="Whom the key lets in, and what the server takes.",
         scope=ANY_SCOPE,
         reply=WorkspaceReply,
@@ -184,7 +177,7 @@ _READS = (
     ServiceRoute(
         method="POST",
         path="/v1/runs/{run_id}/curves",
-        handler=following_routes.read_curves,
+        handler=read_routes.read_curves,
         summary="Several metrics within a window, of one moment, with its cursor.",
         scope="read",
         request=CurvesRequest,
@@ -194,7 +187,7 @@ _READS = (
     ServiceRoute(
         method="GET",
         path="/v1/runs/{run_id}/heads",
-        handler=following_routes.read_heads,
+        handler=read_routes.read_heads,
         summary="How far a run has come.",
         scope="read",
         reply=HeadsReply,
@@ -203,7 +196,7 @@ _READS = (
     ServiceRoute(
         method="POST",
         path="/v1/runs/{run_id}/changes",
-        handler=following_routes.read_changes,
+        handler=read_routes.read_changes,
         summary="What came into a run since a cursor.",
         scope="read",
         request=ChangesRequest,
@@ -419,7 +412,7 @@ _REMOVAL = (
     ServiceRoute(
         method="POST",
         path="/v1/runs/trash",
-        handler=removal_routes.trash_runs,
+        handler=edit_routes.trash_runs,
         summary="Put runs into the trash, all or none: they are hidden, and nothing is gone.",
         scope="write",
         request=RunIds,
@@ -429,7 +422,7 @@ _REMOVAL = (
     ServiceRoute(
         method="POST",
         path="/v1/runs/restore",
-        handler=removal_routes.restore_runs,
+        handler=edit_routes.restore_runs,
         summary="Take runs out of the trash, all or none.",
         scope="write",
         request=RunIds,
@@ -439,7 +432,7 @@ _REMOVAL = (
     ServiceRoute(
         method="POST",
         path="/v1/runs/usage",
-        handler=removal_routes.measure_runs,
+        handler=edit_routes.measure_runs,
         summary="What runs take up.",
         scope="read",
         request=RunIds,
@@ -449,7 +442,7 @@ _REMOVAL = (
     ServiceRoute(
         method="DELETE",
         path="/v1/runs/{run_id}",
-        handler=removal_routes.trash_run,
+        handler=edit_routes.trash_run,
         summary="Put one run into the trash.",
         scope="write",
         reply=RunIds,
@@ -458,7 +451,7 @@ _REMOVAL = (
     ServiceRoute(
         method="GET",
         path="/v1/trash",
-        handler=removal_routes.list_trash,
+        handler=edit_routes.list_trash,
         summary="The runs in the trash, the newest there first.",
         scope="read",
         reply=UsageList,
@@ -467,7 +460,7 @@ _REMOVAL = (
     ServiceRoute(
         method="POST",
         path="/v1/trash/collect",
-        handler=removal_routes.collect_trash,
+        handler=edit_routes.collect_trash,
         summary="Remove what is in the trash for good.",
         scope="admin",
         request=CollectRequest,
@@ -478,7 +471,7 @@ _REMOVAL = (
     ServiceRoute(
         method="GET",
         path="/v1/usage",
-        handler=removal_routes.measure_workspace,
+        handler=edit_routes.measure_workspace,
         summary="What the workspace and each of its runs take up.",
         scope="read",
         reply=UsageReply,
@@ -487,7 +480,7 @@ _REMOVAL = (
     ServiceRoute(
         method="GET",
         path="/v1/damaged",
-        handler=removal_routes.list_damaged,
+        handler=edit_routes.list_damaged,
         summary="Records that could not be read and were set aside.",
         scope="read",
         reply=DamagedList,
@@ -499,7 +492,7 @@ _KEYS = (
     ServiceRoute(
         method="GET",
         path="/v1/keys",
-        handler=key_routes.list_keys,
+        handler=keys.list_keys,
         summary="The keys of the workspace, without their secrets.",
         scope="admin",
         reply=KeyList,
@@ -508,7 +501,7 @@ _KEYS = (
     ServiceRoute(
         method="POST",
         path="/v1/keys",
-        handler=key_routes.create_key,
+        handler=keys.create_key,
         summary="Make a key for the workspace; only this reply tells all of it.",
         scope="admin",
         request=KeyRequest,
@@ -519,7 +512,7 @@ _KEYS = (
     ServiceRoute(
         method="POST",
         path="/v1/keys/{key_id}/rotate",
-        handler=key_routes.rotate,
+        handler=keys.rotate,
         summary="Make a key like this one, which lives on for a time.",
         scope="admin",
         request=RotateRequest,
@@ -530,7 +523,7 @@ _KEYS = (
     ServiceRoute(
         method="DELETE",
         path="/v1/keys/{key_id}",
-        handler=key_routes.revoke_key,
+        handler=keys.revoke_key,
         summary="Revoke a key.",
         scope="admin",
         reply=KeyInfo,
@@ -542,7 +535,7 @@ _PAYLOADS = (
     ServiceRoute(
         method="PUT",
         path="/v1/runs/{run_id}/payloads/{sha256}",
-        handler=payload_routes.put_payload,
+        handler=payloads.put_payload,
         summary="Keep the payload of an artifact; 201 where it is new.",
         scope="ingest",
         request=bytes,
@@ -552,7 +545,7 @@ _PAYLOADS = (
     ServiceRoute(
         method="HEAD",
         path="/v1/runs/{run_id}/payloads/{sha256}",
-        handler=payload_routes.head_payload,
+        handler=payloads.head_payload,
         summary="The size of a payload.",
         scope="read",
         media=_BYTES,
@@ -560,7 +553,7 @@ _PAYLOADS = (
     ServiceRoute(
         method="GET",
         path="/v1/runs/{run_id}/payloads/{sha256}",
-        handler=payload_routes.get_payload,
+        handler=payloads.get_payload,
         summary="A payload, or one range of it.",
         scope="read",
         reply=bytes,
@@ -580,25 +573,25 @@ _SERVER = (
     ServiceRoute(
         method="GET",
         path="/healthz",
-        handler=server_routes.report_health,
+        handler=openapi.report_health,
         summary="The process serves.",
         scope=None,
-        reply=server_routes.HealthReply,
+        reply=openapi.HealthReply,
         media=_BOTH,
     ),
     ServiceRoute(
         method="GET",
         path="/readyz",
-        handler=server_routes.report_readiness,
+        handler=openapi.report_readiness,
         summary="The process takes work; 503 where it is about to end.",
         scope=None,
-        reply=server_routes.HealthReply,
+        reply=openapi.HealthReply,
         media=_BOTH,
     ),
     ServiceRoute(
         method="GET",
         path="/metrics",
-        handler=server_routes.show_metrics,
+        handler=openapi.show_metrics,
         summary="Figures for Prometheus, over all processes of the server.",
         scope=None,
         media=("text/plain",),
@@ -606,7 +599,7 @@ _SERVER = (
     ServiceRoute(
         method="GET",
         path="/openapi.json",
-        handler=server_routes.describe_openapi,
+        handler=openapi.describe_openapi,
         summary="This description for programs.",
         scope=None,
         media=(JSON,),
@@ -614,7 +607,7 @@ _SERVER = (
     ServiceRoute(
         method="GET",
         path="/docs",
-        handler=server_routes.show_docs,
+        handler=openapi.show_docs,
         summary="This description for people.",
         scope=None,
         media=("text/html",),

@@ -1,16 +1,19 @@
-"""Where things lie under a storage root."""
+"""Where files lie under a storage root, payloads of artifacts too, and which file systems SQLite may use."""
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from quark_core.artifacts.payload_folder import make_file_name
+from quark_core.artifacts.payload_folder import PayloadFolder, make_file_name
+from quark_core.backends.contract import Payload
 from quark_core.config.arguments import check_run_id
-from quark_core.errors import SchemaValidationError
+from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun
@@ -75,3 +78,79 @@ class StoreLayout:
         """A summed-up run with the directory that it has here; see `place`."""
         placed = self.place(summary.stored)
         return summary if placed is summary.stored else replace(summary, stored=placed)
+
+
+JOURNAL_ONLY = "QUARK_JOURNAL_ONLY"
+
+_MOUNTS = Path("/proc/self/mounts")
+_NETWORK_TYPES = frozenset(
+    """
+    9p afs beegfs ceph cifs cvmfs fhgfs fuse.ceph fuse.gcsfuse fuse.glusterfs fuse.goofys
+    fuse.juicefs fuse.rclone fuse.s3fs fuse.sshfs glusterfs gpfs lustre nfs nfs4 orangefs
+    panfs pvfs2 quobyte smb2 smb3 smbfs virtiofs vboxsf wekafs
+    """.split()
+)
+
+
+def find_network_filesystem(path: Path, mounts: str | None = None) -> str | None:
+    """Type of the network file system that a path lies on, or None for a local one.
+
+    QUARK_JOURNAL_ONLY=1 treats every path as one, QUARK_JOURNAL_ONLY=0 none.
+
+    Args:
+        path: The path; it need not exist.
+        mounts: Text in the form of /proc/mounts, read from there by default.
+            Where there is none (macOS, Windows) every path counts as local.
+    """
+    forced = os.environ.get(JOURNAL_ONLY, "").strip()
+    if forced:
+        return None if forced == "0" else f"{JOURNAL_ONLY}={forced}"
+    if mounts is None:
+        try:
+            mounts = _MOUNTS.read_text("utf-8", "surrogateescape")
+        except OSError:
+            return None
+    place = path.resolve()
+    best, kind = -1, ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[1]))
+        depth = len(point.parts)
+        # The later of two mounts on one point covers the earlier.
+        if depth >= best and (place == point or point in place.parents):
+            best, kind = depth, fields[2]
+    return kind if kind in _NETWORK_TYPES else None
+
+
+class KeepsPayloads:
+    """Implements `SupportsArtifacts` over the directories of runs."""
+
+    _layout: StoreLayout
+
+    def put_payload(self, payload: Payload) -> None:
+        """See `SupportsArtifacts`."""
+        folder = PayloadFolder(self._layout.run_path(payload.run_id))
+        if folder.find(payload.sha256) is not None:
+            return
+        try:
+            with payload.path.open("rb") as source:
+                put = folder.put_file(source, payload.size_bytes)
+        except OSError as error:
+            raise BackendUnavailable(f"{payload.path}: {error}", backend="embedded") from error
+        if put.failure is not None:
+            raise BackendUnavailable(f"{folder.root}: {put.failure}", backend="embedded")
+        if put.sha256 != payload.sha256:
+            raise BackendRejected(
+                f"{payload.path} no longer is what was stored: its SHA-256 has changed",
+                backend="embedded",
+            )
+
+    def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
+        """See `SupportsArtifacts`."""
+        return PayloadFolder(self._layout.run_path(run_id)).open(sha256)
+
+    def payload_directory(self, run_id: str) -> Path | None:
+        """See `SupportsArtifacts`."""
+        return self._layout.run_path(run_id)

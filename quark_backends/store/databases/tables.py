@@ -1,23 +1,8 @@
-"""Tables of the store, declared once for SQLite and PostgreSQL.
-
-A writer is one process's stream into a run; `head` is the number of its
-newest acknowledged batch and moves in the transaction that stores the batch.
-A batch is kept as it came (`batch`, the inbox) until compaction turns it into
-chunks: for metrics one series of one writer (`name_pk` says which), for every
-other kind rows in their order. What compaction needs to give batches back to a
-mirror that is behind stays in `frame`.
-
-`run_metric`, `run_tag`, `run_config`, `run_field`, `run_group_member` and
-`run_fingerprint` sum up what search and lists ask for; they change in the
-transaction of the batch that changes them. A record hidden by
-`resume_run(from_step=...)` is in no summary.
-
-SQLite is used through its driver on the hot path, with `schema.sql`, which is
-made from this module and held equal to it by a test. PostgreSQL has a schema of
-these tables for each workspace; its keys are drawn at random, without sequences.
-"""
+"""Tables of the store, declared once for SQLite and PostgreSQL; run as a module to renew schema.sql."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from sqlalchemy import (
     BigInteger,
@@ -32,6 +17,26 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+# Tables of the store, declared once for SQLite and PostgreSQL.
+#
+# A writer is one process's stream into a run; `head` is the number of its
+# newest acknowledged batch and moves in the transaction that stores the batch.
+# A batch is kept as it came (`batch`, the inbox) until compaction turns it into
+# chunks: for metrics one series of one writer (`name_pk` says which), for every
+# other kind rows in their order. What compaction needs to give batches back to a
+# mirror that is behind stays in `frame`.
+#
+# `run_metric`, `run_tag`, `run_config`, `run_field`, `run_group_member` and
+# `run_fingerprint` sum up what search and lists ask for; they change in the
+# transaction of the batch that changes them. A record hidden by
+# `resume_run(from_step=...)` is in no summary.
+#
+# SQLite is used through its driver on the hot path, with `schema.sql`, which is
+# made from this module and held equal to it by a test. PostgreSQL has a schema of
+# these tables for each workspace; its keys are drawn at random, without sequences.
 
 METADATA = MetaData()
 
@@ -449,3 +454,37 @@ entry = Table(
     Column("appended", _Number),
     UniqueConstraint("log_pk", "request_id"),
 )
+
+
+_HEAD = (
+    "-- Made from tables.py by `python -m quark_backends.store.databases.tables`; do not edit.\n"
+)
+# Alembic keeps here which migrations a store has; a new store has all of them.
+_ALEMBIC = """CREATE TABLE alembic_version (
+    version_num VARCHAR(32) NOT NULL,
+    CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+INSERT INTO alembic_version (version_num) VALUES ('0006');
+"""
+
+
+def render_schema() -> str:
+    """The statements that make all tables in SQLite."""
+    statements = []
+    dialect = sqlite.dialect()
+    for table in METADATA.sorted_tables:
+        statements.append(CreateTable(table).compile(dialect=dialect))
+        statements += [
+            CreateIndex(index).compile(dialect=dialect)
+            for index in sorted(table.indexes, key=lambda index: str(index.name))
+        ]
+    lines = [
+        line.rstrip().replace("\t", "    ")
+        for statement in statements
+        for line in f"{str(statement).strip()};".splitlines()
+    ]
+    return _HEAD + "\n".join(lines) + "\n" + _ALEMBIC
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("schema.sql").write_text(render_schema(), "utf-8")

@@ -1,42 +1,48 @@
-"""Reads runs and records back, as columns."""
+"""Reads runs and records back as columns, and generations of the outputs of analyzers."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quark_backends.store.databases.connection import StoreConnection, close_with
-from quark_backends.store.reading.belonging import load_group, load_groups, load_project
-from quark_backends.store.reading.run_rows import (
+from quark_backends.store.batch_bodies import make_rows
+from quark_backends.store.databases.connection import StoreConnection, close_with, writing
+from quark_backends.store.reading.table_rows import (
     ROW_SIZE,
     RUN_QUERY,
     RUN_TABLES,
+    load_group,
+    load_groups,
+    load_project,
     read_settings,
     read_stop,
     run_not_found,
     to_stored_run,
 )
-from quark_core.errors import RunNotFoundError, SessionStoreError
+from quark_core.errors import (
+    BackendUnavailable,
+    RunNotFoundError,
+    SchemaValidationError,
+    SessionStoreError,
+)
+from quark_core.records.codec import MALFORMED, decode_body, encode_columns
+from quark_core.records.schema import column_types
 
 if TYPE_CHECKING:
-    from quark_backends.store.reading.axis_blocks import BlockCache
-    from quark_backends.store.reading.metric_tails import MetricTails
-    from quark_backends.store.reading.stored_rows import StoredRows, WriterRow
-    from quark_core.backends.contract import Batch, StoredRun
-    from quark_core.backends.curves import (
-        Cursor,
-        CurveQuery,
-        CurveSet,
-        RunChanges,
-        RunHeads,
-    )
+    from quark_backends.store.reading.curves import MetricTails
+    from quark_backends.store.reading.stored_rows import BlockCache, StoredRows, WriterRow
+    from quark_core.backends.contract import Batch, Generation, StoredRun
+    from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
     from quark_core.backends.edits import StoredGroup, StoredProject
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import RunConfiguration, RunLabel
     from quark_core.backends.series import Series
+    from quark_core.records import StreamRecord
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
     from quark_core.records.runs import StopRequest
@@ -123,9 +129,8 @@ class StoreReader:
 
     def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
         """Several metrics within a window; see `SupportsChanges`."""
-        from quark_backends.store.reading.changes import read_heads
-        from quark_backends.store.reading.curve_sets import read_curves
-        from quark_backends.store.reading.metric_tails import MetricTails
+        from quark_backends.store.reading.curves import MetricTails, read_curves
+        from quark_backends.store.reading.incremental_reads import read_heads
         from quark_core.backends.curves import CurveSet
 
         with self._lock, self._moment() as connection:
@@ -144,7 +149,7 @@ class StoreReader:
 
     def read_heads(self, run_id: str) -> RunHeads:
         """How far a run has come; see `SupportsChanges`."""
-        from quark_backends.store.reading.changes import read_heads
+        from quark_backends.store.reading.incremental_reads import read_heads
 
         with self._lock, self._moment() as connection:
             return read_heads(self._stored_rows(connection), find_run(connection, run_id))
@@ -160,7 +165,7 @@ class StoreReader:
         max_rows: int,
     ) -> RunChanges:
         """What came since a cursor; see `SupportsChanges`."""
-        from quark_backends.store.reading.changes import read_changes
+        from quark_backends.store.reading.incremental_reads import read_changes
 
         with self._lock, self._moment() as connection:
             return read_changes(
@@ -176,7 +181,7 @@ class StoreReader:
 
     def read_grid(self, run_id: str, query: GridQuery) -> Grid:
         """A figure over rows and steps; see `SupportsGrid`."""
-        from quark_backends.store.reading.grids import load_grid
+        from quark_backends.store.reading.curves import load_grid
 
         with self._lock, self._moment() as connection:
             writers = find_writers(connection, run_id, query.rank)
@@ -190,7 +195,7 @@ class StoreReader:
                 yield found.take(slice(start, start + rows))
             return
 
-        from quark_backends.store.reading.row_parts import iterate_writer
+        from quark_backends.store.reading.incremental_reads import iterate_writer
         from quark_backends.store.reading.stored_rows import StoredRows
 
         # A connection of its own: the moment lasts as long as whoever iterates takes.
@@ -214,7 +219,7 @@ class StoreReader:
             run_id, writer_id, start, limit: As there.
             limit_bytes: Of so many bytes at most, or one that is larger; of any by default.
         """
-        from quark_backends.store.reading.replay import replay_batches
+        from quark_backends.store.reading.incremental_reads import replay_batches
 
         with self._lock, self._moment() as connection:
             for writer in find_writers(connection, run_id):
@@ -231,7 +236,6 @@ class StoreReader:
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
         """Outputs of analyzers; see `SupportsGenerations`."""
-        from quark_backends.store.reading.generations import read_outputs
 
         with self._lock, self._moment() as connection:
             return read_outputs(connection, run_id, kind, analyzer)
@@ -240,12 +244,11 @@ class StoreReader:
         self, run_id: str, kind: str, analyzer: str | None = None, *, limit: int | None = None
     ) -> Iterator[Columns]:
         """What `read_outputs` returns, of one analysis after the other; see `iterate_outputs`."""
-        from quark_backends.store.reading import generations
 
         connection = self._connect()
         try:
             connection.begin_read()
-            yield from generations.iterate_outputs(connection, run_id, kind, analyzer, limit)
+            yield from iterate_outputs(connection, run_id, kind, analyzer, limit)
         except connection.Error as error:
             raise SessionStoreError(f"the store cannot be read: {error}") from error
         finally:
@@ -324,31 +327,31 @@ class StoreReader:
 
     def list_sweeps(self, project: str | None) -> list[StoredSweep]:
         """See `SupportsCoordination`."""
-        from quark_backends.store.reading import sweeps
+        from quark_backends.store.reading import table_rows
 
         with self._lock, self._moment() as connection:
-            return sweeps.list_sweeps(connection, project)
+            return table_rows.list_sweeps(connection, project)
 
     def load_sweep(self, sweep_id: str) -> StoredSweep:
         """See `SupportsCoordination`."""
-        from quark_backends.store.reading import sweeps
+        from quark_backends.store.reading import table_rows
 
         with self._lock, self._moment() as connection:
-            return sweeps.load_sweep(connection, sweep_id)
+            return table_rows.load_sweep(connection, sweep_id)
 
     def list_trials(self, sweep_id: str, start: int, limit: int | None) -> list[StoredTrial]:
         """See `SupportsCoordination`."""
-        from quark_backends.store.reading import sweeps
+        from quark_backends.store.reading import table_rows
 
         with self._lock, self._moment() as connection:
-            return sweeps.list_trials(connection, sweep_id, start, limit)
+            return table_rows.list_trials(connection, sweep_id, start, limit)
 
     def read_entries(self, log: str, start: int, limit: int) -> list[str]:
         """See `SupportsCoordination`."""
-        from quark_backends.store.reading import sweeps
+        from quark_backends.store.reading import table_rows
 
         with self._lock, self._moment() as connection:
-            return sweeps.read_entries(connection, log, start, limit)
+            return table_rows.read_entries(connection, log, start, limit)
 
     def list_configurations(
         self, *, project: str | None = None, limit: int | None = None
@@ -403,7 +406,7 @@ class StoreReader:
         if self._find_blocks is not None:
             return self._find_blocks()
         if self._blocks is None:
-            from quark_backends.store.reading.axis_blocks import BlockCache
+            from quark_backends.store.reading.stored_rows import BlockCache
 
             self._blocks = BlockCache()
         return self._blocks
@@ -486,7 +489,7 @@ def find_writers(
     Raises:
         RunNotFoundError: There is no such run, or it is in the trash.
     """
-    from quark_backends.store.reading.attempt_reaches import load_attempt_writers
+    from quark_backends.store.reading.attempt_progress import load_attempt_writers
     from quark_backends.store.reading.stored_rows import WriterRow
 
     run_pk = find_run(connection, run_id)
@@ -502,3 +505,155 @@ def find_writers(
         for pk, writer_id, attempt, its_rank, hidden_step in rows
     ]
     return [writer for writer in writers if rank in (None, writer.rank)]
+
+
+_log = logging.getLogger("quark")
+
+Bodies = list[tuple[str, int, bytes]]
+"""Kind, number of records and encoded records of each output."""
+
+
+def write_generation(connection: StoreConnection, generation: Generation) -> int:
+    """Store a generation in one transaction; returns its number, 1 for the first.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SchemaValidationError: Records of another run, or under another kind's name.
+        BackendUnavailable: The store is busy, full or out of reach; nothing was stored.
+    """
+    try:
+        return store_generation(connection, generation)
+    except connection.Error as error:
+        raise BackendUnavailable(f"{connection.product}: {error}", backend="embedded") from error
+
+
+def store_generation(connection: StoreConnection, generation: Generation) -> int:
+    """As `write_generation`, with the errors of the database as they are.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SchemaValidationError: Records of another run, or under another kind's name.
+    """
+    bodies = encode_outputs(generation)
+    with writing(connection):
+        run_pk = find_run(connection, generation.run_id, for_update=True)
+        (newest,) = connection.execute(
+            "SELECT coalesce(max(number), 0) FROM generation WHERE run_pk = ? AND analyzer = ?",
+            (run_pk, generation.analyzer),
+        ).fetchone()
+        number = int(newest) + 1
+        add_generation(connection, run_pk, generation.analyzer, number, generation.replaces, bodies)
+    return number
+
+
+def encode_outputs(generation: Generation) -> Bodies:
+    """Check the outputs of a generation and encode them.
+
+    Raises:
+        SchemaValidationError: Records of another run, or under another kind's name.
+    """
+    for kind, records in generation.outputs.items():
+        for record in records:
+            if kind != record.KIND or record.run_id != generation.run_id:
+                raise SchemaValidationError(
+                    f"outputs[{kind!r}] must hold {kind} records of run {generation.run_id}, "
+                    f"got a {record.KIND} record of run {record.run_id}"
+                )
+    return [
+        (kind, len(records), _encode(kind, records))
+        for kind, records in generation.outputs.items()
+        if records
+    ]
+
+
+def add_generation(
+    connection: StoreConnection,
+    run_pk: int,
+    analyzer: str,
+    number: int,
+    replaces: bool,
+    bodies: Bodies,
+) -> None:
+    """Add a generation, inside the caller's transaction."""
+    generation_pk = connection.insert(
+        "INSERT INTO generation (pk, run_pk, analyzer, number, replaces, created_us)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (run_pk, analyzer, number, int(replaces), time.time_ns() // 1000),
+    )
+    connection.executemany(
+        "INSERT INTO output (pk, generation_pk, kind, count, body) VALUES (?, ?, ?, ?, ?)",
+        [(connection.new_key(), generation_pk, *body) for body in bodies],
+    )
+
+
+def read_outputs(
+    connection: StoreConnection, run_id: str, kind: str, analyzer: str | None
+) -> Columns:
+    """Outputs of one kind: of each analyzer all from its newest replacing generation on.
+
+    Their `writer_id` is the analyzer's name and the generation's number, with a dot between.
+
+    Raises:
+        RunNotFoundError: The store has no such run.
+        SessionStoreError: An output is damaged.
+    """
+    from quark_core.records.columns import Columns
+
+    return Columns.concatenate(kind, list(iterate_outputs(connection, run_id, kind, analyzer)))
+
+
+def iterate_outputs(
+    connection: StoreConnection,
+    run_id: str,
+    kind: str,
+    analyzer: str | None,
+    limit: int | None = None,
+) -> Iterator[Columns]:
+    """What `read_outputs` returns, of one analysis after the other.
+
+    Args:
+        connection: The store, inside a transaction that lasts as long.
+        run_id, kind, analyzer: As there.
+        limit: Leave out the first of them, whose records are not among the last so many.
+
+    Raises:
+        RunNotFoundError, SessionStoreError: As there.
+    """
+    run_pk = find_run(connection, run_id)
+    of_analyzer, arguments = ("", ()) if analyzer is None else (" AND analyzer = ?", (analyzer,))
+    rows = connection.execute(
+        "SELECT output.pk, analyzer, number, output.count FROM output"
+        " JOIN generation AS g ON g.pk = generation_pk"
+        f" WHERE run_pk = ? AND kind = ?{of_analyzer}"
+        " AND number >= (SELECT coalesce(max(number), 0) FROM generation AS newest"
+        " WHERE newest.run_pk = g.run_pk AND newest.analyzer = g.analyzer AND replaces <> 0)"
+        " ORDER BY analyzer, number, output.pk",
+        (run_pk, kind, *arguments),
+    ).fetchall()
+    first, left = len(rows), limit
+    while first and (left is None or left > 0):
+        first -= 1
+        left = None if left is None else left - rows[first][3]
+    for pk, its_analyzer, number, _ in rows[first:]:
+        # Identity belongs to the generation, whoever made the records.
+        origin = {
+            "run_id": run_id,
+            "writer_id": f"{its_analyzer}.{number}",
+            "attempt": 0,
+            "rank": 0,
+        }
+        (body,) = connection.execute("SELECT body FROM output WHERE pk = ?", (pk,)).fetchone()
+        try:
+            part, left_out, reason = make_rows(decode_body(body), origin, {})
+        except (SchemaValidationError, *MALFORMED) as error:
+            raise SessionStoreError(f"output {pk} of run {run_id} is damaged: {error}") from error
+        if reason is not None:
+            _log.warning(
+                "output %d of run %s: %d records are left out: %s", pk, run_id, left_out, reason
+            )
+        yield part
+
+
+def _encode(kind: str, records: Sequence[StreamRecord]) -> bytes:
+    columns = {name: [getattr(record, name) for record in records] for name in column_types(kind)}
+    return encode_columns(kind, len(records), columns)

@@ -16,7 +16,7 @@ from quark_backends.store.reading.reader import StoreReader
 from quark_core.errors import SessionStoreError
 
 if TYPE_CHECKING:
-    from quark_backends.store.reading.axis_blocks import BlockCache
+    from quark_backends.store.reading.stored_rows import BlockCache
 
 _READERS = 4
 # What nothing can be written beside is perhaps read from a copy, which is not made anew more often.
@@ -141,7 +141,7 @@ class _SharedBlocks:
 
     def find(self) -> BlockCache:
         """The cache of the file that is there."""
-        from quark_backends.store.reading.axis_blocks import BlockCache
+        from quark_backends.store.reading.stored_rows import BlockCache
 
         with self._lock:
             if self._cache is None:

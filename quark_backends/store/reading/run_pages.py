@@ -23,7 +23,6 @@ from sqlalchemy import (
 )
 
 from quark_backends.store.databases.tables import METADATA
-from quark_backends.store.reading.run_rows import read_texts
 from quark_backends.store.reading.search import (
     StoredNames,
     cut_numbers,
@@ -31,6 +30,7 @@ from quark_backends.store.reading.search import (
     is_visible,
 )
 from quark_backends.store.reading.search_conditions import SearchConditions
+from quark_backends.store.reading.table_rows import read_texts
 from quark_core.backends.run_pages import (
     PageCursor,
     PageSearch,

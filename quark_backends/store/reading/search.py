@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quark_backends.store.databases.connection import close_with
-from quark_backends.store.reading.run_rows import (
+from quark_backends.store.reading.table_rows import (
     ROW_SIZE,
     RUN_COLUMNS,
     RUN_TABLES,

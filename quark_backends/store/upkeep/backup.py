@@ -9,24 +9,439 @@ that a record in it names. Its root is a storage root as any other.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
 from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
-from quark_backends.store.databases.layout import DATABASE, STORE_FOLDER, StoreLayout, name_folder
-from quark_backends.store.databases.snapshot import open_still
-from quark_backends.store.databases.sqlite import find_store, open_database, read_version
-from quark_backends.store.upkeep.backup_folder import BackupFolder, BackupManifest
+from quark_backends.store.databases.layout import (
+    DATABASE,
+    LOG_SUFFIX,
+    STORE_FOLDER,
+    StoreLayout,
+    name_folder,
+)
+from quark_backends.store.databases.sqlite import (
+    copy_database,
+    find_store,
+    open_database,
+    open_still,
+    read_version,
+)
 from quark_core.delivery.journal_folder import JournalFolder, find_folders
 from quark_core.errors import SessionStoreError, StoreNotFoundError
-from quark_core.records import ArtifactRecord
+from quark_core.records import ArtifactRecord, format_time
+from quark_core.records.base import now_us
 from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT, object_path
 from quark_core.records.query import Query
+from quark_core.version import __version__
+
+# A folder of copies that is whole or is not there.
+#
+# It is made beside its place, brought to the disk, read again, and only then
+# given its manifest and its name: whatever ends that before leaves nothing that
+# looks like a backup. The manifest names every file with its size and its
+# SHA-256, and has a hash of its own.
+
+MANIFEST = "backup.json"
+"""Lies at the top of a backup, and makes it one."""
+
+_FORMAT = "quark backup"
+_VERSION = 1
+_PIECE_BYTES = 2**20
+_SHOWN = 3
+# What a reader makes beside a database; the log is looked at by its size.
+_SHARED_MEMORY_SUFFIX = "-shm"
+_BINARY = getattr(os, "O_BINARY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | _BINARY
+# Opening a pipe would wait for whoever writes it.
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+
+
+class BackupFile(msgspec.Struct, frozen=True):
+    """A file of a backup: how long it is, and its SHA-256 in hexadecimal."""
+
+    size_bytes: int
+    sha256: str
+
+
+class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup is.
+
+    Attributes:
+        kind: What it is of: "store", or "service on SQLite", "service on PostgreSQL".
+        made_at: When it was begun: what was stored by then is in it.
+        quark_version: What made it.
+        counts: How many there are of what, for people.
+        files: Path, with `/` between its parts -> the file.
+        links: Path -> where it leads, relative to it and within the backup.
+        lacking: What the store itself lacked or had damaged, a line for each.
+    """
+
+    kind: str
+    made_at: str
+    quark_version: str
+    counts: dict[str, int]
+    files: dict[str, BackupFile]
+    links: dict[str, str]
+    lacking: list[str]
+    format: str = _FORMAT
+    version: int = _VERSION
+
+
+class _Sealed(msgspec.Struct):
+    """The manifest as it lies on the disk, with the SHA-256 of its bytes."""
+
+    sha256: str
+    manifest: msgspec.Raw
+
+
+class BackupFolder:
+    """A backup that is being made; as a context manager it goes away unless it was finished.
+
+    Args:
+        target: The folder that it becomes; there must be nothing yet.
+
+    Attributes:
+        files, links: What is in it so far; see `BackupManifest`.
+        lacking: Likewise.
+
+    Raises:
+        SessionStoreError: There is something, or the place cannot be written.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self._target = target = Path(os.path.abspath(target))
+        self.files: dict[str, BackupFile] = {}
+        self.links: dict[str, str] = {}
+        self.lacking: list[str] = []
+        self._made_at = format_time(now_us())
+        if os.path.lexists(target):
+            raise SessionStoreError(f"{target} is there already; name a new folder")
+        self._path = target.with_name(f".{target.name}.part-{os.urandom(4).hex()}")
+        try:
+            # Of whoever makes it alone: keys of a service and their hashes may be in it.
+            self._path.mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove it, unless it was finished."""
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def check(self) -> None:
+        """Bring it to the disk, and read all of it again.
+
+        Raises:
+            SessionStoreError: It is not what was copied.
+        """
+        try:
+            for folder, _, _ in os.walk(self._path):
+                _sync(Path(folder))
+            wrong = _compare(self._path, self.files, self.links)
+        except OSError as error:
+            raise self._failed(error) from error
+        if wrong:
+            raise SessionStoreError(f"{self._target}: the copy is not what was read: {wrong}")
+
+    def locate(self, path: str) -> Path:
+        """Where a file of the backup lies while it is made."""
+        return self._path / path
+
+    def list(self, within: str) -> list[str]:
+        """Paths of the files in it that begin so."""
+        return [path for path in self.files if path.startswith(within)]
+
+    def copy_file(self, source: Path, path: str) -> BackupFile | None:
+        """Copy a file as it is now; None where it is gone or no regular file.
+
+        Raises:
+            SessionStoreError: It cannot be read, or its copy cannot be written.
+        """
+        try:
+            descriptor = os.open(source, os.O_RDONLY | _NO_WAIT | _NO_LINK)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SessionStoreError(f"{source} cannot be copied: {error}") from error
+        with open(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            return self._write(path, _read_pieces(file.fileno(), source), status)
+
+    def write_file(self, path: str, pieces: Iterator[bytes]) -> BackupFile:
+        """Make a file of what is given.
+
+        Raises:
+            SessionStoreError: It cannot be written.
+        """
+        return self._write(path, pieces, None)
+
+    def copy_link(self, source: Path, path: str) -> bool:
+        """Copy a link that leads to something beside it; False for any other."""
+        try:
+            leads_to = os.readlink(source)
+        except OSError:
+            return False
+        if not _leads_inside(path, leads_to):
+            return False
+        try:
+            self.locate(path).parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(leads_to, self.locate(path))
+        except OSError as error:
+            raise self._failed(error) from error
+        self.links[path] = leads_to
+        return True
+
+    def copy_mode(self, source: Path, path: str) -> None:
+        """Let who may read a folder, or a database, read its copy where that is restored."""
+        with suppress(OSError):
+            mode = stat.S_IMODE(source.stat().st_mode) | stat.S_IRWXU
+            copy = self.locate(path)
+            os.chmod(copy, mode if copy.is_dir() else mode & ~stat.S_IXUSR)
+
+    def copy_database(self, db_path: Path, path: str) -> None:
+        """Copy a SQLite database as of one moment, also while it is written, and check it.
+
+        Raises:
+            SessionStoreError: It cannot be read, or its copy cannot be written.
+        """
+        copy = self.locate(path)
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy_database(db_path, copy)
+            self.copy_mode(db_path, path)
+            _sync(copy)
+            with closing(open_database(copy, "mode=ro&immutable=1")) as connection:
+                found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            self.files[path] = _hash_file(copy)
+        except (OSError, sqlite3.Error) as error:
+            raise self._failed(error) from error
+        if found != "ok":
+            self.lacking.append(f"{db_path} is damaged: {found}")
+
+    def finish(self, kind: str, counts: dict[str, int]) -> BackupManifest:
+        """Bring it to the disk, read all of it again, and give it its name.
+
+        Raises:
+            SessionStoreError: It is not what was written, or there is no room.
+        """
+        manifest = BackupManifest(
+            kind=kind,
+            made_at=self._made_at,
+            quark_version=__version__,
+            counts=counts,
+            files=self.files,
+            links=self.links,
+            lacking=self.lacking,
+        )
+        self.check()
+        try:
+            body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+            sealed = _Sealed(hashlib.sha256(body).hexdigest(), msgspec.Raw(body))
+            scratch = self._path / f"{MANIFEST}.new"
+            scratch.write_bytes(msgspec.json.encode(sealed))
+            _sync(scratch)
+            os.rename(scratch, self._path / MANIFEST)
+            _sync(self._path)
+            if os.path.lexists(self._target):
+                raise SessionStoreError(f"{self._target} has been made meanwhile; name a new one")
+            os.rename(self._path, self._target)
+            _sync(self._target.parent)
+        except OSError as error:
+            raise self._failed(error) from error
+        return manifest
+
+    def _write(
+        self, path: str, pieces: Iterator[bytes], status: os.stat_result | None
+    ) -> BackupFile:
+        digest, size_bytes = hashlib.sha256(), 0
+        copy = self.locate(path)
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with copy.open("xb", buffering=0) as file:
+                for piece in pieces:
+                    view = memoryview(piece)
+                    while view:
+                        view = view[file.write(view) :]
+                    digest.update(piece)
+                    size_bytes += len(piece)
+                if status is not None:
+                    os.chmod(copy, stat.S_IMODE(status.st_mode) | stat.S_IRUSR)
+                    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._failed(error) from error
+        self.files[path] = BackupFile(size_bytes, digest.hexdigest())
+        return self.files[path]
+
+    def _failed(self, error: Exception) -> SessionStoreError:
+        reason = getattr(error, "strerror", None) or error
+        return SessionStoreError(f"{self._target} cannot be made: {reason}; nothing is left of it")
+
+
+def verify_backup(folder: Path) -> BackupManifest:
+    """Read all of a backup, and hold each file against the manifest.
+
+    What readers of its databases leave beside them does not count.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        SessionStoreError: It is no backup, of a newer version, or not what was made.
+    """
+    manifest = _read_manifest(folder)
+    try:
+        wrong = _compare(folder, manifest.files, manifest.links)
+    except OSError as error:
+        raise SessionStoreError(f"{folder} cannot be read: {error}") from error
+    if wrong:
+        raise SessionStoreError(
+            f"{folder} is not the backup that was made at {manifest.made_at}: {wrong}"
+        )
+    return manifest
+
+
+def _read_manifest(folder: Path) -> BackupManifest:
+    try:
+        sealed = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=_Sealed)
+        body = bytes(sealed.manifest)
+        head = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        version = msgspec.json.decode(head.get("version", b"0"))
+        if isinstance(version, int) and version > _VERSION:
+            raise SessionStoreError(
+                f"the backup {folder} has format version {version}, this Quark knows {_VERSION}: "
+                "upgrade quark-tracker"
+            )
+        if hashlib.sha256(body).hexdigest() != sealed.sha256:
+            raise SessionStoreError(f"the backup {folder} is damaged: its {MANIFEST} was altered")
+        manifest = msgspec.json.decode(body, type=BackupManifest)
+    except FileNotFoundError:
+        raise StoreNotFoundError(
+            f"{folder} is no backup: there is no {MANIFEST} in it, which is written last"
+        ) from None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise SessionStoreError(
+            f"the backup {folder} is damaged: its {MANIFEST} cannot be read: {error}"
+        ) from error
+    if manifest.format != _FORMAT:
+        raise SessionStoreError(f"{folder} is no backup: {MANIFEST} is of something else")
+    return manifest
+
+
+def _compare(folder: Path, files: Mapping[str, BackupFile], links: Mapping[str, str]) -> str:
+    """What is wrong with what is in a folder; empty where nothing is."""
+    wrong = []
+    found_files, found_links = _list_all(folder)
+    found_files.discard(MANIFEST)
+    for path in [*files, *links]:
+        kept = found_links if path in links else found_files
+        if path not in kept:
+            wrong.append(f"{path} is missing")
+    for path, file in files.items():
+        if path in found_files and _hash_file(folder / path) != file:
+            wrong.append(f"{path} has another content")
+    for path, leads_to in links.items():
+        if path in found_links and os.readlink(folder / path) != leads_to:
+            wrong.append(f"{path} leads elsewhere")
+        if not _leads_inside(path, leads_to):
+            wrong.append(f"{path} leads out of it")
+    for path in sorted((found_files | found_links) - {*files, *links}):
+        database = path.removesuffix(_SHARED_MEMORY_SUFFIX).removesuffix(LOG_SUFFIX)
+        if database != path and database in files:
+            if path.endswith(_SHARED_MEMORY_SUFFIX) or not (folder / path).stat().st_size:
+                continue
+            wrong.append(f"{database} has been written to")
+        else:
+            wrong.append(f"{path} has been added")
+    more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    return ", ".join(wrong[:_SHOWN]) + more
+
+
+def _list_all(folder: Path) -> tuple[set[str], set[str]]:
+    """All files and all links in a folder, with no link followed; other things count as links."""
+    files, links = set(), set()
+    waiting = [""]
+    while waiting:
+        within = waiting.pop()
+        with os.scandir(folder / within) as entries:
+            for entry in entries:
+                path = f"{within}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{path}/")
+                elif entry.is_file(follow_symlinks=False):
+                    files.add(path)
+                else:
+                    links.add(path)
+    return files, links
+
+
+def _leads_inside(path: str, leads_to: str) -> bool:
+    """Whether a link stays within the folder that its path is relative to."""
+    if os.path.isabs(leads_to):
+        return False
+    place = os.path.normpath(os.path.join(os.path.dirname(path), leads_to))
+    return place != ".." and not place.startswith("../") and not os.path.isabs(place)
+
+
+def _read_pieces(descriptor: int, source: Path) -> Iterator[bytes]:
+    while True:
+        try:
+            piece = os.read(descriptor, _PIECE_BYTES)
+        except OSError as error:
+            raise SessionStoreError(f"{source} cannot be copied: {error}") from error
+        if not piece:
+            return
+        yield piece
+
+
+def _hash_file(path: Path) -> BackupFile:
+    """How long a file is and its hash, from the disk where that can be had."""
+    with open(os.open(path, os.O_RDONLY | _NO_LINK), "rb", buffering=0) as file:
+        if sys.platform == "linux" and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):
+                # What the memory has of it is not what is to be checked.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return BackupFile(os.fstat(file.fileno()).st_size, digest)
+
+
+def _sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk; folders where that can be done."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        if path.is_dir():
+            return  # Windows opens no folder
+        raise
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 FindPlaces = Callable[[str, str], Iterable[str]]
 """Where in a backup the payload of a run and of a hash may lie."""
@@ -39,7 +454,6 @@ _SHA256_DIGITS = 64
 _ARTIFACTS_SINCE = 2
 # Where the folders of runs lie.
 _PLACES = ("runs", "trash")
-_SHOWN = 3
 
 
 def back_up_store(storage_dir: Path, target: Path, *, keep_going: bool = False) -> BackupManifest:

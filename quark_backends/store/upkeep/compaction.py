@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from quark_backends.store.databases.connection import StoreConnection
-from quark_backends.store.encoding.bodies import (
+from quark_backends.store.batch_bodies import (
     DamagedError,
     make_rows,
     number_texts,
@@ -21,16 +20,18 @@ from quark_backends.store.encoding.bodies import (
     weigh_body,
     weigh_rows,
 )
-from quark_backends.store.encoding.chunks import (
+from quark_backends.store.chunks import (
     BatchSpan,
+    MissingCodecError,
+    best_codec,
     decode_chunk,
     encode_chunk,
     encode_spans,
     join_chunks,
 )
-from quark_backends.store.encoding.column_codec import MissingCodecError, best_codec
-from quark_backends.store.encoding.rollups import encode_rollup
-from quark_backends.store.writing.names import NameTable
+from quark_backends.store.databases.connection import StoreConnection
+from quark_backends.store.rollups import encode_rollup
+from quark_backends.store.writing.metrics import NameTable
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, MetricRecord
 from quark_core.records.codec import MALFORMED, DecodedBody

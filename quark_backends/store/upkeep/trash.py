@@ -23,7 +23,7 @@ import msgspec
 from quark_backends.store.databases.connection import SqliteConnection, StoreConnection, writing
 from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.sqlite import connect
-from quark_backends.store.reading.run_rows import run_not_found
+from quark_backends.store.reading.table_rows import run_not_found
 from quark_backends.store.upkeep.usage import (
     is_written,
     list_paths,
@@ -105,7 +105,7 @@ class StoreTrash(ABC):
         self, older_than_s: float, run_ids: Sequence[str] | None = None
     ) -> Collection:
         """What `collect_trash` would do."""
-        from quark_backends.store.upkeep.collection import TrashCollector
+        from quark_backends.store.upkeep.garbage_collection import TrashCollector
 
         with self._open("read") as connection:
             return TrashCollector(connection, self._layout).plan(older_than_s, run_ids)
@@ -118,7 +118,7 @@ class StoreTrash(ABC):
         Returns:
             What was done, and whether all of it is: if not, the next call goes on.
         """
-        from quark_backends.store.upkeep.collection import TrashCollector
+        from quark_backends.store.upkeep.garbage_collection import TrashCollector
 
         deadline_s = time.monotonic() + limit_s
         with self._open("changed") as connection:
@@ -212,7 +212,7 @@ class RunTrash(StoreTrash):
         on_progress: CollectionProgress | None = None,
     ) -> Collection:
         """See `SupportsRemoval`."""
-        from quark_backends.store.upkeep.collection import TrashCollector
+        from quark_backends.store.upkeep.garbage_collection import TrashCollector
 
         if dry_run:
             return self.plan_collection(older_than_s, run_ids)

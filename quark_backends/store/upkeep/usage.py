@@ -13,7 +13,7 @@ import msgspec
 
 from quark_backends.store.databases.connection import SqliteConnection, StoreConnection
 from quark_backends.store.databases.layout import StoreLayout, name_folder
-from quark_backends.store.reading.run_rows import run_not_found
+from quark_backends.store.reading.table_rows import run_not_found
 from quark_core.backends.edits import RunUsage, StoreUsage
 from quark_core.config import settings
 from quark_core.delivery.journal_folder import (

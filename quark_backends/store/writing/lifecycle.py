@@ -11,15 +11,16 @@ from typing import Any
 import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
-from quark_backends.store.reading.run_rows import (
+from quark_backends.store.reading.table_rows import (
     RUN_QUERY,
     read_mapping,
     read_texts,
     to_stored_run,
 )
-from quark_backends.store.writing.fork_figures import begin_fork, shorten_fork
-from quark_backends.store.writing.names import NameTable
+from quark_backends.store.writing.metrics import NameTable
 from quark_backends.store.writing.summaries import (
+    begin_fork,
+    shorten_fork,
     write_config,
     write_fields,
     write_groups,
@@ -454,8 +455,11 @@ def _hide_rows(
     connection: StoreConnection, run_pk: int, attempt: int, from_step: int, names: NameTable
 ) -> None:
     """Hide what earlier attempts have at a step or beyond it."""
-    from quark_backends.store.writing.fingerprints import rebuild_fingerprints
-    from quark_backends.store.writing.summaries import find_first_hidden, rebuild_metrics
+    from quark_backends.store.writing.summaries import (
+        find_first_hidden,
+        rebuild_fingerprints,
+        rebuild_metrics,
+    )
 
     writers = connection.execute(
         "SELECT pk FROM writer WHERE run_pk = ? AND attempt < ? AND coalesce(hidden_step, ?) >= ?",

@@ -104,7 +104,7 @@ class KeepsSweeps(ABC):
         self, log: str, entries: Sequence[str], *, request_id: str
     ) -> AppendedEntries:
         """See `SupportsCoordination`."""
-        from quark_backends.store.writing.entries import append_entries
+        from quark_backends.store.writing.trials import append_entries
         from quark_core.backends.coordination import check_entries, check_key
 
         checked = check_entries(entries)
@@ -131,7 +131,7 @@ class KeepsSweeps(ABC):
         self, project: str, path: str, field: str, expect: Any, value: Any, *, by: str
     ) -> bool:
         """See `SupportsCoordination`."""
-        from quark_backends.store.writing.belonging import store_belonging_field
+        from quark_backends.store.writing.edits import store_belonging_field
         from quark_core.backends.coordination import check_exchange
 
         exchange = check_exchange(field, expect, value)

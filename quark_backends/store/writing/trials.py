@@ -1,8 +1,4 @@
-"""Gives trials to workers, and keeps what became of them.
-
-Each public function is one transaction, or, where it says so, a part of one. A token counts the
-claims of a trial: whatever comes with an older one changes nothing.
-"""
+"""Assigns trials to workers, stores their results, and appends to logs that workers share."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection, writing
-from quark_backends.store.reading.sweeps import (
+from quark_backends.store.reading.table_rows import (
     TRIAL_COLUMNS,
     load_sweep,
     load_trial,
@@ -21,6 +17,7 @@ from quark_backends.store.reading.sweeps import (
 )
 from quark_core.backends.coordination import (
     MOST_LOSSES,
+    AppendedEntries,
     NewTrial,
     TrialWish,
     clean_result,
@@ -43,6 +40,47 @@ from quark_core.records.sweeps import (
     read_trial_result,
 )
 from quark_core.system.process import ProcessIdentity, find_lost_reason, is_alive
+
+
+def append_entries(
+    connection: StoreConnection, log: str, entries: Sequence[str], request_id: str
+) -> AppendedEntries:
+    """See `SupportsCoordination.append_entries`; of entries that were checked.
+
+    Who appends to the same log at the same moment waits for the row that counts them: so the
+    numbers are in the order in which what was written becomes visible.
+    """
+    with writing(connection):
+        connection.execute(
+            "INSERT INTO log (pk, name, count) VALUES (?, ?, 0) ON CONFLICT (name) DO NOTHING",
+            (connection.new_key(), log),
+        )
+        log_pk, count = connection.execute(
+            f"SELECT pk, count FROM log WHERE name = ?{connection.for_update}", (log,)
+        ).fetchone()
+        known = connection.execute(
+            "SELECT number, appended FROM entry WHERE log_pk = ? AND request_id = ?",
+            (log_pk, request_id),
+        ).fetchone()
+        if known is not None:
+            return AppendedEntries(first=known[0], count=known[1])
+        connection.executemany(
+            "INSERT INTO entry (log_pk, number, text, request_id, appended) VALUES (?, ?, ?, ?, ?)",
+            [
+                (log_pk, number, text, *((request_id, len(entries)) if first else (None, None)))
+                for number, text, first in (
+                    (count + place, text, place == 0) for place, text in enumerate(entries)
+                )
+            ],
+        )
+        connection.execute("UPDATE log SET count = ? WHERE pk = ?", (count + len(entries), log_pk))
+    return AppendedEntries(first=count, count=len(entries))
+
+
+# Gives trials to workers, and keeps what became of them.
+#
+# Each public function is one transaction, or, where it says so, a part of one. A token counts the
+# claims of a trial: whatever comes with an older one changes nothing.
 
 _OPEN = ("waiting", "suspended")
 # What a run that has ended says of its trial, where it says nothing else.

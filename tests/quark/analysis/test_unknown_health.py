@@ -7,10 +7,10 @@ import pytest
 
 import quark
 from quark.analysis.comparison.engine import compare_health_scores
-from quark_backends.mirroring.curves import Curves
-from quark_backends.mlflow.findings import list_finding_tags
+from quark_backends.mirror_records import Curves
+from quark_backends.mlflow.lifecycle import list_finding_tags
 from quark_backends.mlflow.points import list_values
-from quark_backends.store.reading.generations import encode_outputs
+from quark_backends.store.reading.reader import encode_outputs
 from quark_core.backends.contract import Generation
 from quark_core.records import HealthScoreRecord
 from quark_core.records.codec import decode_body, encode_columns

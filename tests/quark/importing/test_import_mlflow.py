@@ -93,7 +93,7 @@ def test_a_server_that_is_not_there_is_one_clear_line(tmp_path, store):
 
 
 def test_a_server_that_dies_in_the_middle_leaves_nothing_twice(uri, take, read_points, monkeypatch):
-    from quark_backends.mlflow.server import Server
+    from quark_backends.mlflow.client import Server
     from quark_core.errors import BackendUnavailable
 
     with mlflow.start_run() as one:

@@ -106,7 +106,7 @@ def test_another_import_between_two_portions_is_seen_even_where_its_batch_was_co
                 done.append(True)
                 with open_intake(store, "test", ImportOptions()) as second:
                     assert second.take(CountedRun(60, 7)).points == 30
-                from quark_backends.embedded.compaction_helper import compact_root
+                from quark_backends.embedded.compaction_process import compact_root
 
                 compact_root(store)
 

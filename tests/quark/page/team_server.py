@@ -9,7 +9,7 @@ from service_fixtures import ingest, serving
 
 from quark.cli.team_page import make_team_page
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.workspaces.deployment import Deployment
+from quark_backends.service.server.deployment import Deployment
 from quark_core.records.base import now_us
 from quark_core.testing.fakes import BatchMaker
 

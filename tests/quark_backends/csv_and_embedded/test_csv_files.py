@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_backends.csv import backend as backend_module
-from quark_backends.csv import wide
+from quark_backends.csv import wide_table
 from quark_backends.csv.backend import EVENT_HEADER, METRIC_HEADER, CsvBackend
 from quark_backends.csv.files import encode_rows
 from quark_core.backends.contract import BackendConfig
@@ -295,8 +295,8 @@ def test_while_training_goes_on_another_process_derives_a_long_table(
 def test_a_process_whose_parent_is_gone_derives_nothing(config, maker, folder):
     backend = CsvBackend(config)
     backend.write(maker.metrics(("a", 0, 1.0)))
-    assert wide.main([str(os.getpid()), str(folder)]) == 1
+    assert wide_table.main([str(os.getpid()), str(folder)]) == 1
     assert not (folder / "metrics.csv").exists()
-    assert wide.main([str(os.getppid()), str(folder)]) == 0
+    assert wide_table.main([str(os.getppid()), str(folder)]) == 0
     assert read_table(folder / "metrics.csv")[1] == [{"step": "0", "epoch": "", "a": "1.0"}]
     backend.close()

@@ -18,8 +18,7 @@ from tiers import count_examples
 
 import quark
 from quark_backends.csv.backend import CsvBackend
-from quark_backends.csv.files import AppendOnlyTable, encode_rows
-from quark_backends.csv.rows import find_form
+from quark_backends.csv.files import AppendOnlyTable, encode_rows, find_form
 from quark_backends.embedded.plugin import quark_register_backends
 from quark_core.backends.contract import BackendConfig
 from quark_core.errors import BackendRejected

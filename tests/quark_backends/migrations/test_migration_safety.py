@@ -12,10 +12,10 @@ import threading
 import pytest
 
 import quark
+from quark_backends.store.databases import migration
 from quark_backends.store.databases import sqlite as database
 from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.sqlite import connect
-from quark_backends.store.upkeep import migration
 from quark_backends.store.writing import summaries
 from quark_core.errors import SchemaMigrationError, SessionStoreError
 from quark_core.runs.backend_choice import open_reader

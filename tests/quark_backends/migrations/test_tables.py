@@ -12,13 +12,12 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
 import quark
-from quark_backends.store.databases import revisions
-from quark_backends.store.databases.schema import render_schema
+from quark_backends.store.databases import migration
 from quark_backends.store.databases.sqlite import SCHEMA_VERSION, ensure_store, load_schema
-from quark_backends.store.databases.tables import METADATA
+from quark_backends.store.databases.tables import METADATA, render_schema
 from quark_core.errors import SchemaMigrationError
 
-MIGRATIONS = str(Path(revisions.__file__).with_name("migrations"))
+MIGRATIONS = str(Path(migration.__file__).with_name("migrations"))
 
 
 def describe_tables(path):

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from quark_backends.mlflow.points import key_and_text, list_values, make_metric
-from quark_backends.tensorboard.events import EventMaker
-from quark_backends.wandb.rows import RowMaker
-from quark_backends.wandb.state import WandbState
+from quark_backends.tensorboard.backend import EventMaker
+from quark_backends.wandb.history import RowMaker
+from quark_backends.wandb.local_files import WandbState
 from quark_core.artifacts.payload_folder import PayloadFolder
 from quark_core.records import (
     LayerSummaryRecord,

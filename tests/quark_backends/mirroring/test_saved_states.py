@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from quark_backends.csv.backend import CsvBackend
-from quark_backends.mirroring.saved_state import load_state, save_state
-from quark_backends.mlflow.names import NameMap
-from quark_backends.mlflow.state import MlflowFolder
+from quark_backends.mirror_state import load_state, save_state
+from quark_backends.mlflow.points import NameMap
+from quark_backends.mlflow.run import MlflowFolder
+from quark_backends.wandb.backend import OpenRun, WandbOptions
+from quark_backends.wandb.local_files import STATE_NAME, WandbState
 from quark_backends.wandb.mirror import WandbMirror
-from quark_backends.wandb.options import WandbOptions
-from quark_backends.wandb.process import OpenRun
-from quark_backends.wandb.state import STATE_NAME, WandbState
 from quark_core.backends.contract import BackendConfig
 from quark_core.errors import BackendRejected
 from quark_core.testing.fakes import BatchMaker

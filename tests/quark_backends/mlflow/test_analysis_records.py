@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from quark_backends.mlflow.analysis_records import needs_file, reduce_batch
+from quark_backends.mlflow.reader import needs_file, reduce_batch
 from quark_core.records import LifecycleRecord, MetricRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.testing.fakes import BatchMaker

@@ -11,7 +11,7 @@ import time
 import msgspec
 import pytest
 
-from quark_backends.mlflow import library as library_module
+from quark_backends.mlflow import client as library_module
 from quark_backends.mlflow.run import MirroredRun
 from quark_core.backends.contract import BackendConfig
 from quark_core.errors import BackendRejected, BackendUnavailable

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quark_backends.mlflow.segments import SegmentFiles, read_segment
+from quark_backends.mlflow.outbox import SegmentFiles, read_segment
 from quark_core.testing.fakes import BatchMaker
 
 COUNT = 6

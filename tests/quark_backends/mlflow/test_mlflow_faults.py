@@ -11,7 +11,7 @@ import time
 import pytest
 
 import quark
-from quark_backends.mlflow import server as mlflow_server
+from quark_backends.mlflow import client as mlflow_server
 from quark_core.errors import BackendRejected, BackendUnavailable
 from quark_core.runs import recovery
 from quark_core.testing.fakes import BatchMaker
@@ -210,7 +210,7 @@ def read_environment():
 
 BOUNDED = """
 import os
-from quark_backends.mlflow.server import bounded
+from quark_backends.mlflow.client import bounded
 
 name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 os.environ.pop(name, None)

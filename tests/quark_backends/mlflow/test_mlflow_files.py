@@ -11,9 +11,9 @@ import logging
 import pytest
 from kinds import PAYLOAD, KindMaker, put, read_table
 
-from quark_backends.mlflow import files as files_module
-from quark_backends.mlflow import segments as segments_module
-from quark_backends.mlflow.errors import Refused
+from quark_backends.mlflow import artifacts as files_module
+from quark_backends.mlflow import outbox as segments_module
+from quark_backends.mlflow.client import Refused
 from quark_core.errors import ArtifactNotFoundError
 from quark_core.records.query import Query
 from quark_core.testing.fakes import FIRST_TIME_US

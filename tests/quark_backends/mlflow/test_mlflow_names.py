@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quark_backends.mlflow.lifecycle import fit, flatten, is_same
-from quark_backends.mlflow.names import NameMap, encode_name
-from quark_backends.mlflow.points import chunk
+from quark_backends.mlflow.points import NameMap, chunk, encode_name
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_backends.mlflow.points import make_points, note_infinities
-from quark_backends.mlflow.state import MlflowWriter
+from quark_backends.mlflow.run import MlflowWriter
 from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 NAMES = {"m": "m", "n": "n"}

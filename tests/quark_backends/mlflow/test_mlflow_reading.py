@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import quark
 from quark.cli.main import cli
-from quark_backends.mlflow.plain_runs import parse_param
+from quark_backends.mlflow.reader import parse_param
 from quark_core.errors import (
     InvalidRunStateError,
     RunNotFoundError,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import quark
-from quark_backends.mlflow.server import _find_pages
+from quark_backends.mlflow.client import _find_pages
 from quark_core.backends.registry import default_registry
 
 

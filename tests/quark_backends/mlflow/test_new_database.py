@@ -10,9 +10,9 @@ from contextlib import closing
 
 import pytest
 
-from quark_backends.mlflow.new_database import make_database
+from quark_backends.mlflow.client import make_database
 
-OPEN = "import sys; from quark_backends.mlflow.library import open_server; open_server(sys.argv[1])"
+OPEN = "import sys; from quark_backends.mlflow.client import open_server; open_server(sys.argv[1])"
 
 
 def make_table(uri):

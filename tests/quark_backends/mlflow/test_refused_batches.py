@@ -3,7 +3,7 @@
 import pytest
 
 import quark
-from quark_backends.mlflow.server import Server
+from quark_backends.mlflow.client import Server
 from quark_core.delivery.sending import Quarantine
 from quark_core.runs import recovery
 
@@ -38,7 +38,7 @@ class Refusing:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("level", ["minimal", "full"])
 def test_it_is_kept_until_quark_sync_brings_it(tmp_path, monkeypatch, mlflow, level):
-    from quark_backends.mlflow.errors import Refused
+    from quark_backends.mlflow.client import Refused
 
     pytest.importorskip("sqlalchemy")
     path = tmp_path / "m.db"

@@ -7,8 +7,8 @@ import pytest
 from postgres_server import open_database
 from shared_runs import StoredRun, open_over_postgres
 
-from quark_backends.service.server.workspaces.control_database import parse_store_url
-from quark_backends.store.databases.postgres_pool import PostgresPool
+from quark_backends.service.server.deployment import parse_store_url
+from quark_backends.store.databases.postgres import PostgresPool
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.query import Query
 from quark_core.runs.run_search import build_search

@@ -6,7 +6,7 @@ import pytest
 from postgres_server import open_database
 from shared_runs import StoredRun, open_over_postgres
 
-from quark_backends.store.databases.postgres_pool import PostgresPool
+from quark_backends.store.databases.postgres import PostgresPool
 from quark_core.errors import BackendUnavailable
 from quark_core.records.query import Query
 

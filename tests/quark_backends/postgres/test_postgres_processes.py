@@ -11,8 +11,7 @@ from postgres_server import open_database
 from shared_runs import StoredRun, open_over_postgres
 from stores import Writer
 
-from quark_backends.store.databases.postgres import PostgresDatabase
-from quark_backends.store.databases.postgres_pool import PostgresPool
+from quark_backends.store.databases.postgres import PostgresDatabase, PostgresPool
 from quark_backends.store.run_store import RunStore
 from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
 from quark_core.records.query import Query

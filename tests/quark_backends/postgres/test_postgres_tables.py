@@ -11,9 +11,8 @@ from postgres_server import open_database
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.pool import NullPool
 
-from quark_backends.store.databases.postgres import PostgresDatabase
-from quark_backends.store.databases.postgres_pool import PostgresPool
-from quark_backends.store.databases.revisions import alembic_lock, upgrade_tables
+from quark_backends.store.databases.migration import alembic_lock, upgrade_tables
+from quark_backends.store.databases.postgres import PostgresDatabase, PostgresPool
 from quark_backends.store.databases.sqlite import SCHEMA_VERSION
 from quark_backends.store.databases.tables import METADATA
 from quark_core.errors import BackendUnavailable, SchemaMigrationError, SessionStoreError

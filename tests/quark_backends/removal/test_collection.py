@@ -16,7 +16,7 @@ import pytest
 import quark
 from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.sqlite import connect
-from quark_backends.store.upkeep.collection import TrashCollector
+from quark_backends.store.upkeep.garbage_collection import TrashCollector
 from quark_backends.store.upkeep.trash import RunTrash
 from quark_core.backends.contract import Batch
 from quark_core.errors import RunNotFoundError, SessionStoreError
@@ -619,7 +619,7 @@ def test_many_small_runs_go_with_few_pauses(tmp_path, start, store, monkeypatch)
         real_sleep(seconds)
 
     real_sleep = time.sleep
-    monkeypatch.setattr("quark_backends.store.upkeep.free_space.time.sleep", pause)
+    monkeypatch.setattr("quark_backends.store.upkeep.garbage_collection.time.sleep", pause)
     removed = store.trash.collect_trash().runs
     monkeypatch.undo()
     assert {usage.run_id for usage in removed} == set(ids)

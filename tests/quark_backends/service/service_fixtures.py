@@ -31,9 +31,9 @@ from wide_bounds import STARTS, widened
 
 from quark_backends.service.protocol import MSGPACK, IngestRequest, WireBatch
 from quark_backends.service.server.config import Limits, ServiceConfig
+from quark_backends.service.server.deployment import Deployment
+from quark_backends.service.server.keys import make_key
 from quark_backends.service.server.process import bind_socket, make_server
-from quark_backends.service.server.workspaces.deployment import Deployment
-from quark_backends.service.server.workspaces.keys import make_key
 
 START_S = 60.0
 
@@ -243,7 +243,7 @@ def error_of(response):
 def make_databases(store_url):
     """The databases of a service, as its first start makes them."""
     from quark_backends.service.server.config import ServiceConfig
-    from quark_backends.service.server.workspaces.deployment import Deployment
+    from quark_backends.service.server.deployment import Deployment
 
     deployment = Deployment(ServiceConfig(store_url=store_url))
     deployment.upgrade()

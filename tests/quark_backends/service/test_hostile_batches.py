@@ -24,8 +24,8 @@ from tiers import count_examples
 import quark
 from quark.cli.main import cli
 from quark_backends.service.protocol import JSON, MSGPACK, ROWS, IngestRequest, WireBatch
-from quark_backends.service.server.http.replies import REPLY_BYTES
-from quark_backends.service.server.ingest import batch_checks
+from quark_backends.service.server import ingest_validation
+from quark_backends.service.server.responses import REPLY_BYTES
 from quark_core.records import RECORD_TYPES
 from quark_core.records.codec import compress_frame, decode_body
 from quark_core.records.json_object import encode_json
@@ -224,11 +224,11 @@ def older(tmp_path_factory, store_url):
     folder = tmp_path_factory.mktemp("older")
     with serving(folder, store_url=store_url, limits=LIMITS) as running:
         with pytest.MonkeyPatch.context() as patch, running.client() as client:
-            patch.setattr(batch_checks, "check_body", lambda _body: None)
+            patch.setattr(ingest_validation, "check_body", lambda _body: None)
             patch.setattr(
-                batch_checks, "open_body_of", lambda body, _kind, _count: decode_body(body)
+                ingest_validation, "open_body_of", lambda body, _kind, _count: decode_body(body)
             )
-            patch.setattr(batch_checks, "check_lifecycle", lambda _batch, _field: None)
+            patch.setattr(ingest_validation, "check_lifecycle", lambda _batch, _field: None)
             assert ingest(client, BatchMaker("good").start()).status_code == 200
             running.runs = []
             for path in MALFORMED:

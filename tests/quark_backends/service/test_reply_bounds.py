@@ -8,7 +8,7 @@ import pytest
 from service_fixtures import ingest, serving_process
 
 from quark_backends.service.protocol import JSON, MSGPACK, ROWS
-from quark_backends.service.server.http.replies import REPLY_BYTES
+from quark_backends.service.server.responses import REPLY_BYTES
 from quark_core.records.json_object import JsonObject
 from quark_core.testing.fakes import BatchMaker
 

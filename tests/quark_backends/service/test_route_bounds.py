@@ -13,8 +13,8 @@ from test_reply_bounds import EMPTY, find_peak_bytes
 
 from quark_backends.service.client.backend import ServiceBackend
 from quark_backends.service.protocol import JSON, MSGPACK, ROWS, GenerationRequest, OutputBody
-from quark_backends.service.rows import decode_frame
-from quark_backends.service.server.http.replies import REPLY_BYTES
+from quark_backends.service.row_frames import decode_frame
+from quark_backends.service.server.responses import REPLY_BYTES
 from quark_backends.service.server.routes import ROUTES
 from quark_core.backends.contract import BackendConfig
 from quark_core.backends.curves import CurveQuery

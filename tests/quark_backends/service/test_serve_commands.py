@@ -15,7 +15,7 @@ from service_fixtures import ingest, make_databases, serving_process
 
 from quark.cli.main import cli
 from quark_backends.service.server.config import Limits, load_config
-from quark_backends.service.server.workspaces.control_database import CONTROL_VERSION
+from quark_backends.service.server.deployment import CONTROL_VERSION
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.testing.fakes import BatchMaker
 
@@ -109,7 +109,7 @@ def list_keys(store):
 
 
 def make_key_with_id(store, key_id):
-    from quark_backends.service.server.workspaces.control_database import ControlDatabase, StoredKey
+    from quark_backends.service.server.deployment import ControlDatabase, StoredKey
 
     control = ControlDatabase(store)
     control.add_key(
@@ -243,7 +243,7 @@ def test_what_a_server_keeps_is_its_users_alone(tmp_path, open_umask):
 @pytest.mark.skipif(os.name != "posix", reason="needs permissions")
 def test_a_store_that_was_open_to_others_is_so_no_more(tmp_path, open_umask):
     from quark_backends.service.server.config import ServiceConfig
-    from quark_backends.service.server.workspaces.deployment import Deployment
+    from quark_backends.service.server.deployment import Deployment
 
     folder = tmp_path / "shared"
     folder.mkdir()

@@ -15,10 +15,10 @@ from service_fixtures import make_databases, serving_process
 from sqlalchemy import create_engine
 
 import quark
-from quark_backends.service.server.workspaces import service_backup
-from quark_backends.service.server.workspaces.control_database import ControlDatabase
-from quark_backends.store.databases.revisions import alembic_lock, upgrade_tables
-from quark_backends.store.upkeep import backup_folder
+from quark_backends.service.server import service_backup
+from quark_backends.service.server.deployment import ControlDatabase
+from quark_backends.store.databases.migration import alembic_lock, upgrade_tables
+from quark_backends.store.upkeep import backup
 from quark_core.errors import SchemaValidationError, SessionStoreError
 
 
@@ -270,7 +270,7 @@ def test_a_postgresql_restore_that_fails_leaves_what_was_there(tmp_path, monkeyp
     schemas = json.loads(index.read_text())
     schemas[-1]["tables"][-1]["rows"] += 1
     index.write_text(json.dumps(schemas))
-    monkeypatch.setattr(service_backup, "verify_backup", backup_folder._read_manifest)
+    monkeypatch.setattr(service_backup, "verify_backup", backup._read_manifest)
     with pytest.raises(SessionStoreError, match="rows came back of"):
         call("db", "restore", tmp_path / "copy", *place, "--replace")
     engine = create_engine(ControlDatabase(store).url)

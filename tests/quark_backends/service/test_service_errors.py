@@ -10,7 +10,7 @@ from service_fixtures import error_of, ingest, serving
 from starlette.exceptions import HTTPException
 
 from quark_backends.service.protocol import ErrorCode, status_of
-from quark_backends.service.server.http.replies import ServiceFailure, to_failure
+from quark_backends.service.server.responses import ServiceFailure, to_failure
 from quark_core.errors import (
     ArtifactNotFoundError,
     BackendRejected,

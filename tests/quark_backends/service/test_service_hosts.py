@@ -5,7 +5,7 @@ import socket
 import pytest
 from service_fixtures import error_of, serving, serving_process
 
-from quark_backends.service.server.http.middleware import HostCheck
+from quark_backends.service.server.middleware import HostCheck
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,15 @@ from service_fixtures import error_of, ingest, serving
 from sqlalchemy import insert
 
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.workspaces.control_database import (
+from quark_backends.service.server.deployment import (
     CONTROL_VERSION,
     STEPS,
     ControlDatabase,
+    Deployment,
     StoredKey,
     control_version,
 )
-from quark_backends.service.server.workspaces.deployment import Deployment
-from quark_backends.service.server.workspaces.keys import RateLimit, make_key, rotate_key
+from quark_backends.service.server.keys import RateLimit, make_key, rotate_key
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.base import now_us
 from quark_core.testing.fakes import BatchMaker

@@ -9,9 +9,8 @@ from postgres_server import new_database
 from service_fixtures import error_of, ingest, serving
 
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.workspaces.control_database import ControlDatabase
-from quark_backends.service.server.workspaces.deployment import Deployment
-from quark_backends.service.server.workspaces.keys import make_key
+from quark_backends.service.server.deployment import ControlDatabase, Deployment
+from quark_backends.service.server.keys import make_key
 from quark_core.errors import SessionStoreError
 from quark_core.records.base import now_us
 from quark_core.testing.fakes import BatchMaker

@@ -19,8 +19,8 @@ from quark_backends.service.protocol import (
     OutputBody,
     SeriesReply,
 )
-from quark_backends.service.rows import End, Rows, decode_frame, encode_columns
-from quark_backends.service.server.http.row_stream import iterate_newest
+from quark_backends.service.row_frames import End, Rows, decode_frame, encode_columns
+from quark_backends.service.server.read_routes import iterate_newest
 from quark_core.backends.run_summary import restore_run, restore_summary
 from quark_core.records.codec import encode_records
 from quark_core.records.columns import Columns

@@ -9,7 +9,7 @@ import pytest
 from service_fixtures import error_of, ingest, serving
 
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.workspaces.deployment import Deployment
+from quark_backends.service.server.deployment import Deployment
 from quark_backends.store.databases.tables import METADATA
 from quark_core.testing.fakes import BatchMaker
 
@@ -389,13 +389,13 @@ def test_trainings_write_beside_a_collection(server, workspace, client, count_ro
 @pytest.mark.long
 def test_a_collection_goes_on_where_the_last_request_ended(client, monkeypatch, count_rows):
     """However little one request gets done, and whatever is asked in between."""
-    from quark_backends.service.server.workspaces import removal_routes
+    from quark_backends.service.server import edit_routes
 
     for index in range(3):
         make_run(client, f"go-{index}", points=120)
     make_run(client, "keep", payload=b"")
     trash(client, "go-0", "go-1", "go-2")
-    monkeypatch.setattr(removal_routes, "_COLLECT_S", 0.0)
+    monkeypatch.setattr(edit_routes, "_COLLECT_S", 0.0)
     turns = 1
     while not client.post("/v1/trash/collect", json={}).json()["done"]:
         turns += 1

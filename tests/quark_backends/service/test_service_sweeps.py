@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from service_fixtures import error_of, serving
 
-from quark_backends.service import coordination
+from quark_backends.service import protocol
 from quark_backends.service.protocol import MSGPACK
 
 SWEEP = {"project": "vision", "name": "lr", "definition": {"metric": "val/acc"}}
@@ -253,7 +253,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(client, path, body):
 
 
 def test_a_page_ends_where_it_is_large_and_says_how_to_go_on(client, monkeypatch):
-    monkeypatch.setattr("quark_backends.service.server.workspaces.sweep_routes.PAGE_BYTES", 100_000)
+    monkeypatch.setattr("quark_backends.service.server.sweep_routes.PAGE_BYTES", 100_000)
     route = make_sweep(client, 0)
     new = [{"parameters": {"text": "x" * 30_000}} for _ in range(7)]
     post(client, f"{route}/trials", trials=new, key="k")
@@ -334,8 +334,8 @@ def test_each_message_of_sweeps_is_described(client):
     described = client.get("/openapi.json").json()["components"]["schemas"]
     messages = {
         name
-        for name, value in vars(coordination).items()
-        if isinstance(value, type) and value.__module__ == coordination.__name__
+        for name, value in vars(protocol).items()
+        if isinstance(value, type) and value.__module__ == protocol.__name__
     }
     assert messages
     assert messages <= {*described}

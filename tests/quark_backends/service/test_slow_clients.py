@@ -236,7 +236,7 @@ def test_slow_readers_of_one_workspace_leave_others_theirs(tmp_path):
 def test_whoever_waits_for_memory_goes_before_those_who_came_later(amount):
     import asyncio
 
-    from quark_backends.service.server.http.work import FairBudget
+    from quark_backends.service.server.requests import FairBudget
 
     async def run():
         budget, order = FairBudget(1000, 600, "busy"), []

@@ -8,7 +8,7 @@ from chaos_proxy import ChaosProxy
 from service_fixtures import serving
 
 from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.workspaces.deployment import Deployment
+from quark_backends.service.server.deployment import Deployment
 from quark_core.records.base import now_us
 
 

@@ -63,9 +63,9 @@ def test_a_server_from_before_these_routes_is_read_by_its_rows(tmp_path, monkeyp
 
 
 def test_a_reply_has_bounds(tmp_path, monkeypatch, open_backend):
-    from quark_backends.service.server.workspaces import following_routes
+    from quark_backends.service.server import read_routes
 
-    monkeypatch.setattr(following_routes, "MOST_ENTRIES", 50)
+    monkeypatch.setattr(read_routes, "MOST_ENTRIES", 50)
     with serving(tmp_path / "server") as server:
         backend = open_backend(server)
         maker = BatchMaker("run0")

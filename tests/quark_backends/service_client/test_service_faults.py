@@ -263,7 +263,7 @@ def test_a_folder_is_used_for_both_kinds_of_store(service, tmp_path, monkeypatch
 def test_plain_http_to_another_machine_is_warned_of_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("QUARK_USER_KEY", "qk_a_b")
     monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "0.2")
-    monkeypatch.setattr("quark_backends.service.client.calls._warned", set())
+    monkeypatch.setattr("quark_backends.service.client.http_client._warned", set())
     for _ in range(2):
         open_backend(tmp_path, "http://quark.example.invalid").close()
         open_backend(tmp_path, "https://quark.example.invalid").close()

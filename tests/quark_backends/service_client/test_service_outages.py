@@ -12,7 +12,7 @@ from service_fixtures import serving, serving_process
 import quark
 from quark_backends.service.client.backend import ServiceBackend
 from quark_backends.service.protocol import ROWS
-from quark_backends.service.rows import End, Rows, encode_frame
+from quark_backends.service.row_frames import End, Rows, encode_frame
 from quark_core.backends.contract import BackendConfig
 from quark_core.delivery.delivery_worker import RetryPolicy
 from quark_core.errors import BackendUnavailable, SessionStoreError

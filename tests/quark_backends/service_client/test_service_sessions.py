@@ -12,7 +12,7 @@ import pytest
 from service_fixtures import serving
 
 import quark
-from quark_backends.service.server.workspaces import read_routes
+from quark_backends.service.server import read_routes
 from quark_core.errors import (
     ArtifactNotFoundError,
     InvalidRunStateError,

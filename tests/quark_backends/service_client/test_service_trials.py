@@ -109,7 +109,7 @@ def test_a_service_has_all_that_a_store_of_trials_has(store):
 
 
 def test_trials_and_entries_of_many_pages_come_in_their_order(store, monkeypatch):
-    monkeypatch.setattr("quark_backends.service.server.workspaces.sweep_routes.PAGE_BYTES", 20_000)
+    monkeypatch.setattr("quark_backends.service.server.sweep_routes.PAGE_BYTES", 20_000)
     sweep_id = make_sweep(store, 0)
     new = [NewTrial(parameters={"n": n, "text": "x" * 900}) for n in range(250)]
     assert [t.number for t in store.add_trials(sweep_id, new, key="k")] == list(range(250))

@@ -8,9 +8,8 @@ import pytest
 from chaos_proxy import ChaosProxy
 
 import quark
-from quark_backends.service.client.address import find_address
 from quark_backends.service.client.backend import ServiceBackend
-from quark_backends.service.client.bounded_transport import BoundedTransport, Deadline
+from quark_backends.service.client.transport import BoundedTransport, Deadline, find_address
 from quark_backends.service.plugin import SERVICE
 from quark_backends.service.protocol import PROTOCOL_VERSION
 from quark_core.backends.contract import BackendConfig, Capability, Payload

@@ -4,7 +4,7 @@ import pytest
 from stores import Writer
 
 import quark
-from quark_backends.csv.reader import CsvReader
+from quark_backends.csv.files import CsvReader
 from quark_core.records import EventRecord
 from quark_core.records.query import Query
 

@@ -12,7 +12,7 @@ import pytest
 
 import quark
 from quark_backends.service.client.edits import ServiceEdits
-from quark_backends.service.client.service_errors import Refused
+from quark_backends.service.client.http_client import Refused
 from quark_backends.service.protocol import ErrorCode
 from quark_core.backends.edits import (
     BelongingEdit,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stores import Store
 from tiers import count_examples
 
-from quark_backends.store.encoding.column_codec import CODEC_PCODEC, CODEC_ZSTD
+from quark_backends.store.chunks import CODEC_PCODEC, CODEC_ZSTD
 from quark_backends.store.upkeep.compaction import CHUNK_ROWS, Compactor
 from quark_core.records import EventRecord
 from quark_core.records.json_object import JsonObject

@@ -14,7 +14,7 @@ from stores import Store
 import quark
 from quark_backends.store.databases.sqlite import connect
 from quark_backends.store.reading.reader import StoreReader
-from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
+from quark_backends.store.upkeep.background_compaction import BackgroundCompaction, WriteGate
 from quark_backends.store.upkeep.compaction import Compactor
 from quark_core.records.query import Query
 
@@ -264,7 +264,7 @@ def test_compaction_waits_while_a_batch_is_being_written():
 
 
 def test_a_store_that_is_out_of_reach_costs_compaction_only(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("quark_backends.store.upkeep.background._AFTER_FAILURE_S", 0.01)
+    monkeypatch.setattr("quark_backends.store.upkeep.background_compaction._AFTER_FAILURE_S", 0.01)
     calls = []
 
     def fail():

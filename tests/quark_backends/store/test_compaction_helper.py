@@ -13,9 +13,9 @@ from stores import Store
 
 import quark
 from quark.cli.main import cli
-from quark_backends.embedded.compaction_helper import LEASE, compact_store, find_helper
+from quark_backends.embedded.compaction_process import LEASE, compact_store, find_helper
 from quark_backends.store.databases.sqlite import connect, find_store
-from quark_backends.store.upkeep.background import BackgroundCompaction, WriteGate
+from quark_backends.store.upkeep.background_compaction import BackgroundCompaction, WriteGate
 from quark_backends.store.upkeep.compaction import Compactor
 from quark_core.delivery.delivery_state import Lease
 from quark_core.records.codec import Column
@@ -172,10 +172,10 @@ def test_threads_do_nothing_while_a_process_of_its_own_is_at_work(store):
 def test_one_is_asked_for_where_much_waits_and_the_lane_waits_until_there_is_room(
     store, monkeypatch
 ):
-    monkeypatch.setattr("quark_backends.store.upkeep.background._ENOUGH_RECORDS", 1_000)
-    monkeypatch.setattr("quark_backends.store.upkeep.background._MUCH_RECORDS", 2_000)
-    monkeypatch.setattr("quark_backends.store.upkeep.background._MOST_RECORDS", 4_000)
-    monkeypatch.setattr("quark_backends.store.upkeep.background._ROOM_S_PER_RECORD", 1.0)
+    monkeypatch.setattr("quark_backends.store.upkeep.background_compaction._ENOUGH_RECORDS", 1_000)
+    monkeypatch.setattr("quark_backends.store.upkeep.background_compaction._MUCH_RECORDS", 2_000)
+    monkeypatch.setattr("quark_backends.store.upkeep.background_compaction._MOST_RECORDS", 4_000)
+    monkeypatch.setattr("quark_backends.store.upkeep.background_compaction._ROOM_S_PER_RECORD", 1.0)
     fill(store, 200)
     asked = []
 
@@ -197,9 +197,9 @@ def test_one_is_asked_for_where_much_waits_and_the_lane_waits_until_there_is_roo
 
 
 def test_the_end_of_a_run_waits_until_little_is_left_to_the_helper(store, monkeypatch):
-    monkeypatch.setattr("quark_backends.store.upkeep.background._ENOUGH_RECORDS", 1_000)
-    monkeypatch.setattr("quark_backends.store.upkeep.background._MUCH_RECORDS", 2_000)
-    monkeypatch.setattr("quark_backends.store.upkeep.background._FEW_RECORDS", 2_000)
+    monkeypatch.setattr("quark_backends.store.upkeep.background_compaction._ENOUGH_RECORDS", 1_000)
+    monkeypatch.setattr("quark_backends.store.upkeep.background_compaction._MUCH_RECORDS", 2_000)
+    monkeypatch.setattr("quark_backends.store.upkeep.background_compaction._FEW_RECORDS", 2_000)
     fill(store, 200)
     closing = threading.Event()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stores import START_US, Store, Writer
 from tiers import count_examples
 
-from quark_backends.store.reading import metric_tails
+from quark_backends.store.reading import curves
 from quark_backends.store.reading.reader import StoreReader
 from quark_backends.store.reading.stored_rows import StoredRows
 from quark_backends.store.upkeep import compaction
@@ -271,9 +271,9 @@ def test_a_long_tail_is_read_in_parts(tmp_path, monkeypatch):
         values[4_321] = math.inf
         fill(store.writer, "loss", values)
         fill(store.writer, "other", values[:3_000])
-        monkeypatch.setattr(metric_tails, "_KEPT_ROWS", 100)
-        monkeypatch.setattr(metric_tails, "_PART_ROWS", 3_000)
-        monkeypatch.setattr(metric_tails, "_BACKLOG_ROWS", 10_000)
+        monkeypatch.setattr(curves, "_KEPT_ROWS", 100)
+        monkeypatch.setattr(curves, "_PART_ROWS", 3_000)
+        monkeypatch.setattr(curves, "_BACKLOG_ROWS", 10_000)
         for entries in (None, 5, 100, 4_000):
             for window in (Window(), Window(low=777, high=19_000)):
                 found = read(store, entries=entries, window=window).curves

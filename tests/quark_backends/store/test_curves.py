@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from stores import Store
 from tiers import count_examples
 
-from quark_backends.store.encoding.column_codec import CODEC_PCODEC, CODEC_ZSTD
-from quark_backends.store.encoding.rollups import decode_rollups, encode_rollup, summarize_blocks
+from quark_backends.store.chunks import CODEC_PCODEC, CODEC_ZSTD
+from quark_backends.store.rollups import decode_rollups, encode_rollup, summarize_blocks
 from quark_core.backends.contract import Batch
 from quark_core.records.codec import encode_columns
 from quark_core.records.query import Query

@@ -10,8 +10,8 @@ from stores import Store, Writer
 from tiers import count_examples
 
 import quark
-from quark_backends.store.writing import metric_figures as figures
-from quark_backends.store.writing import overlaps
+from quark_backends.store.writing import metrics
+from quark_backends.store.writing import metrics as figures
 from quark_backends.store.writing.summaries import flatten_config, rebuild_summaries
 from quark_core.records.query import Query
 
@@ -56,7 +56,7 @@ def sum_up(records):
 @pytest.mark.parametrize("few_rows", [0, 10**6], ids=["arrays", "rows"])
 def test_figures_are_those_of_the_visible_points(tmp_path_factory, monkeypatch, few_rows):
     monkeypatch.setattr(figures, "_FEW_ROWS", few_rows)
-    monkeypatch.setattr(overlaps, "_SHARE", 0)  # figures are made again whenever it is due
+    monkeypatch.setattr(metrics, "_SHARE", 0)  # figures are made again whenever it is due
 
     @settings(
         max_examples=count_examples(60),

@@ -6,7 +6,7 @@ import pytest
 from stores import START_US
 
 import quark
-from quark_backends.store.reading.generations import write_generation
+from quark_backends.store.reading.reader import write_generation
 from quark_core.backends.contract import Generation
 from quark_core.errors import BackendUnavailable, SchemaValidationError
 from quark_core.ranks.launches import detect_rank

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from quark_backends.store.encoding.column_codec import CODEC_PCODEC, CODEC_ZSTD
+from quark_backends.store.chunks import CODEC_PCODEC, CODEC_ZSTD
 from quark_core.backends.grids import FINITE, NOT_FINITE, GridBuilder, GridQuery
 from quark_core.records import SystemTelemetryRecord
 

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from stores import Store
 
-from quark_backends.store.encoding.bodies import digest_body
-from quark_backends.store.reading.generations import write_generation
+from quark_backends.store.batch_bodies import digest_body
+from quark_backends.store.reading.reader import write_generation
 from quark_backends.store.upkeep.compaction import Compactor
 from quark_core.backends.contract import Generation
 from quark_core.records import RECORD_TYPES, EventRecord

@@ -6,8 +6,8 @@ import pytest
 
 from quark_backends.store.databases.sqlite import connect, ensure_store
 from quark_backends.store.upkeep.compaction import Compactor, Work
-from quark_backends.store.writing.fingerprints import rebuild_fingerprints
 from quark_backends.store.writing.ingest import BatchIngest
+from quark_backends.store.writing.summaries import rebuild_fingerprints
 from quark_core.backends.stored_batches import describe_run
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import FingerprintRecord

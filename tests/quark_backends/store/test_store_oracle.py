@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stores import START_US, Store, Writer
 from tiers import count_examples
 
-from quark_backends.store.encoding.column_codec import CODEC_PCODEC, CODEC_ZSTD
+from quark_backends.store.chunks import CODEC_PCODEC, CODEC_ZSTD
 from quark_core.records import EventRecord, LayerSummaryRecord, MetricRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import Query

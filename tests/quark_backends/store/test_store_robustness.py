@@ -10,7 +10,7 @@ import pytest
 import xxhash
 from stores import Store
 
-from quark_backends.store.encoding import column_codec
+from quark_backends.store import chunks
 from quark_backends.store.writing.summaries import find_first_hidden, rebuild_metrics
 from quark_core.backends.contract import Batch
 from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
@@ -134,8 +134,8 @@ def without_pcodec(store, monkeypatch):
     for start in range(0, 1_000, 50):
         values = generator.normal(size=50).tolist()
         writer.log(*[("loss", value, start + row) for row, value in enumerate(values)])
-    store.compact(codec=column_codec.CODEC_PCODEC)
-    monkeypatch.setattr(column_codec, "_import_pcodec", lambda: None)
+    store.compact(codec=chunks.CODEC_PCODEC)
+    monkeypatch.setattr(chunks, "_import_pcodec", lambda: None)
     return writer
 
 

@@ -9,7 +9,7 @@ from stores import Store
 
 import quark
 from quark_backends.store.writing import trials
-from quark_backends.store.writing.entries import append_entries
+from quark_backends.store.writing.trials import append_entries
 from quark_core.backends.coordination import MOST_LOSSES, NewTrial
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import TrialClaim, TrialResult

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from quark_backends.store.databases import turns
+from quark_backends.store.databases import write_batching
 from quark_backends.store.databases.sqlite import ensure_store
 from quark_backends.store.run_store import RunStore
 from quark_backends.store.writing import trials
@@ -23,7 +23,7 @@ from quark_core.system.process import current_process
 from quark_core.testing.fakes import BatchMaker
 
 pytestmark = pytest.mark.skipif(
-    not turns._SYNCS_APART, reason="there SQLite syncs by itself, with the database held"
+    not write_batching._SYNCS_APART, reason="there SQLite syncs by itself, with the database held"
 )
 
 
@@ -69,13 +69,13 @@ def layout(tmp_path):
 def disk(layout, tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir()
     made = Disk(layout, tmp_path / "disk")
-    monkeypatch.setattr(turns.os, "fsync", made.sync)
+    monkeypatch.setattr(write_batching.os, "fsync", made.sync)
     return made
 
 
 @pytest.fixture
 def taking_turns(layout):
-    opened = turns.SqliteTurns(layout)
+    opened = write_batching.SqliteTurns(layout)
     yield opened
     opened.close()
 
@@ -120,12 +120,12 @@ def test_others_write_while_one_waits_for_the_disk(layout, taking_turns, monkeyp
         is_syncing.set()
         assert may_end.wait(30)
 
-    monkeypatch.setattr(turns.os, "fsync", wait)
+    monkeypatch.setattr(write_batching.os, "fsync", wait)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(claim, taking_turns, sweep, "r")
         assert is_syncing.wait(30)
-        monkeypatch.setattr(turns.os, "fsync", lambda _file: None)
-        other = turns.SqliteTurns(layout)
+        monkeypatch.setattr(write_batching.os, "fsync", lambda _file: None)
+        other = write_batching.SqliteTurns(layout)
         assert claim(other, sweep, "s").number == 1
         assert claim(taking_turns, sweep, "t") is None
         assert not slow.done()
@@ -149,13 +149,13 @@ def test_who_finds_what_another_is_syncing_waits_for_the_disk_too(
         is_syncing.set()
         assert may_end.wait(30)
 
-    monkeypatch.setattr(turns.os, "fsync", wait)
+    monkeypatch.setattr(write_batching.os, "fsync", wait)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(settle, taking_turns)
         assert is_syncing.wait(30)
-        monkeypatch.setattr(turns.os, "fsync", syncs.append)
+        monkeypatch.setattr(write_batching.os, "fsync", syncs.append)
         # Its reply was lost, and it is told again, here and by another process.
-        other = turns.SqliteTurns(layout)
+        other = write_batching.SqliteTurns(layout)
         for by in (taking_turns, other):
             before = len(syncs)
             assert settle(by) == "completed"
@@ -171,7 +171,7 @@ def test_what_could_not_be_synced_is_brought_into_the_database(layout, taking_tu
     def fail(_file):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(turns.os, "fsync", fail)
+    monkeypatch.setattr(write_batching.os, "fsync", fail)
     given = claim(taking_turns, sweep, "r")
     assert layout.db_path.with_name("quark.db-wal").stat().st_size == 0
     connection = sqlite3.connect(f"file:{layout.db_path}?immutable=1", uri=True)
@@ -188,8 +188,8 @@ def test_where_that_cannot_be_done_either_it_is_told_and_asking_again_gives_the_
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as broken:
-        broken.setattr(turns.os, "fsync", fail)
-        broken.setattr(turns, "empty_log", lambda _connection: False)
+        broken.setattr(write_batching.os, "fsync", fail)
+        broken.setattr(write_batching, "empty_log", lambda _connection: False)
         with pytest.raises(
             SessionStoreError, match=r"log of the store .*quark\.db.* synced.*Errno 5"
         ):
@@ -227,7 +227,7 @@ def test_what_is_told_again_after_a_failed_sync_is_not_answered_before_it_is_on_
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM trial").fetchall()  # what comes after cannot leave the log
     with monkeypatch.context() as broken:
-        broken.setattr(turns.os, "fsync", fail_to_sync)
+        broken.setattr(write_batching.os, "fsync", fail_to_sync)
         with pytest.raises(SessionStoreError, match="cannot be synced"):
             settle()
         # It was written: to tell it again changes nothing.
@@ -252,7 +252,7 @@ def test_a_sync_that_fails_after_others_have_closed_the_store_is_told(
     reader = sqlite3.connect(layout.db_path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM trial").fetchall()
-    monkeypatch.setattr(turns.os, "fsync", fail_late)
+    monkeypatch.setattr(write_batching.os, "fsync", fail_late)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(claim, taking_turns, sweep, "r")
         assert is_syncing.wait(30)
@@ -268,7 +268,7 @@ def test_a_failed_sync_which_the_system_tells_one_thread_is_that_of_all_who_sync
 ):
     sweep = open_sweep(taking_turns, 2)
     both_sync, has_failed, emptied = threading.Barrier(2), threading.Event(), []
-    empty_log = turns.empty_log
+    empty_log = write_batching.empty_log
 
     def fail_once(_file):
         if both_sync.wait(30) == 0:
@@ -280,8 +280,8 @@ def test_a_failed_sync_which_the_system_tells_one_thread_is_that_of_all_who_sync
         emptied.append(threading.get_ident())
         return empty_log(connection)
 
-    monkeypatch.setattr(turns.os, "fsync", fail_once)
-    monkeypatch.setattr(turns, "empty_log", note)
+    monkeypatch.setattr(write_batching.os, "fsync", fail_once)
+    monkeypatch.setattr(write_batching, "empty_log", note)
     with ThreadPoolExecutor(2) as pool:
         given = pool.map(lambda request: claim(taking_turns, sweep, request).number, "rs")
         assert sorted(given) == [0, 1]
@@ -292,7 +292,7 @@ def test_a_log_that_cannot_be_opened_is_emptied_each_time(layout, taking_turns, 
     def refuse(_layout):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(turns, "_OpenLog", refuse)
+    monkeypatch.setattr(write_batching, "_OpenLog", refuse)
     sweep = open_sweep(taking_turns, 1)
     assert claim(taking_turns, sweep, "r").number == 0
     assert layout.db_path.with_name("quark.db-wal").stat().st_size == 0
@@ -369,8 +369,8 @@ def test_where_their_sync_fails_none_of_them_is_answered(store, monkeypatch):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
-        patched.setattr(turns.os, "fsync", fail)
-        patched.setattr(turns, "empty_log", lambda _connection: False)
+        patched.setattr(write_batching.os, "fsync", fail)
+        patched.setattr(write_batching, "empty_log", lambda _connection: False)
         found = store.coordinate_together([ask(store, sweep, "r"), ask(store, sweep, "s")])
     assert [type(each) for each in found] == [SessionStoreError] * 2
     again = store.coordinate_together([ask(store, sweep, "r"), ask(store, sweep, "s")])
@@ -385,7 +385,7 @@ def test_batches_are_written_while_a_claim_waits_for_the_disk(store, monkeypatch
         is_syncing.set()
         assert may_end.wait(30)
 
-    monkeypatch.setattr(turns.os, "fsync", wait)
+    monkeypatch.setattr(write_batching.os, "fsync", wait)
     with ThreadPoolExecutor(1) as pool:
         claimed = pool.submit(ask(store, sweep, "r"))
         assert is_syncing.wait(30)

@@ -282,7 +282,7 @@ def test_a_full_disk_delays_and_loses_nothing(backend, config, monkeypatch, read
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as context:
-        context.setattr("quark_backends.tensorboard.event_file.os.write", fill)
+        context.setattr("quark_backends.tensorboard.backend.os.write", fill)
         with pytest.raises(BackendUnavailable, match="No space"):
             backend.write(batch)
     backend.write(batch)

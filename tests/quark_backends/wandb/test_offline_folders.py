@@ -11,7 +11,7 @@ import quark
 pytest.importorskip("wandb")
 
 from quark_backends.wandb.backend import _SharedWorker
-from quark_backends.wandb.offline_folders import join_folders
+from quark_backends.wandb.local_files import join_folders
 
 
 def kill_worker(run_path):

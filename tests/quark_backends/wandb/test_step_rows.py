@@ -5,8 +5,8 @@ import random
 import msgspec
 import pytest
 
-from quark_backends.wandb.state import WandbState
-from quark_backends.wandb.step_rows import Part, StepRows, join_parts
+from quark_backends.wandb.history import Part, StepRows, join_parts
+from quark_backends.wandb.local_files import WandbState
 
 
 def make_metric(mark, step, *keys, epoch=None, attempt=0):

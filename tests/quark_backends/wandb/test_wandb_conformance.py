@@ -5,9 +5,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from quark_backends.mirroring.saved_state import load_state
-from quark_backends.wandb.state import WandbState
-from quark_backends.wandb.step_rows import StepRows
+from quark_backends.mirror_state import load_state
+from quark_backends.wandb.history import StepRows
+from quark_backends.wandb.local_files import WandbState
 from quark_core.records.names import encode_name
 from quark_core.testing.conformance import ODD_KEYS, BackendConformance
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 import quark
+from quark_backends.wandb.local_files import WandbState
 from quark_backends.wandb.run import note_page
-from quark_backends.wandb.state import WandbState
 
 if find_spec("wandb") is None:
     pytest.skip("needs wandb", allow_module_level=True)

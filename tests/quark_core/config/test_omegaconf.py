@@ -236,7 +236,7 @@ def test_a_stored_run_has_both_forms(tmp_path, backends):
     from quark_core.runs.backend_choice import open_reader
 
     if backends == "csv":
-        from quark_backends.csv.run_file import RunFile
+        from quark_backends.csv.files import RunFile
 
         (found,) = (path.parent for path in tmp_path.rglob("config.json"))
         stored = RunFile(found).load()

@@ -10,7 +10,7 @@ from tiers import count_examples
 
 import quark_backends.store.upkeep.compaction as compaction
 from quark_backends.store.reading.search import RunFinder
-from quark_backends.store.writing import overlaps
+from quark_backends.store.writing import metrics
 from quark_core.search.fallback import summarize_by_reading
 from quark_core.system.process import current_process
 
@@ -96,13 +96,13 @@ def test_figures_of_forks_are_those_of_their_curves(
     try:
         compaction.CHUNK_ROWS, whole = 64, compaction.CHUNK_ROWS
         # Figures are made again at each batch that repeats steps, and not now and then.
-        overlaps._SHARE, share = 0, overlaps._SHARE
+        metrics._SHARE, share = 0, metrics._SHARE
         try:
             fill(store, attempts)
             if compacts:
                 store.compact()
         finally:
-            compaction.CHUNK_ROWS, overlaps._SHARE = whole, share
+            compaction.CHUNK_ROWS, metrics._SHARE = whole, share
         writer = start_fork(child, "parent", steps[0])
         if own:
             writer.log(*own)

@@ -219,7 +219,7 @@ def test_a_kill_costs_what_came_since_the_last_record_and_sigterm_nothing(tmp_pa
 
 
 def test_means_are_curves_of_mirrors():
-    from quark_backends.mirroring.curves import Curves
+    from quark_backends.mirror_records import Curves
 
     def make(keep, **more):
         return AggregateRecord("r", "w", 0, more.pop("rank", 0), 0, 1, "fwd", keep, count=2,

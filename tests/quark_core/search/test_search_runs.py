@@ -3,7 +3,7 @@
 import pytest
 
 import quark
-from quark_backends.csv.reader import CsvReader
+from quark_backends.csv.files import CsvReader
 from quark_backends.store.databases.sqlite import connect, find_store
 from quark_backends.store.reading.search import RunFinder
 from quark_core.runs.backend_choice import open_reader

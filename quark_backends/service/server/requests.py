@@ -1,0 +1,808 @@
+"""One request: its route, its body within limits, and the threads and shares of its workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from quark_backends.service.protocol import ENCODINGS, JSON, MSGPACK, RUN_ID, SHA256, ErrorCode
+from quark_backends.service.server.config import Limits, Principal, Scope
+from quark_backends.service.server.responses import ServiceFailure, choose_media, make_reply
+from quark_core.config.arguments import check_label
+
+if TYPE_CHECKING:
+    from quark_backends.service.server.application import Service
+    from quark_backends.service.server.stores import OpenStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_READERS = 8
+_WRITERS = 8
+_FILES = 8
+_KEYS = 2
+_UPKEEP = 2
+_BUDGET_WAIT_S = 10.0
+_BUDGET_RETRY_S = 2.0
+# Of what is left by others, one may have so much: there is always some for the next.
+_MOST = 0.75
+_PLACE_RETRY_S = 1.0
+
+
+class WorkThreads:
+    """The threads of one process: each kind of work has its own, so that none starves another."""
+
+    def __init__(self) -> None:
+        self._pools = {
+            name: ThreadPoolExecutor(count, thread_name_prefix=f"quark-{name}")
+            for name, count in (
+                ("read", _READERS),
+                ("write", _WRITERS),
+                ("file", _FILES),
+                ("key", _KEYS),
+                ("upkeep", _UPKEEP),
+            )
+        }
+
+    async def read(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call something that reads a store."""
+        return await self._run("read", partial(call, *args, **kwargs))
+
+    async def write(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call something that writes to a store, or decodes what will be written."""
+        return await self._run("write", partial(call, *args, **kwargs))
+
+    async def file(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call something that reads or writes a payload."""
+        return await self._run("file", partial(call, *args, **kwargs))
+
+    async def key(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call something that looks up a key."""
+        return await self._run("key", partial(call, *args, **kwargs))
+
+    async def upkeep(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call something that measures or removes runs, and takes its time."""
+        return await self._run("upkeep", partial(call, *args, **kwargs))
+
+    def close(self) -> None:
+        """Wait for what is running, and end the threads."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    async def _run(self, name: str, call: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pools[name], call)
+
+
+class FairBudget:
+    """Lends out so much of something, no owner more than a share of it; of one event loop.
+
+    First come, first served, but for owners who have their share: those wait for
+    themselves only.
+
+    Args:
+        size: All that there is.
+        share: What one owner may have at once. What needs more gets all of it.
+        busy: What whoever waits too long is told.
+    """
+
+    def __init__(self, size: int, share: int, busy: str) -> None:
+        self._free = size
+        self._share = share
+        self._busy = busy
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}
+
+    @asynccontextmanager
+    async def hold(self, owner: str, amount: int) -> AsyncIterator[None]:
+        """Hold some of it, once it is free.
+
+        Raises:
+            ServiceFailure: It does not become free in time.
+        """
+        await self.take(owner, amount)
+        try:
+            yield
+        finally:
+            self.give_back(owner, amount)
+
+    async def take(self, owner: str, amount: int) -> None:
+        """Have some of it, once it is free, until it is given back.
+
+        Raises:
+            ServiceFailure: It does not become free in time.
+        """
+        wanted = min(amount, self._share)
+        if not self._waiting and wanted <= min(self._free, self._share - self._held[owner]):
+            self._lend(owner, wanted)
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[future] = owner, wanted
+        self._let_in()
+        if not future.done():
+            await self._wait(future, owner, wanted)
+
+    def give_back(self, owner: str, amount: int) -> None:
+        """Give back what was taken."""
+        wanted = min(amount, self._share)
+        self._free += wanted
+        self._held[owner] -= wanted
+        if not self._held[owner]:
+            del self._held[owner]
+        self._let_in()
+
+    def _lend(self, owner: str, amount: int) -> None:
+        self._free -= amount
+        self._held[owner] += amount
+
+    async def _wait(self, future: asyncio.Future[None], owner: str, wanted: int) -> None:
+        try:
+            async with asyncio.timeout(_BUDGET_WAIT_S):
+                await future
+        except BaseException as error:
+            if self._waiting.pop(future, None) is None:
+                self.give_back(owner, wanted)
+            else:
+                self._let_in()
+            if isinstance(error, TimeoutError):
+                raise ServiceFailure(
+                    ErrorCode.UNAVAILABLE, self._busy, retry_after_s=_BUDGET_RETRY_S
+                ) from None
+            raise
+
+    def _let_in(self) -> None:
+        if not self._waiting:
+            return
+        served = set()
+        for future, (owner, wanted) in list(self._waiting.items()):
+            if owner in served or self._held[owner] + wanted > self._share:
+                # Whoever came after it waits behind it, but for its own things only.
+                served.add(owner)
+                continue
+            if wanted > self._free:
+                return
+            del self._waiting[future]
+            self._lend(owner, wanted)
+            if not future.done():
+                future.set_result(None)
+
+
+class FairPlaces:
+    """Counts what each of many has at once, and leaves some for others; of one event loop.
+
+    Args:
+        count: All that there are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def take(self, owner: str, in_use: int) -> Iterator[None]:
+        """Have one.
+
+        Args:
+            owner: Who has it.
+            in_use: How many are in use, this one and those that nobody counts among them.
+
+        Raises:
+            ServiceFailure: The owner has three quarters of what others leave.
+        """
+        mine = self._taken[owner] + 1
+        others = in_use - mine
+        if mine > math.ceil(_MOST * (self._count - others)):
+            raise ServiceFailure(
+                ErrorCode.RATE_LIMITED,
+                "the workspace has as many requests at work as this server gives to one",
+                retry_after_s=_PLACE_RETRY_S,
+            )
+        self._taken[owner] = mine
+        try:
+            yield
+        finally:
+            self._taken[owner] -= 1
+            if not self._taken[owner]:
+                del self._taken[owner]
+
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+
+_JSON_NAMES = (JSON, "text/json")
+_MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
+# A window is memory before anything is decompressed.
+_WINDOW_LOG_MAX = 27
+# Deflate makes no more than this out of one byte.
+_GZIP_RATIO = 1040
+# What the connection's buffer may hold anyway.
+_FREE_BYTES = 64 * 1024
+_ARRIVAL_RETRY_S = 1.0
+_COUNTED_BYTES = 4 * 2**20
+_PIECE_BYTES = 2**20
+SMALL_BYTES = 64 * 1024
+"""Up to here a body is decompressed and decoded where it came in: a thread would take longer."""
+
+# Of values that are kept as they are each may become 72 bytes of memory: of 3 bytes of JSON, or
+# of a single one of msgpack.
+_MOST_JSON_VALUES = 2_000_000
+_MOST_PACKED_BYTES = 2 * 2**20
+
+
+class RequestBody:
+    """A body that was read and decompressed, not yet decoded.
+
+    Attributes:
+        data: Its bytes.
+        media: JSON or msgpack.
+    """
+
+    __slots__ = ("data", "media")
+
+    def __init__(self, data: bytes, media: str) -> None:
+        self.data = data
+        self.media = media
+
+    def decode_values(self, kind: type[T]) -> T:
+        """As `decode`, of a struct that keeps values as they are, whatever they become.
+
+        Raises:
+            ServiceFailure: As `decode`, or it holds more values than fit into memory.
+        """
+        data = self.data
+        if self.media == MSGPACK:
+            if len(data) > _MOST_PACKED_BYTES:
+                raise ServiceFailure(
+                    ErrorCode.TOO_LARGE,
+                    f"as msgpack this route takes {_MOST_PACKED_BYTES} bytes; send it as JSON",
+                )
+        elif sum(map(data.count, (b",", b"[", b"{"))) > _MOST_JSON_VALUES:
+            raise ServiceFailure(
+                ErrorCode.TOO_LARGE,
+                f"the body holds more than {_MOST_JSON_VALUES} values; send it in parts",
+            )
+        return self.decode(kind)
+
+    def decode(self, kind: type[T]) -> T:
+        """The struct that the body is.
+
+        Raises:
+            ServiceFailure: It is none: malformed, or with a field that does not fit.
+        """
+        try:
+            if self.media == MSGPACK:
+                return msgspec.msgpack.decode(self.data, type=kind)
+            return msgspec.json.decode(self.data, type=kind)
+        except msgspec.ValidationError as error:
+            message, _, place = str(error).partition(" - at `")
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT,
+                message,
+                field=place.rstrip("`").removeprefix("$").removeprefix(".") or None,
+            ) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ServiceFailure(
+                ErrorCode.MALFORMED, f"the body is no {_name(self.media)}: {error}"
+            ) from None
+        except RecursionError:
+            raise ServiceFailure(ErrorCode.MALFORMED, "the body is nested too deeply") from None
+
+
+class BodyRoom:
+    """What the bodies of requests may take in one process; of one event loop.
+
+    Bodies that arrive and bodies that are worked on have half of the memory each: what
+    is here waits for the store, and never for a client. Of either a workspace gets half.
+    What batches become once they are opened has as much again.
+
+    Args:
+        limits: Of the server.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        half = limits.memory_bytes // 2
+        self.arriving = FairBudget(
+            half, half // 2, "the server reads as many large bodies as it has memory for"
+        )
+        self.working = FairBudget(
+            half, half // 2, "the server works on as many large requests as it has memory for"
+        )
+        self.opened = FairBudget(
+            half, half // 2, "the server has as many batches open as it has memory for"
+        )
+        self._limit = limits.bodies_per_key
+        self._by_key: Counter[str] = Counter()
+
+    @contextmanager
+    def arrive(self, key_id: str) -> Iterator[None]:
+        """Around the reading of a body, however slowly it comes.
+
+        Raises:
+            ServiceFailure: As many of the key are arriving as may.
+        """
+        if self._by_key[key_id] >= self._limit:
+            raise ServiceFailure(
+                ErrorCode.RATE_LIMITED,
+                f"{self._limit} bodies of the key {key_id} are arriving already "
+                "(limit bodies_per_key of this server)",
+                retry_after_s=_ARRIVAL_RETRY_S,
+            )
+        self._by_key[key_id] += 1
+        try:
+            yield
+        finally:
+            self._by_key[key_id] -= 1
+            if not self._by_key[key_id]:
+                del self._by_key[key_id]
+
+
+@asynccontextmanager
+async def hold_body(
+    request: Request, limits: Limits, room: BodyRoom, principal: Principal, threads: WorkThreads
+) -> AsyncIterator[RequestBody]:
+    """The body of a request, whose memory counts until the context is left.
+
+    It is read before anything is taken that others wait for: its first piece for
+    nothing, and what is large in the workspace's own part of the memory.
+
+    Raises:
+        ServiceFailure: Too large, too slow, malformed, of a type or an encoding
+            that is not taken, or one more than the key or the memory lets in.
+    """
+    media = _find_media(request)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ENCODINGS:
+        raise ServiceFailure(
+            ErrorCode.UNSUPPORTED,
+            f"Content-Encoding may be {', '.join(ENCODINGS)}, not {encoding!r:.60}",
+            field="Content-Encoding",
+        )
+    declared = _find_length(request)
+    if declared is not None and declared > limits.body_bytes:
+        raise _too_large(limits.body_bytes, "body_bytes")
+    owner = principal.workspace
+    with room.arrive(principal.key_id):
+        pieces = _Pieces(request, limits)
+        is_whole = await pieces.read(_FREE_BYTES)
+        size_bytes = limits.body_bytes if declared is None else declared
+        async with nullcontext() if is_whole else room.arriving.hold(owner, size_bytes):
+            if not is_whole:
+                await pieces.read(limits.body_bytes + 1)
+            data = pieces.join()
+            decoded_bytes = 0
+            if encoding != "identity":
+                decoded_bytes = _bound_decoded(data, encoding, limits.decoded_bytes)
+            held_bytes = len(data) + decoded_bytes
+            await room.working.take(owner, held_bytes)
+    try:
+        if encoding != "identity":
+            if decoded_bytes <= SMALL_BYTES:
+                data = decode_content(data, encoding, limits.decoded_bytes)
+            else:
+                data = await threads.write(decode_content, data, encoding, limits.decoded_bytes)
+        yield RequestBody(data, media)
+    finally:
+        room.working.give_back(owner, held_bytes)
+
+
+def decode_content(data: bytes, encoding: str, limit_bytes: int) -> bytes:
+    """Decompress a body of one frame; no more than the limit is ever made of it.
+
+    Raises:
+        ServiceFailure: Damaged, of several frames, or larger than the limit.
+    """
+    try:
+        if _bound_decoded(data, encoding, limit_bytes) > _COUNTED_BYTES:
+            # Counted before it is kept: a bomb costs time, but no memory.
+            _count(data, encoding, limit_bytes)
+        opened = _open(encoding)
+        decoded: bytes = opened.decompress(data, limit_bytes + 1)
+    except (zstd.ZstdError, zlib.error, EOFError) as error:
+        raise ServiceFailure(
+            ErrorCode.MALFORMED, f"the body is no {encoding}: {error}", field="Content-Encoding"
+        ) from None
+    if len(decoded) > limit_bytes:
+        raise _too_large(limit_bytes, "decoded_bytes")
+    if not opened.eof or opened.unused_data:
+        raise ServiceFailure(
+            ErrorCode.MALFORMED,
+            f"the body must be one whole {encoding} frame",
+            field="Content-Encoding",
+        )
+    return decoded
+
+
+def count_declared(frame: bytes) -> int | None:
+    """How large a zstd frame says it is; None where it does not say, or is no one whole frame."""
+    try:
+        if zstd.get_frame_size(frame) != len(frame):
+            return None
+        size: int | None = zstd.get_frame_info(frame).decompressed_size
+    except zstd.ZstdError:
+        return None
+    return size
+
+
+def check_nesting(value: Any, limit: int, field: str) -> None:
+    """Refuse what is nested deeper than the limit.
+
+    Raises:
+        ServiceFailure: It is.
+    """
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, (dict, list, tuple))
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise ServiceFailure(
+        ErrorCode.INVALID_ARGUMENT, f"{field} is nested deeper than {limit} levels", field=field
+    )
+
+
+def _open(encoding: str) -> Any:
+    """A decompressor of one frame."""
+    if encoding == "gzip":
+        return zlib.decompressobj(wbits=31)
+    options: Any = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
+    return zstd.ZstdDecompressor(options=options)
+
+
+def _count(data: bytes, encoding: str, limit_bytes: int) -> None:
+    """Refuse what would be larger than the limit, without keeping it."""
+    opened = _open(encoding)
+    size_bytes = 0
+    while True:
+        piece = opened.decompress(data, _PIECE_BYTES)
+        size_bytes += len(piece)
+        if size_bytes > limit_bytes:
+            raise _too_large(limit_bytes, "decoded_bytes")
+        # zlib hands back what it has not taken; zstd keeps it.
+        data = opened.unconsumed_tail if encoding == "gzip" else b""
+        if opened.eof or not piece:
+            return
+
+
+class _Pieces:
+    """A body as it comes, within its time; what it waits for besides does not count."""
+
+    def __init__(self, request: Request, limits: Limits) -> None:
+        self._stream = request.stream()
+        self._limits = limits
+        self._left_s = limits.body_timeout_s
+        self._size = 0
+        self._pieces: list[bytes] = []
+
+    async def read(self, size_bytes: int) -> bool:
+        """Read on until so much is there; whether that is all.
+
+        Raises:
+            ServiceFailure: Too large or too slow.
+        """
+        limits = self._limits
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(self._left_s):
+                while self._size < size_bytes:
+                    piece = await anext(self._stream, None)
+                    if piece is None:
+                        return True
+                    self._size += len(piece)
+                    if self._size > limits.body_bytes:
+                        raise _too_large(limits.body_bytes, "body_bytes")
+                    self._pieces.append(piece)
+        except TimeoutError:
+            raise ServiceFailure(
+                ErrorCode.TIMEOUT,
+                f"the body did not arrive within {limits.body_timeout_s:g} s "
+                "(limit body_timeout_s of this server)",
+            ) from None
+        self._left_s -= time.monotonic() - began_s
+        return False
+
+    def join(self) -> bytes:
+        """What was read."""
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+
+def _bound_decoded(data: bytes, encoding: str, limit_bytes: int) -> int:
+    """What the body may take at most once it is decompressed."""
+    if encoding == "gzip":
+        return min(limit_bytes, len(data) * _GZIP_RATIO)
+    try:
+        declared: int | None = zstd.get_frame_info(data).decompressed_size
+    except zstd.ZstdError as error:
+        raise ServiceFailure(
+            ErrorCode.MALFORMED, f"the body is no zstd: {error}", field="Content-Encoding"
+        ) from None
+    if declared is None:
+        return limit_bytes
+    if declared > limit_bytes:
+        raise _too_large(limit_bytes, "decoded_bytes")
+    return int(declared)
+
+
+def _find_media(request: Request) -> str:
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given in _JSON_NAMES:
+        return JSON
+    if given in _MSGPACK_NAMES:
+        return MSGPACK
+    raise ServiceFailure(
+        ErrorCode.UNSUPPORTED,
+        f"Content-Type must be {JSON} or {MSGPACK}, not {given!r:.60}",
+        field="Content-Type",
+    )
+
+
+def _find_length(request: Request) -> int | None:
+    given = request.headers.get("content-length")
+    return int(given) if given is not None and given.isascii() and given.isdigit() else None
+
+
+def _too_large(limit: int, name: str) -> ServiceFailure:
+    return ServiceFailure(
+        ErrorCode.TOO_LARGE, f"the body has more than {limit} bytes (limit {name} of this server)"
+    )
+
+
+def _name(media: str) -> str:
+    return "msgpack" if media == MSGPACK else "JSON"
+
+
+_NUMBER_DIGITS = 19
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter of a route that stands in the query or in a header.
+
+    Attributes:
+        name: Its name.
+        schema: JSON schema of its value.
+        summary: What it means.
+        place: query or header.
+        required: Whether it must be given.
+    """
+
+    name: str
+    schema: dict[str, Any]
+    summary: str
+    place: str = "query"
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceRoute:
+    """One line of the table from which routes, checks and their description are made.
+
+    Attributes:
+        method, path: What it answers to; the path's parts in braces are parameters.
+        handler: Serves it.
+        summary: One line for people.
+        scope: What the key must allow; None where no key is needed.
+        request: Struct that the body is, or None.
+        reply: Struct of the reply, or None where it is none.
+        parameters: Of the query and of headers.
+        media: Media types of the reply.
+        status: HTTP status of success.
+        notes: More for people.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Call], Awaitable[ASGIApp]]
+    summary: str
+    scope: Scope | None
+    request: Any = None
+    reply: Any = None
+    parameters: tuple[Parameter, ...] = ()
+    media: tuple[str, ...] = ()
+    status: int = 200
+    notes: str = ""
+
+
+_NOBODY = Principal("", "", frozenset())
+
+
+@dataclass(slots=True)
+class Call:
+    """One request.
+
+    Attributes:
+        service: What serves it.
+        route: The route it takes.
+        request: The request.
+        request_id: What the log calls it.
+        principal: Whom its key belongs to.
+    """
+
+    service: Service
+    route: ServiceRoute
+    request: Request
+    request_id: str
+    principal: Principal = field(default=_NOBODY)
+
+    @property
+    def media(self) -> str:
+        """Media type of the reply: msgpack where it is asked for, else JSON."""
+        return choose_media(self.request.headers.get("accept"))
+
+    @property
+    def run_id(self) -> str:
+        """The run that the path names.
+
+        Raises:
+            ServiceFailure: It cannot be the id of a run.
+        """
+        given = self.path_text("run_id")
+        if RUN_ID.fullmatch(given) is None:
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT,
+                "run_id must be 1 to 128 letters, digits, '.', '_' and '-' that do not begin "
+                f"with '.', got {given!r:.200}",
+                field="run_id",
+            )
+        return given
+
+    @property
+    def sha256(self) -> str:
+        """The payload that the path names.
+
+        Raises:
+            ServiceFailure: It is no SHA-256.
+        """
+        given = self.path_text("sha256")
+        if SHA256.fullmatch(given) is None:
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT,
+                "sha256 must be 64 lowercase hexadecimal digits",
+                field="sha256",
+            )
+        return given
+
+    def path_text(self, name: str) -> str:
+        """A parameter of the path.
+
+        Raises:
+            ServiceFailure: It is too long.
+        """
+        return self._check_text(str(self.request.path_params[name]), name)
+
+    def query_text(self, name: str) -> str | None:
+        """A parameter of the query, or None.
+
+        Raises:
+            ServiceFailure: It is given more than once, or too long.
+        """
+        given = self.request.query_params.getlist(name)
+        if len(given) > 1:
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT, f"{name} is given {len(given)} times", field=name
+            )
+        return self._check_text(given[0], name) if given else None
+
+    def query_number(self, name: str, default: int | None = None) -> int | None:
+        """A parameter of the query that is a number from 0 on.
+
+        Raises:
+            ServiceFailure: It is no such number.
+        """
+        given = self.query_text(name)
+        if given is None:
+            return default
+        if not given.isascii() or not given.isdigit() or len(given) >= _NUMBER_DIGITS:
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT,
+                f"{name} must be a number from 0 on, got {given!r:.60}",
+                field=name,
+            )
+        return int(given)
+
+    def query_flag(self, name: str) -> bool:
+        """A parameter of the query that is true or false; false where it is absent.
+
+        Raises:
+            ServiceFailure: It is neither.
+        """
+        given = self.query_text(name)
+        if given not in (None, "0", "1", "false", "true"):
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT,
+                f"{name} must be true or false, got {given!r:.60}",
+                field=name,
+            )
+        return given in ("1", "true")
+
+    def body(self) -> AbstractAsyncContextManager[RequestBody]:
+        """The body, whose memory counts until the context is left; see `hold_body`."""
+        service = self.service
+        return hold_body(
+            self.request,
+            service.config.limits,
+            service.bodies,
+            self.principal,
+            service.threads,
+        )
+
+    async def decode(self, kind: type[T]) -> T:
+        """The struct that the body is; for bodies that are small, or kept.
+
+        Raises:
+            ServiceFailure: It is none, or cannot be read.
+        """
+        async with self.body() as body:
+            if len(body.data) <= SMALL_BYTES:
+                return body.decode(kind)
+            return await self.service.threads.write(body.decode_values, kind)
+
+    def store(self) -> AbstractAsyncContextManager[OpenStore]:
+        """The store of the key's workspace; see `WorkspaceStores.lease`."""
+        return self.service.stores.lease(self.principal.workspace)
+
+    async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What a method of the workspace's store returns, called on a thread."""
+        async with self.store() as opened:
+            return await self.service.threads.read(getattr(opened.store, method), *args, **kwargs)
+
+    def name_caller(self, by: str) -> str:
+        """Who asks, as the client says, and by which key, which it cannot make up.
+
+        Raises:
+            SchemaValidationError: `by` names nobody.
+        """
+        return f"{check_label(by, 'by')} (key {self.principal.key_id})"
+
+    def reply(self, value: Any) -> Response:
+        """A reply that holds one small value, in the media type that was asked for."""
+        return make_reply(value, self.media, status=self.route.status)
+
+    async def answer(self, make: Callable[[], Any]) -> Response:
+        """A reply whose value is made and encoded on a thread: others must not wait for it."""
+        return await self.service.threads.read(lambda: self.reply(make()))
+
+    def _check_text(self, text: str, name: str) -> str:
+        if len(text) > self.service.config.limits.key_bytes:
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT,
+                f"{name} has {len(text)} characters; this server takes "
+                f"{self.service.config.limits.key_bytes} (limit key_bytes)",
+                field=name,
+            )
+        return check_text(text, name)
+
+
+def check_text(text: str, name: str) -> str:
+    """A text that a database can hold.
+
+    Raises:
+        ServiceFailure: There is a NUL in it, or half of a surrogate pair.
+    """
+    is_whole = text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+    if "\x00" in text or not is_whole:
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT, f"{name} holds what no text may hold", field=name
+        )
+    return text

@@ -1,0 +1,547 @@
+"""The stores of the workspaces: opened when one is needed, and written for many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeVar
+
+from quark_backends.service.protocol import ErrorCode
+from quark_backends.service.server.requests import WorkThreads
+from quark_backends.service.server.responses import ServiceFailure
+from quark_core.backends.contract import Batch
+from quark_core.backends.coordination import SupportsCoordination
+from quark_core.errors import ArtifactNotFoundError, BackendRejected, BackendUnavailable
+
+if TYPE_CHECKING:
+    from quark_backends.service.server.payloads import PayloadVault
+    from quark_backends.store.upkeep.trash import StoreTrash
+    from quark_core.backends.contract import Generation, Payload, StoredRun
+    from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
+    from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
+    from quark_core.backends.grids import Grid, GridQuery
+    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
+    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.series import Series
+    from quark_core.records.columns import Columns
+    from quark_core.records.query import Query, RunSearch
+    from quark_core.records.runs import StopRequest
+
+_log = logging.getLogger("quark.service")
+
+T = TypeVar("T")
+
+_GROUP_BATCHES = 256
+_GROUP_CALLS = 64
+_GROUP_BYTES = 16 * 2**20
+_WAITING_BYTES = 128 * 2**20
+_RETRY_AFTER_S = 1.0
+
+
+class WorkspaceStore(SupportsCoordination, Protocol):
+    """What the service asks of a store; from any thread, several at once, as the backend's."""
+
+    @property
+    def trash(self) -> StoreTrash:
+        """Measures and removes its runs."""
+
+    @property
+    def let_go(self) -> set[str]:
+        """Removed runs whose late batches were acknowledged, and not stored."""
+
+    def coordinate_together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Make calls of `SupportsCoordination`; of each what it returned or raised."""
+
+    def write_group(self, batches: Sequence[Batch]) -> None:
+        """Store batches in one transaction: all of them or, when it raises, none."""
+
+    def write_generation(self, generation: Generation) -> int:
+        """Keep the outputs of one analysis; returns its number."""
+
+    def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
+        """Change what is said of a run."""
+
+    def list_groups(
+        self, project: str | None = None, store_name: str | None = None
+    ) -> list[StoredGroup]:
+        """The groups that there are."""
+
+    def load_project(self, project: str, store_name: str | None = None) -> StoredProject:
+        """What is known of a project."""
+
+    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
+        """Change what is said of a project."""
+
+    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
+        """Change what is said of a group."""
+
+    def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
+        """Ask the newest attempt of a run to stop."""
+
+    def find_stop(self, run_id: str) -> StopRequest | None:
+        """The request that stands for the newest attempt of a run."""
+
+    def read(self, run_id: str, kind: str, query: Query) -> Columns:
+        """Rows of one kind that fit the query, in persistence order."""
+
+    def read_series(
+        self,
+        run_id: str,
+        key: str,
+        *,
+        max_points: int | None,
+        all_attempts: bool = False,
+        rank: int | None = None,
+    ) -> Series:
+        """One metric, of a rank or across all, in at most `max_points` entries."""
+
+    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
+        """Several metrics within a window, of one moment."""
+
+    def read_heads(self, run_id: str) -> RunHeads:
+        """How far a run has come."""
+
+    def read_changes(
+        self,
+        run_id: str,
+        cursor: Cursor,
+        *,
+        kinds: Sequence[str],
+        keys: Sequence[str] | None = None,
+        all_attempts: bool = False,
+        max_rows: int,
+    ) -> RunChanges:
+        """What came since a cursor."""
+
+    def read_mark(self, run_id: str) -> str:
+        """A text that stays the same as long as nothing in the run has changed."""
+
+    def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
+        """What `read` returns, in parts."""
+
+    def read_batches(self, run_id: str, writer_id: str, *bounds: int) -> list[Batch]:
+        """A writer's batches in order: from a number on, so many, of so many bytes."""
+
+    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
+        """Outputs of one kind."""
+
+    def iterate_outputs(
+        self, run_id: str, kind: str, analyzer: str | None = None, *, limit: int | None = None
+    ) -> Iterator[Columns]:
+        """What `read_outputs` returns, in parts; those that hold the last so many records."""
+
+    def load_run(self, run_id: str) -> StoredRun:
+        """One run."""
+
+    def list_runs(
+        self,
+        *,
+        project: str | None = None,
+        limit: int | None = None,
+        store_name: str | None = None,
+        after: tuple[int, str] | None = None,
+    ) -> list[StoredRun]:
+        """Runs, newest first, after the one of this moment (in microseconds) and id."""
+
+    def measure_runs(self, **which: Any) -> list[int]:
+        """About how many bytes each of the runs has that `list_runs` returns."""
+
+    def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
+        """The runs that fit."""
+
+    def iterate_search(
+        self, search: RunSearch, store_name: str | None = None, *, start: int = 0
+    ) -> Generator[RunSummary, None, None]:
+        """What `search` returns from one on, a few runs at a time in memory."""
+
+    def search_page(self, search: PageSearch, store_name: str | None = None) -> RunPage:
+        """One page of the runs that fit, of each the chosen columns."""
+
+    def list_names(
+        self, project: str | None, text: str, limit: int, store_name: str | None = None
+    ) -> RunNames:
+        """The names that runs have."""
+
+    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
+        """A figure of layers, parameters or telemetry over steps."""
+
+    def summarize(self, run_id: str) -> RunSummary:
+        """One run with its metrics summed up."""
+
+    def close(self) -> None:
+        """Give up connections; called once."""
+
+
+class _Request(NamedTuple):
+    batches: Sequence[Batch]
+    size_bytes: int
+    done: asyncio.Future[None]
+
+
+class _GroupCommit:
+    """One writer of one store; belongs to one event loop.
+
+    A sync of the disk takes as long for many requests as for one. What comes
+    while a transaction runs is taken up by the next.
+
+    Args:
+        write_group: Stores batches in one transaction.
+        threads: Where it is called, one call at a time.
+    """
+
+    def __init__(
+        self, write_group: Callable[[Sequence[Batch]], None], threads: WorkThreads
+    ) -> None:
+        self._write_group = write_group
+        self._threads = threads
+        self._waiting: deque[_Request] = deque()
+        self._waiting_bytes = 0
+        self._writer: asyncio.Task[None] | None = None
+
+    async def write(self, batches: Sequence[Batch]) -> None:
+        """Store batches, all of them or none; returns once they are committed and synced.
+
+        Raises:
+            BackendRejected: One of them can never be stored.
+            BackendUnavailable: The store is busy, or too much waits for it.
+        """
+        size_bytes = sum(len(batch.body) for batch in batches)
+        if self._waiting and self._waiting_bytes + size_bytes > _WAITING_BYTES:
+            raise BackendUnavailable(
+                "more batches wait for the store than it can write", retry_after_s=_RETRY_AFTER_S
+            )
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Request(batches, size_bytes, done))
+        self._waiting_bytes += size_bytes
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_waiting())
+        # A request that is given up must not take the others of its group along.
+        await asyncio.shield(done)
+
+    async def finish(self) -> None:
+        """Wait until all that was accepted is committed."""
+        if self._writer is not None:
+            await self._writer
+
+    async def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                group = self._take_group()
+                outcomes = await self._threads.write(self._store, group)
+                for request, outcome in zip(group, outcomes, strict=True):
+                    if request.done.cancelled():
+                        continue
+                    if outcome is None:
+                        request.done.set_result(None)
+                    else:
+                        request.done.set_exception(outcome)
+                        # Whoever waited may be gone; nobody else need hear of it.
+                        request.done.exception()
+        finally:
+            self._writer = None
+
+    def _take_group(self) -> list[_Request]:
+        group: list[_Request] = []
+        batches = size_bytes = 0
+        while self._waiting:
+            first = self._waiting[0]
+            if group and (
+                batches + len(first.batches) > _GROUP_BATCHES
+                or size_bytes + first.size_bytes > _GROUP_BYTES
+            ):
+                break
+            group.append(self._waiting.popleft())
+            batches += len(first.batches)
+            size_bytes += first.size_bytes
+        self._waiting_bytes -= size_bytes
+        return group
+
+    def _store(self, group: Sequence[_Request]) -> list[Exception | None]:
+        """Store a group in one transaction; where one is refused, each request by itself."""
+        try:
+            self._write_group([batch for request in group for batch in request.batches])
+        except BackendRejected as error:
+            if len(group) == 1:
+                return [error]
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            return [error] * len(group)
+        else:
+            return [None] * len(group)
+        outcomes: list[Exception | None] = []
+        for request in group:
+            try:
+                self._write_group(request.batches)
+            except Exception as error:  # noqa: BLE001 - handed to whoever waits
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+        return outcomes
+
+
+class _CallGroup:
+    """Makes the calls of many requests on one thread, one group after the other; of one event loop.
+
+    What comes while a group is called is called by the next. In SQLite, where one writes at a
+    time anyway, each group then takes one hand-over to a thread and one sync of the disk.
+
+    Args:
+        call_together: Makes calls, and returns of each what it returned or raised.
+        threads: Where it is called.
+    """
+
+    def __init__(
+        self,
+        call_together: Callable[[Sequence[Callable[[], Any]]], list[Any]],
+        threads: WorkThreads,
+    ) -> None:
+        self._call_together = call_together
+        self._threads = threads
+        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._caller: asyncio.Task[None] | None = None
+
+    async def call(self, call: Callable[[], T]) -> T:
+        """What a call returns, once all of its group are on the disk.
+
+        Raises:
+            Exception: As the call.
+        """
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((call, done))
+        if self._caller is None:
+            self._caller = asyncio.create_task(self._call_waiting())
+        return await done
+
+    async def finish(self) -> None:
+        """Wait until all calls are made."""
+        if self._caller is not None:
+            await self._caller
+
+    async def _call_waiting(self) -> None:
+        try:
+            while self._waiting:
+                group = [
+                    self._waiting.popleft() for _ in range(min(_GROUP_CALLS, len(self._waiting)))
+                ]
+                found = await self._call_group([call for call, _ in group])
+                for (_, done), outcome in zip(group, found, strict=True):
+                    if done.done():
+                        continue  # whoever asked is gone
+                    if isinstance(outcome, Exception):
+                        done.set_exception(outcome)
+                    else:
+                        done.set_result(outcome)
+        finally:
+            self._caller = None
+
+    async def _call_group(self, calls: list[Callable[[], Any]]) -> list[Any]:
+        try:
+            return await self._threads.write(self._call_together, calls)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            return [error] * len(calls)
+
+
+class OpenStore:
+    """An open store, with its writer.
+
+    Attributes:
+        store: The store.
+        write: Stores batches, as `_GroupCommit.write` does.
+    """
+
+    def __init__(self, store: WorkspaceStore, threads: WorkThreads, *, groups: bool) -> None:
+        self.store = store
+        self._threads = threads
+        self._commits = _GroupCommit(store.write_group, threads) if groups else None
+        self._calls = _CallGroup(store.coordinate_together, threads) if groups else None
+        self.leases = 0
+
+    async def write(self, batches: Sequence[Batch]) -> None:
+        """Store batches, all of them or none; returns once they are committed.
+
+        Raises:
+            BackendRejected: One of them can never be stored.
+            BackendUnavailable: The store is busy or out of reach.
+        """
+        if self._commits is None:
+            await self._threads.write(self.store.write_group, batches)
+        else:
+            await self._commits.write(batches)
+
+    async def coordinate(self, call: Callable[[], T]) -> T:
+        """What a call of a method of `SupportsCoordination` that changes something returns."""
+        if self._calls is None:
+            return await self._threads.write(call)
+        return await self._calls.call(call)
+
+    async def close(self) -> None:
+        """Finish what is being written and close the store."""
+        if self._commits is not None:
+            await self._commits.finish()
+        if self._calls is not None:
+            await self._calls.finish()
+        await self._threads.write(self.store.close)
+
+
+class WorkspaceStores:
+    """At most so many open stores; of one event loop.
+
+    Args:
+        open_store: Opens the store of a workspace.
+        threads: Where stores are opened, used and closed.
+        limit: Stores that may be open. Those in use do not count.
+        groups: Whether requests share transactions, as a store with one writer wants it.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[str], WorkspaceStore],
+        threads: WorkThreads,
+        *,
+        limit: int,
+        groups: bool,
+    ) -> None:
+        self._open_store = open_store
+        self._threads = threads
+        self._limit = limit
+        self._groups = groups
+        self._open: OrderedDict[str, OpenStore] = OrderedDict()
+        self._changing: dict[str, asyncio.Lock] = {}
+        self._closed = False
+
+    @asynccontextmanager
+    async def lease(self, workspace: str) -> AsyncIterator[OpenStore]:
+        """The store of a workspace, which stays open meanwhile.
+
+        Raises:
+            SessionStoreError: It cannot be opened.
+            ServiceFailure: The server ends.
+        """
+        opened = self._open.get(workspace)
+        if opened is None:
+            opened = await self._find_or_open(workspace)
+        else:
+            self._open.move_to_end(workspace)
+            opened.leases += 1
+        try:
+            yield opened
+        finally:
+            opened.leases -= 1
+
+    async def close(self) -> None:
+        """Finish what is being written and close all stores."""
+        self._closed = True
+        while self._open:
+            _, opened = self._open.popitem()
+            await _close_quietly(opened)
+
+    async def _find_or_open(self, workspace: str) -> OpenStore:
+        lock = self._changing.setdefault(workspace, asyncio.Lock())
+        async with lock:
+            opened = self._open.get(workspace)
+            if opened is None:
+                if self._closed:
+                    raise ServiceFailure(
+                        ErrorCode.UNAVAILABLE, "the server ends", retry_after_s=5.0
+                    )
+                store = await self._threads.read(self._open_store, workspace)
+                opened = OpenStore(store, self._threads, groups=self._groups)
+                self._open[workspace] = opened
+            opened.leases += 1
+        await self._close_idle()
+        return opened
+
+    async def _close_idle(self) -> None:
+        while len(self._open) > self._limit:
+            idle = next((name for name, each in self._open.items() if not each.leases), None)
+            if idle is None:
+                return
+            async with self._changing.setdefault(idle, asyncio.Lock()):
+                found = self._open.get(idle)
+                if found is None or found.leases:
+                    continue
+                # Out of the list first: nobody may take a lease on what is being closed.
+                del self._open[idle]
+                await _close_quietly(found)
+
+
+async def _close_quietly(opened: OpenStore) -> None:
+    try:
+        await opened.close()
+    except Exception:  # noqa: BLE001 - what was acknowledged is stored; the others must be closed
+        _log.exception("a store could not be closed")
+
+
+class WorkspaceReader:
+    """Reads the store and the payloads of one workspace; every method from any thread.
+
+    It has what `SupportsRead`, `SupportsSeries`, `SupportsChanges`, `SupportsSearch`,
+    `SupportsPages`, `SupportsGrid`, `SupportsGenerations`, `SupportsArtifacts` and
+    `SupportsCoordination` read with, and refuses to write.
+
+    Args:
+        store: The store, which stays open as long as this is used; not closed by it.
+        vault: Where payloads are; None where none are asked for.
+        workspace: The workspace's name.
+    """
+
+    def __init__(self, store: WorkspaceStore, vault: PayloadVault | None, workspace: str) -> None:
+        self._vault = vault
+        self._workspace = workspace
+        self.load_run = store.load_run
+        self.list_runs = store.list_runs
+        self.read = store.read
+        self.iterate = store.iterate
+        self.read_series = store.read_series
+        self.read_series_many = store.read_series_many
+        self.read_heads = store.read_heads
+        self.read_changes = store.read_changes
+        self.read_mark = store.read_mark
+        self.read_grid = store.read_grid
+        self.read_outputs = store.read_outputs
+        self.search = store.search
+        self.search_page = store.search_page
+        self.list_names = store.list_names
+        self.summarize = store.summarize
+        self.list_sweeps = store.list_sweeps
+        self.load_sweep = store.load_sweep
+        self.list_trials = store.list_trials
+
+    def open_payload(self, run_id: str, sha256: str) -> BinaryIO:
+        """See `SupportsArtifacts`."""
+        found = None
+        if self._vault is not None:
+            found = self._vault.open(self._workspace, run_id, sha256)
+        if found is None:
+            raise ArtifactNotFoundError(f"payload {sha256} of run {run_id} is not kept here")
+        return found
+
+    def payload_directory(self, run_id: str) -> Path | None:
+        """See `SupportsArtifacts`: there is none to put anything into."""
+        del run_id
+        return None
+
+    def put_payload(self, payload: Payload) -> None:
+        """Refuses."""
+        del payload
+        _refuse()
+
+    def write(self, batch: Batch) -> None:
+        """Refuses."""
+        del batch
+        _refuse()
+
+    def write_generation(self, generation: Generation) -> int:
+        """Refuses."""
+        del generation
+        _refuse()
+
+    def close(self) -> None:
+        """Leaves the store to whoever has opened it."""
+
+
+def _refuse() -> NoReturn:
+    raise BackendUnavailable("the workspace is only looked at")
