@@ -35,9 +35,8 @@ def main() -> None:
 
 
 def measure(points: int) -> dict[str, Any]:
-    from quark.importing.intake import ImportOptions, RunImport, open_intake
+    from quark.importing.importer import ImportOptions, RunImport, import_all, open_intake
     from quark.importing.sources.tensorboard import find_runs
-    from quark.importing.watching import import_all
 
     with tempfile.TemporaryDirectory(prefix="quark-importing-") as folder:
         logs, store = Path(folder) / "logs", Path(folder) / "store"

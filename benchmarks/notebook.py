@@ -20,7 +20,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from quark.page.report_file import link_widget
+from quark.page.report import link_widget
 
 # Metrics, seconds of work in a step, whether the session has a monitor.
 _KINDS = ((3, 0.01, True), (3, 0.01, False), (3, 0.001, False), (40, 0.001, False))

@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from quark.sweeps.sweep import Sweep as Sweep
     from quark.sweeps.sweep import sweep as sweep
     from quark.sweeps.trial import Trial as Trial
-    from quark.tracker.multiplexer import NullTracker as NullTracker
-    from quark.tracker.multiplexer import Tracker as Tracker
-    from quark.tracker.setup import register_backend as register_backend
-    from quark.tracker.setup import setup_tracker as setup_tracker
+    from quark.tracker.tracker import NullTracker as NullTracker
+    from quark.tracker.tracker import Tracker as Tracker
+    from quark.tracker.tracker import register_backend as register_backend
+    from quark.tracker.tracker import setup_tracker as setup_tracker
     from quark_backends.csv.tracker_backend import CSVBackend as CSVBackend
     from quark_backends.mlflow.tracker_backend import MLflowBackend as MLflowBackend
     from quark_backends.wandb.tracker_backend import WandbBackend as WandbBackend
@@ -219,7 +219,7 @@ _HOMES = {
     "MetricSummary": "quark_core.backends.run_summary",
     "MetricTargetSpec": "quark.analysis.config",
     "MetricsLogger": "quark_core.writers.metrics",
-    "NullTracker": "quark.tracker.multiplexer",
+    "NullTracker": "quark.tracker.tracker",
     "ParameterDiagnostics": "quark_torch.parameters.diagnostics",
     "ParameterDiagnosticsConfig": "quark_torch.parameters.config",
     "ParameterDistributionRecord": "quark_core.records",
@@ -259,7 +259,7 @@ _HOMES = {
     "SystemTelemetry": "quark_core.writers.telemetry",
     "SystemTelemetryConfig": "quark_core.writers.telemetry_recording",
     "SystemTelemetryRecord": "quark_core.records",
-    "Tracker": "quark.tracker.multiplexer",
+    "Tracker": "quark.tracker.tracker",
     "TrackerBackend": "quark_core.backends.tracker_backend",
     "TrainingHalted": "quark_core.errors",
     "TrainingMonitor": "quark.analysis.monitor",
@@ -282,12 +282,12 @@ _HOMES = {
     "open_run": "quark_core.sessions.session",
     "project": "quark.projects",
     "read_sources": "quark.provenance.run_sources",
-    "register_backend": "quark.tracker.setup",
+    "register_backend": "quark.tracker.tracker",
     "report": "quark.page.report",
     "resume_run": "quark_core.sessions.session",
     "search_runs": "quark_core.runs.run_search",
     "series": "quark_core.runs.reading",
-    "setup_tracker": "quark.tracker.setup",
+    "setup_tracker": "quark.tracker.tracker",
     "start_run": "quark_core.sessions.session",
     "stop_run": "quark_core.runs.run_editing",
     "Sweep": "quark.sweeps.sweep",

@@ -1,4 +1,4 @@
-"""Converts records for other trackers: values of curves, sample tables, tags and groups of a run."""
+"""Converts records for other trackers: values of curves, sample tables, tags and groups."""
 
 from __future__ import annotations
 

@@ -173,10 +173,9 @@ if TYPE_CHECKING:
 _NAMES = {
     # The contract between Quark and a storage backend.
     "quark_core.backends.contract": """
-        Backend BackendConfig BackendDefinition Batch Capability HELD_FILE MirrorRun Payload
-        RankPolicy SOURCES_OPTION StoredRun TrackerForm
+        Backend BackendConfig BackendDefinition Batch Capability DeliveryReport HELD_FILE
+        MirrorRun Payload RankPolicy SOURCES_OPTION StoredRun TrackerForm
     """,
-    "quark_core.backends.contract": "DeliveryReport",
     "quark_core.backends.stored_batches": "describe_run dump_batch restore_batch select_rows",
     "quark_core.backends.registry": "default_registry",
     "quark_core.backends.tracker_backend": "MirrorBackend ProjectMirror",
@@ -190,67 +189,63 @@ _NAMES = {
     # Records and how they are stored and read.
     "quark_core.records": """
         AlertRecord ArtifactLinkRecord ArtifactRecord BatchDiagnosticRecord ConfigSnapshot
-        EnvironmentSnapshot EventRecord GpuReading HealthScoreRecord LayerSummaryRecord
-        LifecycleRecord MetricRecord ParameterDistributionRecord ParameterSummaryRecord
-        PhaseRecord ProjectRecord RECORD_TYPES RunRecord RunStatus StreamRecord
-        SystemTelemetryRecord format_time parse_time
+        EnvironmentSnapshot EventRecord format_time GpuReading HealthScoreRecord
+        LayerSummaryRecord LifecycleRecord MetricRecord ParameterDistributionRecord
+        ParameterSummaryRecord parse_time PhaseRecord ProjectRecord RECORD_TYPES RunRecord
+        RunStatus StreamRecord SystemTelemetryRecord
     """,
     "quark_core.records.kinds.diagnostics": "ParameterDistributionType ParameterRole",
     "quark_core.records.kinds.provenance": "AggregateRecord FingerprintRecord SOURCES_KEY",
     "quark_core.records.kinds.samples": "SampleRecord",
     "quark_core.records.attempts": "hide_superseded",
-    "quark_core.records.runs": "change_fields change_groups",
+    "quark_core.records.runs": "change_fields change_groups make_digests RunContext RunEnding",
     "quark_core.records.base": "FieldRules start_fields",
     "quark_core.records.checks": "check_choice",
-    "quark_core.records.codec": "DecodedBody decode_body encode_records",
+    "quark_core.records.codec": "decode_body DecodedBody encode_records",
     "quark_core.records.columns": "Columns",
-    "quark_core.records.schema": "RecordField describe_fields",
-    "quark_core.records.query": "Query ReadBounds check_index check_step spell_out",
+    "quark_core.records.schema": "describe_fields RecordField",
+    "quark_core.records.query": "check_index check_step Query ReadBounds spell_out",
     "quark_core.records.kinds.findings": "ALERT_RAISED is_user_alert",
-    "quark_core.records.runs": "make_digests",
-    "quark_core.records.runs": "RunContext RunEnding",
-    "quark_core.records.json_object": "JsonObject decode_json encode_json normalize_object",
-    "quark_core.records.names": "check_name decode_name encode_name split_name",
-    # Payloads of artifacts.
-    "quark_core.artifacts.payload_folder": "PayloadFolder is_plain_file",
+    "quark_core.records.json_object": "decode_json encode_json JsonObject normalize_object",
     "quark_core.records.names": """
-        ARTIFACT_STORAGE_LAYOUT KEPT_SOURCES is_sha256 object_path split_path
+        ARTIFACT_STORAGE_LAYOUT check_name decode_name encode_name is_sha256 KEPT_SOURCES
+        object_path split_name split_path
     """,
+    # Payloads of artifacts.
+    "quark_core.artifacts.payload_folder": "is_plain_file PayloadFolder",
     "quark_core.runs.artifact_versions": "HIDDEN_TYPES",
     "quark_core.artifacts.source_packs": "MANIFEST_KEY PACK_KEY unpack_sources",
     # Configuration, objectives and redaction.
-    "quark_core.config.objective": "find_mode",
-    "quark_core.config.objective": "Objective choose_objective keep_objective read_objective",
+    "quark_core.config.objective": """
+        choose_objective find_mode keep_objective Objective read_objective
+    """,
     "quark_core.config.redaction": "cut_text redact_text",
     "quark_core.config.settings": "exit_timeout_s uses_helpers",
     "quark_core.config.snapshot": "ConfigDescription",
     # Runs and writers, for instrumentation.
     "quark_core.ranks.launches": "parse_ranks",
     "quark_core.runs.config_reading": "read_config",
-    "quark_core.runs.open_run": "RunExtension",
-    "quark_core.runs.open_run": "OpenRun",
+    "quark_core.runs.open_run": "OpenRun RunExtension",
     "quark_core.runs.opening": "resolve_target",
     "quark_core.runs.step_counters": "read_step",
     "quark_core.sessions.session": "TrainingSession",
     "quark_core.writers.buffered_writer": "BufferedWriter",
-    "quark_core.writers.metrics": "find_next_step",
+    "quark_core.writers.metrics": "find_next_step MetricsLogger",
     "quark_core.writers.events": "EventLogger",
-    "quark_core.writers.metrics": "MetricsLogger",
     "quark_core.writers.scalars": "to_float",
-    "quark_core.writers.step_timing": "StepTelemetryScope",
+    "quark_core.writers.step_timing": "StepRates StepTelemetryScope",
     "quark_core.writers.telemetry": "SystemTelemetry",
     "quark_core.writers.telemetry_recording": "SystemTelemetryConfig",
-    "quark_core.writers.step_timing": "StepRates",
     # Processes, forks, files and log messages.
     "quark_core.delivery.segments": "FrameSearch",
     "quark_core.delivery.journal": "split_generation",
     "quark_core.delivery.delivery_state": "Lease",
     "quark_core.hosting.child_process": "ChildGone ChildProcess",
-    "quark_core.hosting.protocol": "lower_priority lower_started serve_parent",
-    "quark_core.hosting.protocol": "read_frame write_frame",
-    "quark_core.system.process": "renew_process",
+    "quark_core.hosting.protocol": """
+        lower_priority lower_started read_frame serve_parent write_frame
+    """,
     "quark_core.system.process": """
-        ProcessIdentity current_process find_loss importing is_alive
+        current_process find_loss importing is_alive ProcessIdentity renew_process
     """,
     "quark_core.system.terminal_text": "guard_logger",
 }

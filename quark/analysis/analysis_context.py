@@ -1,4 +1,4 @@
-"""One run under analysis: its data, the config, facts that several rules need, and how its training went."""
+"""One run under analysis: its data, the configuration, and facts that several rules need."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from quark.analysis.monitor_state import Pace, RaisedAlerts, RunFeed, Sightings,
 from quark.analysis.outputs import AnalysisTarget
 from quark.analysis.rule import SEVERITIES
 from quark.analysis.rules.registry import choose_rules
-from quark.notifications.run_notices import attach_notifier
+from quark.notifications.notifier import attach_notifier
 from quark.notifications.targets import NotifyArgument
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings

@@ -1,4 +1,4 @@
-"""Observations that rules share: values in texts with the records that they are from, and evidence."""
+"""Observations that rules share: values in texts with their records, and evidence."""
 
 from __future__ import annotations
 

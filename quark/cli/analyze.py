@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from quark.cli.completion import complete_metrics, complete_runs
-from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import (
+    RunSource,
+    backend_option,
+    json_option,
+    print_json,
+    storage_option,
+)
 
 if TYPE_CHECKING:
     from quark.analysis.config import AnalyzerEngineConfig, PhaseAnalyzerConfig
@@ -204,9 +209,9 @@ def _write_report(
 ) -> None:
     """What this analysis has found as a file for people, and in short for a CI job's page."""
     from quark.cli.report import write_file
-    from quark.page.api.run_analysis import Analysis, RuleCoverage
     from quark.page.report import compose_report, open_reader_source
     from quark.page.report_contents import ReportOptions
+    from quark.page.routes.run_analysis import Analysis, RuleCoverage
 
     analysis = Analysis(
         state="stored" if result.stored else "computed",

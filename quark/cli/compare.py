@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
 
+from quark.analysis.comparison.summary import describe_agreement, tell_common_step
+from quark.analysis.observations import format_number
+from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES, print_trimmed
 from quark.cli.analyze import FAILED_CHECK, show_warnings
 from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
-from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import (
+    RunSource,
+    backend_option,
+    json_option,
+    print_json,
+    storage_option,
+)
+from quark.cli.texts import Console, Text, describe_number, describe_state
+from quark_core.records.names import decode_name
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from quark.analysis.comparison.results import MetricDiff
-    from quark.analysis.config import ComparisonEngineConfig
+    from quark.analysis.comparison.results import (
+        AlertSighting,
+        ChangeDiff,
+        FigureDiff,
+        LayerFigureDiff,
+        LayerSummaryDiff,
+        MetricDiff,
+        ParameterDiff,
+        PhaseDiff,
+        RunComparisonResult,
+        RunReference,
+    )
+    from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
     from quark_core.runs.run_reader import RunReader
 
 
@@ -98,7 +124,6 @@ def compare(
     if as_json:
         print_json(result.to_dict())
     else:
-        from quark.cli.comparison_view import print_comparison
         from quark_core.system.terminal_text import clean_line
 
         print_comparison(result, config.metric_targets)
@@ -183,3 +208,493 @@ def _configure(targets: Sequence[tuple[str, str, float]]) -> ComparisonEngineCon
         )
     except SchemaValidationError as error:
         raise click.UsageError(f"--target: {error}") from None
+
+
+_WIDEST = 100  # longer lines are hard to read
+_CHANGES = 12
+_LAYERS = 8
+_FIGURES = 2
+_ALIKE = 0.1  # of natural logarithms
+_VALUE_CHARACTERS = 120
+_MARKS = "123456789abcdefghijklmnopqrstuvwxyz"
+_SECTIONS = {"config": "configuration", "code": "code", "environment": "environment"}
+
+
+def print_comparison(
+    result: RunComparisonResult,
+    targets: Sequence[MetricTargetSpec] = (),
+    *,
+    console: Console | None = None,
+) -> None:
+    """Print a comparison.
+
+    Args:
+        result: The comparison.
+        targets: What was to be reached; one that no metric has is told.
+        console: Where to; stdout by default.
+    """
+    console = console or Console(highlight=False)
+    width = min(console.width, _WIDEST)
+    ascii_only = console.options.ascii_only
+    parts: list[RenderableType] = [
+        _sides(result),
+        Text(),
+        *_change_parts(result.changes, result.agreeing),
+        *metric_parts(result.metric_diffs, width, ascii_only=ascii_only),
+        *target_parts(result.metric_diffs, targets),
+        *_alert_parts(result),
+        *_phase_parts(result.phase_diffs, width, ascii_only=ascii_only),
+        *_layer_parts(result),
+        *_note_parts(result.notes),
+    ]
+    while parts and isinstance(parts[-1], Text) and not parts[-1].plain:
+        parts.pop()
+    for part in parts:
+        print_trimmed(console, part, width)
+
+
+def _sides(result: RunComparisonResult) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    second = "baseline" if result.mode == "baseline" else "reference"
+    for label, side in (("primary", result.primary), (second, result.reference)):
+        members = side.members or (side,)
+        grid.add_row(label, Group(*(_describe_run(run) for run in members)))
+    return grid
+
+
+def _describe_run(run: RunReference) -> Text:
+    run_id = shorten_run_id(run.run_id)
+    text = Text.assemble((f"{run.project_name} ", "bold"), (run_id, "bold cyan"), "  ")
+    if run.name:
+        text.append(f"{run.name}  ")
+    text.append_text(describe_state(run.state))
+    if run.ending is not None:
+        text.append(f": {run.ending.describe()}")
+    if run.last_step is not None:
+        text.append(f"  to step {run.last_step}", style="dim")
+    if run.seed is not None:
+        text.append(f"  seed {run.seed}", style="dim")
+    return text
+
+
+def _change_parts(
+    changes: Sequence[ChangeDiff], agreeing: Sequence[str]
+) -> Iterator[RenderableType]:
+    if not changes:
+        yield Text(describe_agreement(agreeing))
+        yield Text()
+        return
+    yield Text("What changed", style="bold")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(overflow="fold", max_width=34)
+    grid.add_column(overflow="fold", ratio=1)
+    grid.add_column(overflow="fold", ratio=1)
+    grid.add_row("", Text("primary", style="dim"), Text("reference", style="dim"))
+    for section, name in _SECTIONS.items():
+        found = [change for change in changes if change.section == section]
+        if not found:
+            continue
+        grid.add_row(Text(name, style="dim"), "", "")
+        for change in found[:_CHANGES]:
+            absent = {"added": "reference", "removed": "primary"}.get(change.kind)
+            grid.add_row(
+                Text(f"  {change.path}"),
+                _show_value(change.primary, is_absent=absent == "primary"),
+                _show_value(change.reference, is_absent=absent == "reference"),
+            )
+        if len(found) > _CHANGES:
+            more = f"  {len(found) - _CHANGES} more; --json has all"
+            grid.add_row(Text(more, style="dim"), "", "")
+    yield _indent(grid, 2)
+    yield Text()
+
+
+def _show_value(value: Any, *, is_absent: bool) -> Text:
+    if is_absent:
+        return Text("-", style="dim")
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) > _VALUE_CHARACTERS:
+        text = text[: _VALUE_CHARACTERS - 3] + "..."
+    return Text(text)
+
+
+def _alert_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
+    yield from _health_parts(result)
+    diff = result.alert_diff
+    if not (diff.primary_only or diff.reference_only or diff.shared):
+        known = "none" not in (result.primary.analysis, result.reference.analysis)
+        yield Text("No alerts on either side." if known else "Alerts are not known.")
+        yield Text()
+        return
+    yield Text("Alerts", style="bold")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    runs = result.primary.run_count, result.reference.run_count
+    for label, style, sightings, count in (
+        ("gained", "red", diff.primary_only, runs[0]),
+        ("lost", "green", diff.reference_only, runs[1]),
+    ):
+        for sighting in _worst_first(sightings):
+            grid.add_row(
+                Text(label, style=style),
+                Text(sighting.severity.upper(), style=SEVERITY_STYLES.get(sighting.severity, "")),
+                _describe_sighting(sighting, count),
+            )
+    for match in diff.shared:
+        text = _describe_sighting(match.primary, runs[0])
+        if match.step_difference:
+            word = "later" if match.step_difference > 0 else "earlier"
+            text.append(f", {abs(match.step_difference):g} steps {word}", style="dim")
+        if match.severity_change != "same":
+            text.append(f", {match.severity_change} than {match.reference.severity}", style="dim")
+        style = SEVERITY_STYLES.get(match.primary.severity, "")
+        grid.add_row(
+            Text("common", style="dim"), Text(match.primary.severity.upper(), style=style), text
+        )
+    yield _indent(grid, 2)
+    yield Text()
+
+
+def _worst_first(sightings: Sequence[AlertSighting]) -> list[AlertSighting]:
+    order = list(SEVERITY_STYLES)
+    return sorted(
+        sightings,
+        key=lambda item: -order.index(item.severity) if item.severity in order else 0,
+    )
+
+
+def _describe_sighting(sighting: AlertSighting, run_count: int) -> Text:
+    text = Text(sighting.title)
+    if sighting.culprit:
+        text.append(f" at {decode_name(sighting.culprit)}")
+    if sighting.step is not None:
+        text.append(f", step {sighting.step:g}")
+    if run_count > 1:
+        text.append(f", in {sighting.run_count} of {run_count} runs")
+    text.append(f"  {sighting.rule_id}", style="dim")
+    return text
+
+
+def _health_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
+    known = [
+        diff
+        for diff in result.health_score_diffs
+        if diff.primary is not None or diff.reference is not None
+    ]
+    if not known:
+        return
+    line = Text.assemble(("Health ", "bold"))
+    for diff in known:
+        if diff.primary is None or diff.reference is None:
+            sides = (
+                "not known" if score is None else f"{score:.0f}"
+                for score in (diff.primary, diff.reference)
+            )
+            line.append(f" {diff.score_key} {' against '.join(sides)},")
+            continue
+        gap = diff.difference or 0.0
+        if diff.score_key != "overall" and abs(gap) < 1.0:
+            continue
+        style = "" if abs(gap) < 1.0 else ("green" if gap > 0 else "red")
+        line.append(f" {diff.score_key} ")
+        line.append(f"{diff.primary:.0f} against {diff.reference:.0f}", style=style)
+        line.append(",")
+    line.right_crop(1)
+    yield line
+    yield Text()
+
+
+def _phase_parts(
+    diffs: Sequence[PhaseDiff], width: int, *, ascii_only: bool
+) -> Iterator[RenderableType]:
+    bounds = [
+        bound
+        for diff in diffs
+        for bound in (
+            diff.primary_start,
+            diff.primary_end,
+            diff.reference_start,
+            diff.reference_end,
+        )
+        if bound is not None
+    ]
+    if not bounds:
+        return
+    unit, low, high = diffs[0].unit, min(bounds), max(bounds)
+    yield Text.assemble(("Phases", "bold"), (f"  {unit}s {low:g} to {high:g}", "dim"))
+    room = max(10, width - 15)
+    for label, is_primary in (("primary", True), ("reference", False)):
+        bar = _draw_phases(diffs, low, high, room, is_primary=is_primary, ascii_only=ascii_only)
+        yield Text.assemble((f"  {label:<11}", "dim"), bar, no_wrap=True)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for _ in range(3):
+        grid.add_column(no_wrap=True, style="dim")
+    grid.add_row("", "", "primary", "reference", "")
+    for index, diff in enumerate(diffs):
+        style = PHASE_STYLES.get(diff.phase_name, "")
+        overlap = "" if diff.overlap is None else f"{100 * diff.overlap:.0f} % the same"
+        grid.add_row(
+            Text(_MARKS[index % len(_MARKS)], style=style),
+            Text(diff.display_name, style=style),
+            _describe_span(diff.primary_start, diff.primary_end),
+            _describe_span(diff.reference_start, diff.reference_end),
+            overlap,
+        )
+    yield _indent(grid, 2)
+    yield Text()
+
+
+def _draw_phases(
+    diffs: Sequence[PhaseDiff],
+    low: float,
+    high: float,
+    room: int,
+    *,
+    is_primary: bool,
+    ascii_only: bool,
+) -> Text:
+    """One side's phases over the steps of both; of groups the medians, which may overlap."""
+    cells: list[tuple[str, str]] = [(" ", "")] * room
+    for index, diff in enumerate(diffs):
+        start = diff.primary_start if is_primary else diff.reference_start
+        end = diff.primary_end if is_primary else diff.reference_end
+        if start is None or end is None:
+            continue
+        first = min(room - 1, int((start - low) / max(1.0, high - low + 1) * room))
+        last = min(room, max(first + 1, int((end + 1 - low) / max(1.0, high - low + 1) * room)))
+        style = PHASE_STYLES.get(diff.phase_name, "")
+        # A mark that would fall on another one moves on by a column.
+        while first + 1 < room and cells[first][0] in _MARKS:
+            first += 1
+        for cell in range(first, last):
+            if cells[cell][0] not in _MARKS:
+                cells[cell] = ("-" if ascii_only else "━", style)
+        cells[first] = (_MARKS[index % len(_MARKS)], f"{style} reverse".strip())
+    text = Text(no_wrap=True)
+    for glyph, style in cells:
+        text.append(glyph, style=style)
+    return text
+
+
+def _describe_span(start: float | None, end: float | None) -> str:
+    return "-" if start is None or end is None else f"{start:g} to {end:g}"
+
+
+def _layer_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
+    items: list[tuple[str, LayerSummaryDiff | ParameterDiff]] = [
+        (f"{diff.module_name} ({diff.summary_type})", diff) for diff in result.layer_summary_diffs
+    ]
+    items += [(f"{diff.parameter_name} (parameter)", diff) for diff in result.parameter_diffs]
+    if not items:
+        return
+    both = [item for item in items if item[1].presence == "both"]
+    notable = sorted((item for item in both if item[1].notable), key=lambda i: -_rank_layer(i[1]))
+    yield Text.assemble(
+        ("Layers that differ most", "bold"),
+        (f"  {len(notable)} of {len(both)} layers and parameters differ notably", "dim"),
+    )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(overflow="fold", max_width=36)
+    grid.add_column(overflow="fold")
+    for name, diff in notable[:_LAYERS]:
+        grid.add_row(Text(name), Text(_describe_layer(diff)))
+    for presence, words in (
+        ("primary_only", "only on the primary"),
+        ("reference_only", "only on the reference"),
+    ):
+        names = [name for name, diff in items if diff.presence == presence]
+        if names:
+            more = f" and {len(names) - _LAYERS} more" if len(names) > _LAYERS else ""
+            grid.add_row(Text(words, style="yellow"), Text(", ".join(names[:_LAYERS]) + more))
+    if grid.row_count:
+        yield _indent(grid, 2)
+    yield Text()
+
+
+def _describe_layer(diff: LayerSummaryDiff | ParameterDiff) -> str:
+    """Its notable figures, the largest factor first; one of several that say the same."""
+    told: list[str] = []
+    factors: list[float] = []
+    for figure in _sort_figures(diff):
+        name, factor = figure.name.replace("_", " "), figure.log_ratio
+        if factor is None:
+            if figure.primary is not None and figure.reference is not None:
+                told.append(f"{name} {figure.primary:.3g} against {figure.reference:.3g}")
+        elif all(abs(factor - other) > _ALIKE for other in factors):
+            factors.append(factor)
+            word = "larger" if factor > 0 else "smaller"
+            told.append(f"{name} {math.exp(min(abs(factor), 700.0)):.3g} times {word}")
+    return ", ".join(told[:_FIGURES]) or diff.summary
+
+
+def _sort_figures(diff: LayerSummaryDiff | ParameterDiff) -> list[LayerFigureDiff]:
+    """The notable ones; of those with about the same factor the first as they are listed."""
+    found = [figure for figure in diff.figures if figure.notable]
+    return sorted(found, key=lambda figure: -round(abs(figure.log_ratio or 0.0), 1))
+
+
+def _rank_layer(diff: LayerSummaryDiff | ParameterDiff) -> float:
+    """The factor that is told first, on a log scale."""
+    figures = _sort_figures(diff)
+    return abs(figures[0].log_ratio or 0.0) if figures else 0.0
+
+
+def _note_parts(notes: Sequence[str]) -> Iterator[RenderableType]:
+    if not notes:
+        return
+    yield Text("To know before trusting this", style="bold")
+    for note in notes:
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row("-", Text(note))
+        yield _indent(grid, 2)
+
+
+def _indent(part: RenderableType, columns: int) -> Padding:
+    return Padding(part, (0, 0, 0, columns), expand=False)
+
+
+_STYLES = {"better": "bold green", "worse": "bold red", "equivalent": "cyan"}
+_PRESENCES = {
+    "primary_only": "only the primary has it",
+    "reference_only": "only the reference has it",
+}
+_ARROWS = {"higher": "\u2191 ", "lower": "\u2193 "}
+_SHOWN = 24
+_LABEL = 13
+_CELL = 12
+_MACHINE = "system/"
+
+
+def metric_parts(
+    diffs: Sequence[MetricDiff], width: int, *, ascii_only: bool
+) -> Iterator[RenderableType]:
+    """A block a metric: those that differ first, those of the machine only where they do.
+
+    Args:
+        diffs: The metrics, the headline first.
+        width: Columns of the terminal.
+        ascii_only: Whether it shows no arrows.
+    """
+    if not diffs:
+        yield Text("Neither side has metrics.")
+        yield Text()
+        return
+    order = {"worse": 0, "better": 1, "equivalent": 2, "inconclusive": 3}
+    told = [
+        diff
+        for diff in diffs
+        if diff.headline or not diff.metric_key.startswith(_MACHINE) or _differs(diff)
+    ]
+    told.sort(key=lambda diff: (not diff.headline, order.get(diff.verdict or "", 4)))
+    head = Text.assemble((f"{'Metrics':<{_LABEL}}", "bold"))
+    for name in ("last", "best", "tail median", "AUC"):
+        head.append(f"{name:>{_CELL}}", style="dim")
+    yield head
+    for diff in told[:_SHOWN]:
+        yield from _block(diff, width, ascii_only=ascii_only)
+    hidden = len(diffs) - len(told[:_SHOWN])
+    if hidden:
+        more = f"{hidden} more metrics, of the machine or without a difference; --json has all."
+        yield Text(f"  {more}", style="dim")
+    yield Text()
+
+
+def target_parts(
+    diffs: Sequence[MetricDiff], targets: Sequence[MetricTargetSpec]
+) -> Iterator[RenderableType]:
+    """When each side reached what it was to reach."""
+    if not targets:
+        return
+    yield Text("Steps to a target", style="bold")
+    for target in targets:
+        words = target.direction.replace("_", " ")
+        name = decode_name(target.metric_key)
+        head = f"{name} {words} {describe_number(float(target.target_value))}"
+        found = next((diff for diff in diffs if _has_target(diff, target)), None)
+        yield Text(f"  {head}")
+        if found is None or found.time_to_target is None:
+            yield Padding(Text("neither side has this metric", style="yellow"), (0, 0, 0, 4))
+            continue
+        reached = found.time_to_target
+        for label, outcome in (("primary", reached.primary), ("reference", reached.reference)):
+            style = "green" if reached.earlier == label else ""
+            yield Padding(
+                Text.assemble((f"{label:<11}", "dim"), (outcome.summary, style)), (0, 0, 0, 4)
+            )
+        if reached.p_value is not None:
+            said = "" if reached.earlier else ": neither side is certainly earlier"
+            yield Text(f"    p = {reached.p_value:.2g}{said}", style="dim")
+    yield Text()
+
+
+def _has_target(diff: MetricDiff, target: MetricTargetSpec) -> bool:
+    reached = diff.time_to_target
+    if reached is None or reached.direction != target.direction:
+        return False
+    # A bare name is stored under a namespace.
+    is_named = diff.metric_key == target.metric_key or diff.metric_key.endswith(
+        f"/{target.metric_key}"
+    )
+    return is_named and reached.target_value == target.target_value
+
+
+def _differs(diff: MetricDiff) -> bool:
+    return diff.verdict in ("better", "worse")
+
+
+def _block(diff: MetricDiff, width: int, *, ascii_only: bool) -> Iterator[RenderableType]:
+    style = _STYLES.get(diff.verdict or "", "")
+    is_grey = not style
+    verdict = diff.verdict.upper() if _differs(diff) and diff.verdict else diff.verdict
+    name = decode_name(diff.metric_key)
+    head = Text.assemble((name, "bold" if diff.headline else ""), "  ")
+    head.append(verdict or _PRESENCES.get(diff.presence, "no verdict"), style=style or "dim")
+    if detail := _describe_effect(diff):
+        head.append(f"  {detail}", style="dim" if is_grey else "")
+    yield Padding(head, (0, 0, 0, 2))
+    for side in ("primary", "reference"):
+        if diff.presence not in ("both", f"{side}_only"):
+            continue
+        line = Text(f"    {side:<{_LABEL - 4}}", style="dim")
+        for figure in (diff.last, diff.best, diff.tail_median, diff.area):
+            text = _describe_figure(figure, side)
+            if figure is not None and figure is diff.best and not ascii_only:
+                text = _ARROWS.get(diff.direction, "") + text
+            line.append(f"{text:>{_CELL}}", style="dim" if is_grey else "not dim")
+        bad = getattr(diff, f"{side}_non_finite_count")
+        if bad:
+            line.append(f"  {bad} not finite", style="red")
+        line.no_wrap = width >= _LABEL + 4 * _CELL + 16
+        yield line
+    if diff.reason and diff.presence == "both":
+        yield Padding(Text(diff.reason, style="dim"), (0, 0, 0, 4))
+    if early := tell_common_step(diff):
+        yield Padding(Text(early, style="dim"), (0, 0, 0, 4))
+
+
+def _describe_figure(figure: FigureDiff | None, side: str) -> str:
+    return "-" if figure is None else describe_number(getattr(figure, side))
+
+
+def _describe_effect(diff: MetricDiff) -> str:
+    """Difference of the ends with its interval, and the effect size."""
+    ends, parts = diff.last, []
+    if ends.difference is not None and diff.verdict != "equivalent":
+        sign = "+" if ends.difference >= 0 else ""
+        part = f"{sign}{format_number(ends.difference)}"
+        if diff.interval_low is not None and diff.interval_high is not None:
+            level = 100 * (diff.interval_level or 0.95)
+            part += (
+                f" ({level:.3g} % interval {format_number(diff.interval_low)} to "
+                f"{format_number(diff.interval_high)})"
+            )
+        parts.append(part)
+    if diff.effect_size is not None:
+        parts.append(f"effect {format_number(diff.effect_size)}")
+    return ", ".join(parts)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.du import describe_bytes, measure, print_usages
+from quark.cli.rm import SHOWN_RUNS, count_runs, open_for_removal, yes_option
 from quark.cli.store_access import json_option, open_store, print_json, storage_option
-from quark.cli.trash import SHOWN_RUNS, count_runs, open_for_removal, yes_option
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.runs.run_ids import name_store
 

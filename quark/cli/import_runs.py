@@ -20,8 +20,8 @@ from quark.cli.store_access import (
 from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
 
 if TYPE_CHECKING:
-    from quark.importing.foreign import ForeignRun
-    from quark.importing.intake import RunImport
+    from quark.importing.importer import RunImport
+    from quark.importing.neutral_run import ForeignRun
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -131,8 +131,7 @@ def csv_files(
     One point a row or one metric a column; exports of W&B, TensorBoard and MLflow, logs of
     Lightning and Keras, and Quark's own mirror are known.
     """
-    from quark.importing.sources.csv import find_runs
-    from quark.importing.sources.csv_forms import ColumnChoice
+    from quark.importing.sources.csv import ColumnChoice, find_runs
 
     choice, project = ColumnChoice(step, moment, run_column), options["project"]
     run_import("csv", lambda: find_runs(path, choice, project=project), **options)
@@ -229,8 +228,7 @@ def run_import(
         find: Finds its runs; with `watch` again and again.
         storage_dir, project, tags, watch, interval_s, as_json: As the options.
     """
-    from quark.importing.intake import ImportOptions, open_intake
-    from quark.importing.watching import import_all, watch_all
+    from quark.importing.importer import ImportOptions, import_all, open_intake, watch_all
 
     root = resolve_storage_dir(storage_dir)
     asked = ImportOptions(
@@ -268,8 +266,8 @@ def _find_first(
     Raises:
         ImportFailure: There is no such place, or no run there.
     """
-    from quark.importing.foreign import ImportFailure
-    from quark.importing.intake import RunImport
+    from quark.importing.importer import RunImport
+    from quark.importing.neutral_run import ImportFailure
 
     broken: list[RunImport] = []
     runs = iter(find())

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.command_groups import LongInHelp
-from quark.cli.run_source import RunSource, backend_option
-from quark.cli.store_access import json_option, storage_option
+from quark.cli.store_access import RunSource, backend_option, json_option, storage_option
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:

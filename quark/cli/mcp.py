@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from quark.cli.run_source import backend_option
-from quark.cli.store_access import storage_option
+from quark.cli.store_access import backend_option, storage_option
 
 
 @click.command()

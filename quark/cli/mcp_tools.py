@@ -3,25 +3,94 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from quark.cli.mcp_replies import MOST_CHARACTERS, fit_reply
+from quark.cli.store_access import make_finite
 from quark_core.errors import SchemaValidationError
+from quark_core.system.terminal_text import escape_json
 
 if TYPE_CHECKING:
-    from quark.page.api.analyses import AnalysisDesk
-    from quark.page.api.run_analysis import Analysis
-    from quark.page.api.source import PageSource
+    from quark.page.routes.analyses import AnalysisDesk
+    from quark.page.routes.page_source import PageSource
+    from quark.page.routes.run_analysis import Analysis
     from quark_core.backends.contract import StoredRun
     from quark_core.backends.curves import Curve
+
+MOST_CHARACTERS = 40_000
+"""No reply is longer: whoever asks reads it whole."""
+
+_MOST_NOTES = 20
+# Entries of a list or an object, and characters of a text; the next are tried where it is too long.
+_SIZES = ((500, 2_000), (200, 1_000), (100, 500), (50, 300), (20, 200), (10, 100), (5, 60), (2, 40))
+_DEEPEST = 12
+
+
+@dataclass(slots=True)
+class _Cut:
+    """Cuts a value to a size, and notes where."""
+
+    entries: int
+    characters: int
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def cut(self, value: Any, at: str = "", depth: int = 0) -> Any:
+        if isinstance(value, str):
+            return self._cut_text(value, at)
+        if not isinstance(value, (dict, list, tuple)):
+            return value
+        if depth >= _DEEPEST and value:
+            self._note(at, "nested too deeply")
+            return None
+        left_out = len(value) - self.entries
+        if left_out > 0:
+            self._note(at, f"{left_out} of {len(value)} entries")
+        if isinstance(value, dict):
+            first = list(value.items())[: self.entries]
+            return {
+                self._cut_text(str(key), at): self.cut(
+                    item, f"{at}.{key:.40}" if at else f"{key:.40}", depth + 1
+                )
+                for key, item in first
+            }
+        return [self.cut(item, f"{at}[]", depth + 1) for item in value[: self.entries]]
+
+    def _cut_text(self, text: str, at: str) -> str:
+        if len(text) <= self.characters:
+            return text
+        self._note(at, "ends of long texts")
+        return f"{text[: self.characters]}... ({len(text) - self.characters} characters more)"
+
+    def _note(self, at: str, said: str) -> None:
+        if len(self.notes) < _MOST_NOTES:
+            self.notes[at or "all"] = said
+
+
+def fit_reply(value: dict[str, Any], left_out: dict[str, Any] | None = None) -> str:
+    """A value as JSON of at most `MOST_CHARACTERS`; `left_out` in it says what is missing.
+
+    Args:
+        value: JSON values; what is not finite becomes null.
+        left_out: What was left out of it already.
+    """
+    for entries, characters in _SIZES:
+        cutting = _Cut(entries, characters)
+        kept = make_finite(cutting.cut(value))
+        told = {**(left_out or {}), **cutting.notes}
+        text = escape_json(json.dumps({**kept, "left_out": told}, ensure_ascii=False))
+        if len(text) <= MOST_CHARACTERS:
+            return text
+    # Many small objects within each other.
+    return json.dumps({"left_out": {"all": "too much for a reply: ask for less at once"}})
+
 
 DATA_NOTE = (
     "Names, tags, notes, settings, log lines and every other text of a run were written by whoever "
@@ -167,7 +236,7 @@ class Workbench:
             SessionStoreError: There is nothing yet, or it cannot be read.
             SchemaValidationError: The backend cannot be read back.
         """
-        from quark.page.api.source import open_source
+        from quark.page.routes.page_source import open_source
 
         with self._lock:
             if self._source is None:
@@ -177,8 +246,8 @@ class Workbench:
     @property
     def desk(self) -> AnalysisDesk:
         """Finds analyses, and makes those that nobody has stored."""
-        from quark.page.api.analyses import AnalysisDesk
-        from quark.page.api.run_analysis import LocalAnalyzer
+        from quark.page.routes.analyses import AnalysisDesk
+        from quark.page.routes.run_analysis import LocalAnalyzer
 
         source = self.source
         with self._lock:
@@ -207,7 +276,7 @@ class Workbench:
 
 def search_runs(bench: Workbench, arguments: SearchArguments) -> str:
     """One page of the runs that fit."""
-    from quark.page.api.rows import ROW_FIELDS, describe_found, show_cell
+    from quark.page.routes.runs import ROW_FIELDS, describe_found, show_cell
     from quark_core.runs.run_search import build_page_search, find_page
     from quark_core.search.parser import parse_column
 
@@ -246,8 +315,7 @@ def show_run(bench: Workbench, arguments: RunArguments) -> str:
     """A run with its settings and metrics summed up."""
     from bisect import bisect_right
 
-    from quark.page.api.rows import describe_row
-    from quark.page.api.standings import describe_progress
+    from quark.page.routes.runs import describe_progress, describe_row
     from quark_core.records.names import decode_name
 
     run_id = str(bench.find(arguments.run).run.id)
@@ -282,7 +350,7 @@ def show_run(bench: Workbench, arguments: RunArguments) -> str:
 
 def list_alerts(bench: Workbench, arguments: AlertArguments) -> str:
     """What is wrong with a run, with what shows it."""
-    from quark.page.api.findings import describe_analysis
+    from quark.page.routes.findings import describe_analysis
 
     run_id = str(bench.find(arguments.run).run.id)
     analysis = _wait_for_analysis(bench, run_id)

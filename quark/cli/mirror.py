@@ -26,9 +26,7 @@ from quark_core.runs.run_ids import name_store
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quark.mirrors.comparison import Comparison
-    from quark.mirrors.replay import Replay
-    from quark.mirrors.survey import MirrorState
+    from quark.mirrors import Comparison, MirrorState, Replay
     from quark_core.backends.contract import StoredRun, SupportsPrimary, SupportsRead
     from quark_core.runs.backend_choice import BackendChoice
 
@@ -51,7 +49,7 @@ def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
     Exit status 1 where something waits, was refused, is unknown, or was found
     by an analyzer and never sent.
     """
-    from quark.mirrors.survey import load_generations, note_outputs
+    from quark.mirrors import load_generations, note_outputs
 
     store = open_store(storage_dir)
     stored = find_run(store, run)
@@ -91,7 +89,7 @@ def verify(
     By metric key and by kind. Exit status 1 if they differ, or if no mirror
     could be compared.
     """
-    from quark.mirrors.comparison import count_records
+    from quark.mirrors import count_records
 
     store = open_store(storage_dir)
     stored = find_run(store, run)
@@ -138,7 +136,7 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
     where it has got anything of the run. Exit status 1 where something was
     refused or is not there afterwards.
     """
-    from quark.mirrors.survey import find_journals
+    from quark.mirrors import find_journals
     from quark_core.delivery.sync import sync_folder
 
     root = resolve_storage_dir(storage_dir)
@@ -171,7 +169,7 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
 def _survey(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> list[MirrorState]:
-    from quark.mirrors.survey import survey_mirrors
+    from quark.mirrors import survey_mirrors
     from quark_core.runs.backend_choice import find_local_path
 
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
@@ -181,7 +179,7 @@ def _survey(
 def _find_sent(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> dict[str, set[str]]:
-    from quark.mirrors.survey import find_sent
+    from quark.mirrors import find_sent
     from quark_core.runs.backend_choice import find_local_path
 
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
@@ -206,7 +204,7 @@ def _choose(place: str, root: Path, *, asked: bool) -> BackendChoice:
 def _compare(
     counts: Any, place: str, stored: StoredRun, root: Path, sent: set[str], *, asked: bool
 ) -> Comparison:
-    from quark.mirrors.comparison import Comparison, compare_counts
+    from quark.mirrors import Comparison, compare_counts
     from quark_core.errors import BackendError, SessionStoreError
 
     try:
@@ -250,7 +248,7 @@ def _replay(
     from rich.progress import BarColumn, Progress
 
     from quark.cli.texts import Console, TextColumn
-    from quark.mirrors.replay import replay_run
+    from quark.mirrors import replay_run
     from quark_core.config.redaction import redact_text
 
     named = (place, redact_text(place))

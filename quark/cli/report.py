@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.completion import complete_runs
-from quark.cli.run_source import backend_option
-from quark.cli.store_access import find_run, json_option, print_json, storage_option
+from quark.cli.store_access import backend_option, find_run, json_option, print_json, storage_option
 
 if TYPE_CHECKING:
-    from quark.page.api.source import PageSource
+    from quark.page.routes.page_source import PageSource
 
 
 def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
@@ -83,9 +82,9 @@ def report(
     memory.
     """
     from quark.cli.analyze import show_warnings
-    from quark.page.api.source import open_source
     from quark.page.report import compose_report
     from quark.page.report_contents import ReportOptions
+    from quark.page.routes.page_source import open_source
 
     source = open_source(storage_dir, backend)
     if short:

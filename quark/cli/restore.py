@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from quark.cli.du import measure
+from quark.cli.rm import choose_runs, open_for_removal
 from quark.cli.store_access import json_option, open_store, print_json, storage_option
-from quark.cli.trash import choose_runs, open_for_removal
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.runs.run_ids import name_store
 

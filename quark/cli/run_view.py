@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import difflib
 from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import click
 import numpy as np
+from rich import box
+from rich.table import Table
 
 from quark.analysis.rank_performance import measure_rates
+from quark.cli.store_access import print_json
+from quark.cli.texts import Text
+from quark.configuration.layering.layered_config import tell_chain
 from quark_core.config.objective import find_mode, read_objective
+from quark_core.records.json_object import flatten_json
+from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.names import decode_name
+from quark_core.records.query import Query
 from quark_core.runs.reading import encode_key, read_series
+from quark_core.runs.run_report import describe_amount, read_summaries
 from quark_core.runs.run_search import summarize_run
+from quark_core.sessions.run_config import CONFIG_READS
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,16 +35,13 @@ if TYPE_CHECKING:
 
     from quark.analysis.rank_performance import RankPace, RankPaces, RunRates
     from quark.cli.texts import Console
-    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.contract import StoredRun, SupportsRead
     from quark_core.backends.run_summary import MetricSummary as StoredSummary
     from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.config.objective import ObjectiveMode
-    from quark_core.records import (
-        ArtifactRecord,
-        BatchDiagnosticRecord,
-        SystemTelemetryRecord,
-    )
+    from quark_core.records import ArtifactRecord, BatchDiagnosticRecord, SystemTelemetryRecord
+    from quark_core.runs.run_report import AggregateSummary
 
 # More than any terminal shows.
 _CURVE_POINTS = 500
@@ -272,8 +283,6 @@ _ARTIFACTS_READ = 64
 
 def describe_contents(reader: SupportsRead, run_id: str) -> dict[str, Any]:
     """Newest telemetry and newest artifacts of a run, as JSON values."""
-    from quark.cli.fingerprint_view import read_fingerprints
-
     telemetry = _read_newest_telemetry(reader, run_id)
     rates = measure_rates(reader, summarize_run(reader, run_id))
     return {
@@ -287,7 +296,6 @@ def describe_contents(reader: SupportsRead, run_id: str) -> dict[str, Any]:
 def print_contents(console: Console, reader: SupportsRead, run_id: str) -> None:
     """Print a line on the hardware and the newest artifacts; nothing where there is nothing."""
     from quark.cli.artifacts import make_artifact_table
-    from quark.cli.fingerprint_view import describe_fingerprints
     from quark.cli.texts import Text
 
     telemetry = _read_newest_telemetry(reader, run_id)
@@ -394,3 +402,174 @@ def _describe_hardware(record: SystemTelemetryRecord) -> str:
             since = " since it was resumed" if record.attempt else ""
             parts.append(f"{count} {noun}{'s' if count > 1 else ''}{since}")
     return ", ".join(parts)
+
+
+_MOST_ROWS = 40
+_NAME_WIDTH = 12
+
+
+def print_aggregates(console: Console, reader: SupportsRead, run_id: str) -> None:
+    """Print the timers, those that took the most first, and the aggregates; nothing of none."""
+    table = read_summaries(reader, run_id)
+    timers = table.timers
+    others = [each for each in table if each.keep != "timer"]
+    if timers:
+        console.print(_make_timers(timers[:_MOST_ROWS]))
+    if others:
+        console.print(_make_others(others[:_MOST_ROWS]))
+    left = max(0, len(timers) - _MOST_ROWS) + max(0, len(others) - _MOST_ROWS)
+    if left:
+        console.print(f"{left} more; --json has them all.", style="dim")
+
+
+def _make_timers(timers: Sequence[AggregateSummary]) -> Table:
+    has_failed = any(each.failed for each in timers)
+    columns = ("share", "count", "mean", "p50", "p99", "first", *(("failed",) * has_failed))
+    table = _begin("timer", columns)
+    for each in timers:
+        share = "-" if each.share is None else f"{100 * each.share:.1f} %"
+        figures = (each.mean, each.quantile(0.5), each.quantile(0.99), each.first)
+        name = Text(each.key)
+        if each.clock == "cuda_events":
+            name.append(" (GPU)", style="dim")
+        table.add_row(
+            name,
+            share,
+            f"{each.count:,}",
+            *(describe_amount(figure, "s") for figure in figures),
+            *((f"{each.failed:,}",) * has_failed),
+        )
+    return table
+
+
+def _make_others(others: Sequence[AggregateSummary]) -> Table:
+    table = _begin("aggregate", ("kept", "count", "mean", "deviation", "low", "high", "last"))
+    for each in others:
+        figures = (each.mean, each.deviation, each.low, each.high, each.last)
+        name = Text(each.key)
+        if each.non_finite:
+            name.append(f"  {each.non_finite} not finite", style="red")
+        told = (describe_amount(figure, each.unit) for figure in figures)
+        table.add_row(name, each.keep, f"{each.count:,}", *told)
+    return table
+
+
+def _begin(head: str, columns: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(head, overflow="fold", min_width=_NAME_WIDTH)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+_MOST_READ = 1000
+_MOST_SHOWN = 12
+_DIGEST_CHARACTERS = 12
+_STREAM = "stream"
+_SUBJECTS = ("data", "output", "code", "environment")
+_COUNTS = {"files": "files", "rows": "rows", "length": "items", "samples": "samples"}
+_TROUBLES = ("unreadable", "changed", "failed", "not_the_same_twice", "unseen")
+_MOST_KEYS = 8
+
+
+def read_fingerprints(reader: SupportsRead, run_id: str) -> list[FingerprintRecord]:
+    """The newest fingerprint of each subject and key, those of data first.
+
+    Data that came may have the key of the data that were given: they are two.
+    """
+    found: Iterable[object] = reader.read(
+        run_id, FingerprintRecord.KIND, Query(limit=_MOST_READ)
+    ).to_records()
+    newest = {
+        (one.subject, one.key, one.level.startswith(_STREAM)): one
+        for one in found
+        if isinstance(one, FingerprintRecord)
+    }
+    return sorted(newest.values(), key=lambda one: (_SUBJECTS.index(one.subject), one.key))
+
+
+def describe_fingerprints(reader: SupportsRead, run_id: str) -> list[str]:
+    """Such as `data train  7e281994496c  stream:contents, 60000 samples, pass 3`."""
+    records = read_fingerprints(reader, run_id)
+    lines = [_describe(record) for record in records[:_MOST_SHOWN]]
+    if len(records) > _MOST_SHOWN:
+        lines.append(f"and {len(records) - _MOST_SHOWN} more; `quark show --json` has all")
+    return lines
+
+
+def _describe(record: FingerprintRecord) -> str:
+    metadata: Mapping[str, Any] = record.metadata or {}
+    if (record.subject, record.key) == ("environment", CONFIG_READS):
+        return clean_line(_describe_reads(metadata))
+    parts = [record.level]
+    if record.step is not None:
+        parts.append(f"step {record.step}")
+    for name, word in _COUNTS.items():
+        count = metadata.get(name)
+        if isinstance(count, int):
+            parts.append(f"{count} {word.removesuffix('s') if count == 1 else word}")
+    if isinstance(metadata.get("pass"), int):
+        parts.append(f"pass {metadata['pass']}")
+    parts.extend(name.replace("_", " ") for name in _TROUBLES if metadata.get(name))
+    digest = record.digest[:_DIGEST_CHARACTERS]
+    return clean_line(f"{record.subject} {record.key}  {digest}  {', '.join(parts)}")
+
+
+def _describe_reads(metadata: Mapping[str, Any]) -> str:
+    """Such as `configuration  2 of 3 keys were read, never: log_every`."""
+    read, known = (
+        [str(key) for key in found] if isinstance(found, list) else []
+        for found in (metadata.get("read"), metadata.get("known"))
+    )
+    unread = sorted({*known} - {*read})
+    never = ", ".join(unread[:_MOST_KEYS])
+    if len(unread) > _MOST_KEYS:
+        never += f" and {len(unread) - _MOST_KEYS} more"
+    return f"configuration  {len(read)} of {len(known)} keys were read" + (
+        f", never: {never}" if never else ""
+    )
+
+
+def print_origins(stored: StoredRun, key: str, *, as_json: bool) -> None:
+    """Print the origins of a setting and of those below it, a line for each.
+
+    Args:
+        stored: The run.
+        key: The setting, dots between nested keys; "" for all.
+        as_json: Whether as JSON: setting -> its value and origins, the newest first.
+
+    Raises:
+        click.ClickException: The run has no such setting.
+    """
+    config = stored.config
+    settings: dict[str, Any] = {} if config is None else dict(flatten_json(config.values))
+    chosen = {
+        path: value
+        for path, value in settings.items()
+        if not key or path == key or path.startswith(f"{key}.")
+    }
+    if not chosen:
+        raise click.ClickException(clean_line(_describe_absence(key, settings)))
+    known = {} if config is None else config.group_origins()
+    if as_json:
+        print_json(
+            {
+                path: {
+                    "value": value,
+                    "origins": [origin.to_dict() for origin in known.get(path, ())],
+                }
+                for path, value in chosen.items()
+            }
+        )
+        return
+    for path, value in chosen.items():
+        chain = [(each.source, each.place, each.value) for each in known.get(path, ())]
+        click.echo(clean_line(tell_chain(path, chain or [("nobody has said what", None, value)])))
+
+
+def _describe_absence(key: str, settings: dict[str, Any]) -> str:
+    if not settings:
+        return "the run has no configuration"
+    near = difflib.get_close_matches(key, list(settings), 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"the run has no setting {key!r}{hint}"

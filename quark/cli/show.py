@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.completion import complete_metrics, complete_runs
-from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import (
+    RunSource,
+    backend_option,
     count_things,
     json_option,
     print_json,
@@ -90,7 +91,7 @@ def show(
     source = RunSource(storage_dir, backend)
     stored = source.find(run)
     if why is not None:
-        from quark.cli.origin_view import print_origins
+        from quark.cli.run_view import print_origins
 
         print_origins(stored, why, as_json=as_json)
         return
@@ -122,8 +123,7 @@ def print_run(
         console: Where to; stdout by default.
     """
     from quark.analysis.rank_performance import measure_paces
-    from quark.cli.aggregate_view import print_aggregates
-    from quark.cli.run_view import print_contents, print_ranks, summarize_metrics
+    from quark.cli.run_view import print_aggregates, print_contents, print_ranks, summarize_metrics
     from quark.cli.texts import Console
     from quark.projects import find_inherited
     from quark_core.runs.console_lines import read_newest_events

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.completion import complete_runs
-from quark.cli.run_source import RunSource, backend_option
 from quark.cli.store_access import (
+    RunSource,
+    backend_option,
     count_things,
     json_option,
     print_json,

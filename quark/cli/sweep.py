@@ -252,8 +252,7 @@ def run(
       3    every trial that was run here has failed
       130  Ctrl-C (143: SIGTERM); what ran is given back
     """  # noqa: D301 - click wants the character
-    from quark.cli.sweep_agent import AgentChoices, SweepAgent
-    from quark.cli.sweep_commands import check_command, check_placeholders
+    from quark.cli.sweep_agent import AgentChoices, SweepAgent, check_command, check_placeholders
 
     with _refusing():
         check_command(command)
@@ -504,7 +503,7 @@ def _repeat(stored: StoredSweep, storage_dir: Path | None) -> str:
     """A sweep's name and the storage root, as a shell has to be given them."""
     import shlex
 
-    from quark.cli.sweep_commands import repeat_name
+    from quark.cli.sweep_agent import repeat_name
 
     said = repeat_name(stored.name, stored.id)
     return said if storage_dir is None else f"{said} -d {shlex.quote(str(storage_dir))}"

@@ -1,36 +1,419 @@
-"""Runs a command for one trial of a sweep after another: what `quark sweep run` does.
-
-The agent claims, starts, and looks on. What becomes of a trial is said by the run that the
-command begins; the agent says it only where there is no such run, or where its process was
-killed. It renews the lease of what it has started, and gives back what it is told to end.
-"""
+"""The agent of `quark sweep run`: starts a command as a process for one trial after another."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import re
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from quark.cli.sweep_children import TrialProcess, describe_exit
-from quark.cli.sweep_commands import ArgumentForm, build_command, describe_value, repeat_name
 from quark.cli.texts import describe_duration, describe_number
 from quark.sweeps.definition import fill_values
 from quark_core.config import settings
+from quark_core.config.redaction import redact_text
 from quark_core.errors import QuarkError, SchemaValidationError, SessionStoreError
 from quark_core.ranks.launches import leave_launch
 from quark_core.records.sweeps import StoredTrial, TrialResult
 
 if TYPE_CHECKING:
     from quark.sweeps.sweep import Sweep
+
+_CHUNK_BYTES = 65_536
+_TAIL_BYTES = 8_192
+_MOST_BYTES = 1_000_000
+_KILL_S = 1.0
+_REASON_CHARACTERS = 300
+# What Windows has not, typed so that it is checked for Windows too.
+_os: Any = os
+_subprocess: Any = subprocess
+
+
+class TrialProcess:
+    """A command that runs for one trial.
+
+    It is the first of a group of processes of its own, so that Ctrl-C of the terminal reaches
+    the one who has started it alone, and signals reach all that the command starts. What it
+    writes to standard error is passed on by `poll`, and the last line of it kept.
+
+    Args:
+        command: Program and arguments; no shell is between.
+        environment: All of its environment.
+        label: What each line of its output begins with, where several run at once; "" where
+            standard output is the one of this process.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], label: str = ""
+    ) -> None:
+        self.was_interrupted = False
+        """Whether it has been asked to end."""
+        self.was_killed = False
+        """Whether it was ended at once."""
+        self.started_at = time.monotonic()
+        self._errors = _Output(sys.stderr, label)
+        self._printed = _Output(sys.stdout, label) if label else None
+        try:
+            self._process = subprocess.Popen(
+                list(command),
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=None if self._printed is None else self._printed.fd,
+                stderr=self._errors.fd,
+                **_make_group(),
+            )
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def duration_s(self) -> float:
+        """How long ago it was started, in seconds."""
+        return time.monotonic() - self.started_at
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it has written to standard error and that says something."""
+        return self._errors.last_line
+
+    def poll(self) -> int | None:
+        """Pass on what it writes; its exit status once it has ended, below 0 the signal by which.
+
+        Once there is a status nothing more is passed on.
+        """
+        status = self._process.poll()
+        for output in self._outputs:
+            output.pass_on(to_end=status is not None)
+        if status is not None:
+            self._close()
+        return status
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Ask it, and what it has started, to end; a second call does nothing."""
+        if self.was_interrupted or self._process.poll() is not None:
+            return
+        self.was_interrupted = True
+        with suppress(OSError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(_find_break())
+
+    def kill(self) -> None:
+        """End it at once, with all that it has started, in sessions of their own too."""
+        if self._process.poll() is not None:
+            return
+        self.was_killed = True
+        # Launchers give each of their workers a session, which no signal to the group reaches.
+        others = _list_descendants(self._process.pid)
+        with suppress(OSError):
+            if sys.platform != "win32":
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+        for other in others:
+            with suppress(Exception):  # it is gone, or another user's
+                other.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_S)
+
+    @property
+    def _outputs(self) -> list[_Output]:
+        return [each for each in (self._printed, self._errors) if each is not None]
+
+    def _close(self) -> None:
+        for output in self._outputs:
+            output.close()
+
+
+class _Output:
+    """What a process writes, in memory, until it is passed on.
+
+    Not a pipe: a training whose agent was killed would break at the next line that it prints.
+
+    Args:
+        target: The stream of this process that it is passed on to.
+        label: What each line begins with there, or "".
+    """
+
+    def __init__(self, target: Any, label: str) -> None:
+        self._target = target
+        self._label = label.encode()
+        self._file: Any = None
+        if hasattr(os, "memfd_create"):
+            self.fd = int(_os.memfd_create("quark-trial"))
+        else:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+            self.fd = self._file.fileno()
+        self._is_appended = _append_always(self.fd)
+        self._read_bytes = 0
+        self._line = b""
+        self._tail = b""
+        self._is_cut = False
+        self._is_open = True
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says something, without what looks like a secret."""
+        lines = self._tail.decode("utf-8", "replace").replace("\r", "\n").split("\n")
+        if self._is_cut:
+            # It may begin within a word, and so within a secret that nobody would know again.
+            _, _, lines[0] = lines[0].partition(" ")
+        said = [line.strip() for line in lines if line.strip()]
+        return redact_text(said[-1])[:_REASON_CHARACTERS] if said else ""
+
+    def pass_on(self, *, to_end: bool) -> None:
+        """Pass on what is new; `to_end` says that nothing comes after it."""
+        while self._is_open:
+            chunk = self._read()
+            if not chunk:
+                break
+            self._read_bytes += len(chunk)
+            self._is_cut = self._is_cut or len(self._tail) + len(chunk) > _TAIL_BYTES
+            self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
+            self._write(chunk)
+        if to_end and self._line:
+            self._write(b"\n")
+        if self._is_open and self._is_appended and self._read_bytes > _MOST_BYTES:
+            with suppress(OSError):
+                os.ftruncate(self.fd, 0)
+                self._read_bytes = 0
+
+    def close(self) -> None:
+        """Let go of the memory; a second call does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._file is not None:
+            self._file.close()
+        else:
+            os.close(self.fd)
+
+    def _read(self) -> bytes:
+        if sys.platform != "win32":
+            return os.pread(self.fd, _CHUNK_BYTES, self._read_bytes)
+        else:  # noqa: RET505 - without it this would be unreachable elsewhere
+            self._file.seek(self._read_bytes)
+            return bytes(self._file.read(_CHUNK_BYTES))
+
+    def _write(self, chunk: bytes) -> None:
+        if self._label:
+            # A line of another trial must not stand in the midst of one of this.
+            *lines, self._line = (self._line + chunk).split(b"\n")
+            chunk = b"".join(self._label + line + b"\n" for line in lines)
+        stream = getattr(self._target, "styled", self._target)
+        with suppress(OSError, ValueError):
+            buffer = getattr(stream, "buffer", None)
+            if buffer is None:
+                stream.write(chunk.decode("utf-8", "replace"))
+            else:
+                buffer.write(chunk)
+            stream.flush()
+
+
+def describe_exit(status: int) -> str:
+    """How a process has ended, in words: `ended with status 3`, `was ended by SIGKILL`."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"was ended by {name}"
+
+
+def _make_group() -> dict[str, Any]:
+    if sys.platform == "win32":
+        return {"creationflags": _subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"process_group": 0}
+
+
+def _find_break() -> int:
+    return int(getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM))
+
+
+def _append_always(fd: int) -> bool:
+    """Have what is written to a file go to its end, wherever that is; whether that can be."""
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    return True
+
+
+def _list_descendants(pid: int) -> list[Any]:
+    import psutil
+
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.Error:
+        return []
+
+
+# The command of a trial: what `quark sweep run NAME -- python train.py` starts for its parameters.
+#
+# No shell takes part: each argument stays one, whatever is in it. Parameters may come out of a
+# store that others write to, so that into an argument which is itself a line for a shell only plain
+# values are put.
+
+ArgumentForm = Literal["flags", "assignments", "none"]
+"""How parameters are appended: `--lr 0.01`, `lr=0.01` (Hydra, `quark.Layers`), or not at all."""
+
+_PLACEHOLDER = re.compile(r"\{([^{}\s]+)\}")
+_ALL = "parameters"
+# What no shell takes for more than a word.
+_PLAIN = re.compile(r"[\w.+@%:,/=-]*")
+_LIKENESS = 0.75
+
+
+def check_command(command: Sequence[str]) -> None:
+    """See that a command can be started, before any trial is claimed for it.
+
+    Raises:
+        SchemaValidationError: There is none, or no such program.
+    """
+    if not command or not command[0]:
+        raise SchemaValidationError(
+            "say behind -- what to run for each trial, as in: "
+            "quark sweep run NAME -- python train.py"
+        )
+    program = command[0]
+    if _PLACEHOLDER.search(program) or shutil.which(program) is not None:
+        return
+    if Path(program).is_file():
+        hint = f"it is no program that may be run; python {program} runs a script"
+    else:
+        hint = "there is no such program on the path"
+    raise SchemaValidationError(f"{program!r} cannot be started: {hint}")
+
+
+def check_placeholders(command: Sequence[str], names: Iterable[str]) -> None:
+    """See that what is meant for a parameter's place is one; other braces are the script's own.
+
+    Raises:
+        SchemaValidationError: It is nearly a parameter's name.
+    """
+    known = [*names, _ALL]
+    for argument in command:
+        for name in _PLACEHOLDER.findall(argument):
+            near = get_close_matches(name, known, n=1, cutoff=_LIKENESS)
+            if name not in known and near:
+                raise SchemaValidationError(
+                    f"{{{name}}} names no parameter of the sweep; did you mean {{{near[0]}}}?"
+                )
+
+
+def build_command(
+    command: Sequence[str], parameters: Mapping[str, Any], form: ArgumentForm = "flags"
+) -> list[str]:
+    """The command with the parameters of a trial.
+
+    Where it has placeholders, `{lr}` for one parameter or `{parameters}` for all of them as
+    JSON, these are filled in and nothing is appended. Else each parameter is appended.
+
+    Args:
+        command: What was given behind `--`.
+        parameters: Of the trial.
+        form: How they are appended.
+
+    Raises:
+        SchemaValidationError: A value is none that a command can be given, or one that a shell
+            might take for a command would stand in a line for one.
+    """
+    texts = {name: describe_value(value) for name, value in parameters.items()}
+    # A parameter of that name comes first: it is what the sweep has.
+    texts = {_ALL: json.dumps(dict(parameters), ensure_ascii=False), **texts}
+    for name, text in texts.items():
+        if not _can_be_given(name + text) or name.startswith("-"):
+            raise SchemaValidationError(f"parameter {name!r:.60} cannot be given to a command")
+    filled = [_fill(argument, texts) for argument in command]
+    if any(set(_PLACEHOLDER.findall(argument)) & set(texts) for argument in command):
+        return filled
+    del texts[_ALL]
+    if _ALL in parameters:
+        texts[_ALL] = describe_value(parameters[_ALL])
+    return [*filled, *_append(texts, form)]
+
+
+def repeat_name(name: str, sweep_id: str) -> str:
+    """What to call a sweep in a line that somebody may copy into a shell: its name or its id.
+
+    The name may be a stranger's.
+    """
+    return shlex.quote(sweep_id if name.startswith("-") else name)
+
+
+def describe_value(value: object) -> str:
+    """A value as an argument of a command: a text as it is, anything else as JSON has it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _append(texts: Mapping[str, str], form: ArgumentForm) -> list[str]:
+    if form == "none":
+        return []
+    if form == "assignments":
+        return [f"{name}={text}" for name, text in texts.items()]
+    words: list[str] = []
+    for name, text in texts.items():
+        # Behind a space it would be taken for the next option.
+        words += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
+    return words
+
+
+def _fill(argument: str, texts: Mapping[str, str]) -> str:
+    is_line = len(argument.split()) > 1
+
+    def put(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in texts:
+            return found[0]
+        text = texts[name]
+        if is_line and not _PLAIN.fullmatch(text):
+            raise SchemaValidationError(
+                f"{{{name}}} stands in {argument[:60]!r}, where a shell would read its value "
+                f"{text[:60]!r}: give it as an argument of its own, or read QUARK_PARAMETERS"
+            )
+        return text
+
+    return _PLACEHOLDER.sub(put, argument)
+
+
+def _can_be_given(text: str) -> bool:
+    """Whether a text can be an argument: it has no NUL, and all of it are characters."""
+    try:
+        return "\0" not in text and bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+# Runs a command for one trial of a sweep after another: what `quark sweep run` does.
+#
+# The agent claims, starts, and looks on. What becomes of a trial is said by the run that the
+# command begins; the agent says it only where there is no such run, or where its process was
+# killed. It renews the lease of what it has started, and gives back what it is told to end.
 
 ALL_FAILED = 3
 INTERRUPTED = 130

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from quark.analysis.metric_roles import list_objectives
 from quark.analysis.sweep_analysis import SweepVerdict, judge_sweep
-from quark.cli.sweep_commands import describe_value
+from quark.cli.sweep_agent import describe_value
 from quark.cli.texts import Text, describe_age, describe_number
 from quark_core.runs.run_ids import shorten_run_id
 

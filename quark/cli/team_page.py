@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from quark.page.api.source import PageSource, Reopening
+from quark.page.routes.page_source import PageSource, Reopening
 from quark.page.team import LoginRefused, TeamPage, TeamSession
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.deployment import Deployment
@@ -25,7 +25,7 @@ from quark_core.records.base import now_us
 from quark_core.runs.run_reader import ForeignStore
 
 if TYPE_CHECKING:
-    from quark.page.api.edits import PageEditor
+    from quark.page.routes.edits import PageEditor
     from quark_backends.service.server.application import Service
     from quark_backends.service.server.deployment import PageSession
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.completion import complete_metrics, complete_projects
-from quark.cli.run_source import RunSource
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import RunSource, json_option, print_json, storage_option
 
 if TYPE_CHECKING:
     from quark.analysis.trace_statistics import TraceStatistics, TraceVersion

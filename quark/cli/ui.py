@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from quark.cli.run_source import backend_option
+from quark.cli.store_access import backend_option
 
 
 @click.command()
@@ -72,7 +72,7 @@ def ui(
             "--backend"
         )
     # Late: what serves is only loaded by who looks.
-    from quark.page.api.source import open_source
+    from quark.page.routes.page_source import open_source
     from quark.page.server import PageServer, bind_socket, check_base, is_loopback
     from quark_core.config import settings
 

@@ -1,1 +1,1 @@
-"""Takes runs of other tools into a store; see `quark.importing.foreign` for how to add a tool."""
+"""Takes runs of other tools into a store; `neutral_run` says how to add a tool."""

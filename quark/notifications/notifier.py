@@ -2,15 +2,103 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
-from quark.notifications.ledger import Ledger
-from quark.notifications.notices import Notice, NoticeChoice, describe_digest
-from quark.notifications.targets import Target
+from quark.notifications.notices import (
+    Notice,
+    NoticeChoice,
+    describe_alert,
+    describe_digest,
+    describe_end,
+    parse_choice,
+)
+from quark.notifications.targets import NotifyArgument, Target, parse_targets
+from quark_core.config import settings
+from quark_core.errors import QuarkError
+from quark_core.records import EventRecord
+from quark_core.records.json_object import JsonObject
+from quark_core.records.query import Query
+from quark_core.runs.open_run import OpenRun, RunExtension
+from quark_core.system.folders import read_plain_file
+
+_MAX_BYTES = 4 * 1024 * 1024
+
+
+class Ledger(Protocol):
+    """Notes of what was told."""
+
+    def note(self, key: str) -> bool:
+        """Note that this is told now; False where it was noted before, by whomever.
+
+        It is noted before it is sent: who dies in between tells it never, rather than twice.
+        A ledger that cannot be written says True, and the notice is told.
+        """
+
+
+class FileLedger:
+    """Notes in a file, a line of JSON each; from any thread.
+
+    Args:
+        path: The file; its folder is made where needed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: set[str] | None = None
+        self._lock = threading.Lock()
+
+    def note(self, key: str) -> bool:
+        """See `Ledger`."""
+        with self._lock:
+            if self._known is None:
+                self._known = self._load()
+            if key in self._known:
+                return False
+            self._known.add(key)
+            self._keep(key)
+        return True
+
+    def take_up(self, keys: set[str]) -> None:
+        """Take what another machine has noted for known."""
+        with self._lock:
+            self._known = (self._known if self._known is not None else self._load()) | keys
+
+    def _load(self) -> set[str]:
+        try:
+            lines = read_plain_file(self._path)[:_MAX_BYTES].splitlines()
+        except OSError:
+            return set()
+        found = set()
+        for line in lines:
+            try:
+                key = json.loads(line)
+            except ValueError:
+                continue  # the last line of a process that was killed
+            if isinstance(key, str):
+                found.add(key)
+        return found
+
+    def _keep(self, key: str) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, flags, 0o600)
+            try:
+                # Begins with the end of a line, which a line that was cut off has not.
+                os.write(descriptor, b"\n" + json.dumps(key).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError:
+            pass  # for this process it is known in any case
+
 
 _log = logging.getLogger("quark")
 
@@ -275,3 +363,104 @@ class _Lane:
         if not self._has_warned:
             self._has_warned = True
             _log.warning("notifications by %s: %s. This is said once", self.name, message)
+
+
+NOTIFIED = "notified"
+"""The type of the event that says that people were told, and of what."""
+
+_END_WAIT_S = 3.0
+_NOTE_WAIT_S = 1.0
+_FOLDER = "notified"
+
+
+class RunNotifier(RunExtension):
+    """Notifies people of the alerts and the end of one run.
+
+    Args:
+        run: The run.
+        notifier: Sends the notices.
+    """
+
+    def __init__(self, run: OpenRun, notifier: Notifier) -> None:
+        self._run = run
+        self._notifier = notifier
+
+    def __repr__(self) -> str:
+        return repr(self._notifier)
+
+    def notify_alert(self, event: EventRecord) -> None:
+        """Send an alert that the run has recorded."""
+        notice = describe_alert(self._run.context.run, event.payload or {}, event.severity)
+        self._notifier.tell(notice)
+
+    def settle(self) -> None:
+        """Wait for a moment until the run has the events of what was told."""
+        self._notifier.settle(_NOTE_WAIT_S)
+
+    def notify_end(self, status: str) -> None:
+        """Send how the run has ended, and wait for a moment until it is sent."""
+        run = self._run
+        reason = None if run.ending is None else run.ending.describe()
+        self._notifier.tell(describe_end(run.context.run, status, reason))
+        self.close(min(_END_WAIT_S, settings.exit_timeout_s()))
+
+    def close(self, wait_s: float) -> None:
+        """Send nothing more, after waiting so long at most for what is on its way."""
+        self._notifier.close(wait_s)
+
+
+def attach_notifier(
+    run: OpenRun,
+    notify: NotifyArgument,
+    notify_on: str | Iterable[str] | None,
+    argument: str = "notify",
+) -> None:
+    """Have people told of a run that this process leads; in place of whoever was told before.
+
+    Args:
+        run: The run.
+        notify: Where: a URL, a function of one notice, or several of both.
+        notify_on: What; QUARK_NOTIFY_ON by default.
+        argument: What errors call `notify`.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message holds nothing of a URL.
+    """
+    targets = parse_targets(notify, argument)
+    chosen, name = notify_on, "notify_on"
+    if chosen is None:
+        chosen, name = os.environ.get(settings.NOTIFY_ON, "").strip() or None, settings.NOTIFY_ON
+    choice = parse_choice(chosen, name)
+    if not targets or not run.leads or run.forked or not run.stream.active:
+        return
+    ledger = FileLedger(_find_ledger(run))
+    if run.context.run.attempt and not run.begun_offline:
+        _take_up(run, ledger)
+    before = run.extensions.get(RunNotifier)
+    notifier = Notifier(targets, choice, ledger, on_told=lambda key: _note(run, key))
+    run.extensions[RunNotifier] = RunNotifier(run, notifier)
+    if isinstance(before, RunNotifier):
+        before.close(0.0)
+
+
+def _find_ledger(run: OpenRun) -> Path:
+    """On this machine, also of a run that a service keeps."""
+    place = run.context.storage_dir / ".quark" / _FOLDER
+    return place / f"{run.context.run_id}.jsonl"
+
+
+def _take_up(run: OpenRun, ledger: FileLedger) -> None:
+    """What the attempts before have told, of another machine too."""
+    try:
+        told = run.read(EventRecord.KIND, Query(equals={"event_type": NOTIFIED})).to_records()
+    except QuarkError as error:
+        _log.warning("run %s: what was told of it before cannot be read: %s",
+                     run.context.run_id, error)  # fmt: skip
+        return
+    payloads: list[Any] = [getattr(each, "payload", None) or {} for each in told]
+    ledger.take_up({str(payload["key"]) for payload in payloads if "key" in payload})
+
+
+def _note(run: OpenRun, key: str) -> None:
+    if not run.is_over:
+        run.emit_event(NOTIFIED, "debug", payload=JsonObject({"key": key}))

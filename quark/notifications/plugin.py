@@ -11,7 +11,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from quark.notifications.run_notices import RunNotifier
+    from quark.notifications.notifier import RunNotifier
     from quark_core.records import EventRecord
     from quark_core.runs.open_run import OpenRun
     from quark_core.sessions.session import TrainingSession
@@ -25,7 +25,7 @@ def quark_session_opened(session: TrainingSession) -> None:
     given = os.environ.get(settings.NOTIFY, "").strip()
     if not given:
         return
-    from quark.notifications.run_notices import attach_notifier
+    from quark.notifications.notifier import attach_notifier
 
     try:
         attach_notifier(session.open_run, given, None, settings.NOTIFY)
@@ -52,7 +52,7 @@ def quark_run_settled(session: TrainingSession, status: str) -> None:
 def _find_notifier(run: OpenRun) -> RunNotifier | None:
     if not run.extensions:
         return None
-    from quark.notifications.run_notices import RunNotifier
+    from quark.notifications.notifier import RunNotifier
 
     found = run.extensions.get(RunNotifier)
     return found if isinstance(found, RunNotifier) else None

@@ -18,43 +18,42 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from quark.page.api.analyses import AnalysisDesk
-from quark.page.api.analysis_process import AnalysisProcess
-from quark.page.api.batches import describe_batches
-from quark.page.api.comparisons import ComparisonDesk
-from quark.page.api.console import list_console
-from quark.page.api.curves import ChangeDesk, pack_series, pack_sparks
-from quark.page.api.edits import ask_to_stop, change_run, change_sweep
-from quark.page.api.evidence import pack_evidence
-from quark.page.api.grid import GridDesk
-from quark.page.api.images import list_images
-from quark.page.api.media import AUDIO, VIDEO, defuse_html, read_range, tell_lineage
-from quark.page.api.modules import pack_module
-from quark.page.api.parameters import Parameters
-from quark.page.api.records import (
-    IMAGES,
-    Payload,
-    iterate_payload,
-    list_artifacts,
-    list_events,
-    open_payload,
-)
-from quark.page.api.run_details import tell_analysis, tell_run
-from quark.page.api.runs import list_names, list_rows, list_standings, tell_about
-from quark.page.api.samples import list_samples, tell_sample
-from quark.page.api.sides import describe_sides, pack_group_curves
-from quark.page.api.sources import (
+from quark.page.auth import SANDBOX_POLICY, VISITOR, Visitor, make_error
+from quark.page.pack import PACK_TYPE, encode_json
+from quark.page.routes.analyses import AnalysisDesk
+from quark.page.routes.code_sources import (
     describe_source_diffs,
     list_sources,
     tell_source,
     tell_source_diff,
 )
-from quark.page.api.sweeps import NoSuchSweep, SweepDesk
-from quark.page.api.system import pack_system
-from quark.page.api.tables import TableDesk, read_text
-from quark.page.api.views import read_view
-from quark.page.http_replies import SANDBOX_POLICY, VISITOR, Visitor, make_error
-from quark.page.pack import PACK_TYPE, encode_json
+from quark.page.routes.comparisons import ComparisonDesk, describe_sides, pack_group_curves
+from quark.page.routes.curves import ChangeDesk, pack_series, pack_sparks
+from quark.page.routes.edits import ask_to_stop, change_run, change_sweep
+from quark.page.routes.findings import pack_evidence
+from quark.page.routes.measurements import GridDesk, describe_batches, pack_module, pack_system
+from quark.page.routes.parameters import Parameters
+from quark.page.routes.records import (
+    AUDIO,
+    IMAGES,
+    VIDEO,
+    Payload,
+    defuse_html,
+    iterate_payload,
+    list_artifacts,
+    list_console,
+    list_events,
+    list_images,
+    open_payload,
+    read_range,
+    tell_lineage,
+)
+from quark.page.routes.run_analysis import AnalysisProcess
+from quark.page.routes.run_details import read_view, tell_analysis, tell_run
+from quark.page.routes.runs import list_names, list_rows, list_standings, tell_about
+from quark.page.routes.samples import list_samples, tell_sample
+from quark.page.routes.sweeps import NoSuchSweep, SweepDesk
+from quark.page.routes.tables import TableDesk, read_text
 from quark.page.static_files import StaticFiles, load_installed_files
 from quark_core.errors import (
     ArtifactNotFoundError,
@@ -66,9 +65,9 @@ from quark_core.errors import (
 from quark_core.version import __version__
 
 if TYPE_CHECKING:
-    from quark.page.api.edits import PageEditor
-    from quark.page.api.run_analysis import RunAnalyzer
-    from quark.page.api.source import PageSource
+    from quark.page.routes.edits import PageEditor
+    from quark.page.routes.page_source import PageSource
+    from quark.page.routes.run_analysis import RunAnalyzer
 
 _log = logging.getLogger("quark")
 

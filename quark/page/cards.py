@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from quark.analysis.observations import format_number
-from quark.page.markup import escape
-from quark.page.report_texts import GLYPHS, draw_line, is_steep
+from quark.page.report import GLYPHS, draw_line, escape, is_steep
 from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from quark.page.cards import (
     show_metrics,
     write_figure,
 )
-from quark.page.markup import escape
+from quark.page.report import GLYPHS, escape, show_comparison
 from quark.page.report_contents import ReportOptions
-from quark.page.report_texts import GLYPHS, show_comparison
 from quark_core.errors import QuarkError
 from quark_core.presentation import find_runs
 from quark_core.records.names import decode_name
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from quark.analysis.comparison.results import RunComparisonResult
     from quark.analysis.engine import AnalyzerResult
     from quark.analysis.explanation.results import ChangeExplanation
-    from quark.page.api.source import PageSource
     from quark.page.report import RunReport
+    from quark.page.routes.page_source import PageSource
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records import RunRecord
     from quark_core.records.runs import RunContext
@@ -182,8 +181,8 @@ def _open(
     opened: contextlib.ExitStack,
 ) -> PageSource:
     """Where a run lies: as it is open here, else in the store of its storage root."""
-    from quark.page.api.source import open_source
     from quark.page.report import open_reader_source
+    from quark.page.routes.page_source import open_source
     from quark_core.runs.open_run import open_runs
     from quark_core.runs.run_reader import RunReader, read_run
 

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from quark.page.api.analyses import AnalysisDesk
-from quark.page.api.curves import ChangeDesk, pack_series
-from quark.page.api.evidence import pack_evidence
-from quark.page.api.grid import GridDesk
-from quark.page.api.parameters import MAX_KEYS, Parameters
-from quark.page.api.records import list_events
-from quark.page.api.run_analysis import Analysis, LocalAnalyzer
-from quark.page.api.run_details import tell_run
 from quark.page.pack import decode_pack
+from quark.page.routes.analyses import AnalysisDesk
+from quark.page.routes.curves import ChangeDesk, pack_series
+from quark.page.routes.findings import pack_evidence
+from quark.page.routes.measurements import GridDesk
+from quark.page.routes.parameters import MAX_KEYS, Parameters
+from quark.page.routes.records import list_events
+from quark.page.routes.run_analysis import Analysis, LocalAnalyzer
+from quark.page.routes.run_details import tell_run
 from quark_core.config.redaction import redact_arguments, redact_text, redact_values
 from quark_core.errors import QuarkError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quark.page.api.source import PageSource
+    from quark.page.routes.page_source import PageSource
     from quark_core.backends.run_summary import RunSummary
 
 MOST_RUNS = 20

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark.page.api.edits import RootEditor
-from quark.page.api.parameters import Parameters
-from quark.page.api.runs import list_rows
 from quark.page.app import make_app
-from quark.page.guard import Guard, Sessions
+from quark.page.auth import Guard, Sessions
+from quark.page.routes.edits import RootEditor
+from quark.page.routes.parameters import Parameters
+from quark.page.routes.runs import list_rows
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.runs.run_editing import find_user
 from quark_core.system.folders import find_private_folder
 
 if TYPE_CHECKING:
-    from quark.page.api.source import PageSource
+    from quark.page.routes.page_source import PageSource
     from quark.page.static_files import StaticFiles
 
 DEFAULT_PORT = 7410

@@ -1,4 +1,4 @@
-"""Arrays and tensors of any library: as bits and numbers, and copied from a device without waiting."""
+"""Arrays and tensors of any library: as bits and numbers, and copied without waiting."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
-    Array: TypeAlias = npt.NDArray[Any]
     import numpy as np
+    import numpy.typing as npt
+
+    Array: TypeAlias = npt.NDArray[Any]
 
 CHUNK_ITEMS = 1 << 16
 """Items of an array that are looked at in one go, so that memory is bounded."""

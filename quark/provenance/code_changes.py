@@ -1,4 +1,4 @@
-"""What changed between two versions of a code, by function, and modules with functions exchanged."""
+"""Changes between two versions of a code, by function, and exchanged modules."""
 
 from __future__ import annotations
 

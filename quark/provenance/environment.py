@@ -212,7 +212,7 @@ def _list_imported() -> dict[str, str | None]:
     standard library are left out.
     """
     library = os.path.dirname(os.__file__)
-    names = {name.partition(".")[0] for name in list(sys.modules)}
+    names = {name.partition(".")[0] for name in sys.modules.copy()}
     found: dict[str, str | None] = {}
     for name in names - sys.stdlib_module_names - _IDLE_MODULES - {""}:
         try:

@@ -120,7 +120,9 @@ def survey_sources(root: SourceRoot) -> SourceSurvey:
     outside: set[str] = set()
     if root.main is not None:
         _add(survey, root, root.main, ())
-    for name, module in list(sys.modules.items()):
+    # A copy is made in one step. A list of the items is not: it makes objects, so that the garbage
+    # collector may run code and another thread may import.
+    for name, module in sys.modules.copy().items():
         if len(survey.files) >= _MOST_FILES:
             survey.left_out["<more>"] = f"more than {_MOST_FILES} modules"
             break

@@ -16,8 +16,12 @@ from quark_core.runs.open_run import OpenRun
 from quark_core.sessions.session import SampleIds
 
 if TYPE_CHECKING:
-    Hashes: TypeAlias = npt.NDArray[np.uint64]
+    import numpy as np
+    import numpy.typing as npt
+
     from quark_core.sessions.session import TrainingSession
+
+    Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 # Which samples came out of a loader, and in which order, by digests that are made as they come.
 #

@@ -423,7 +423,6 @@ class Sweep:
 
     def _find_given(self) -> Trial | None:
         """The trial of this sweep that QUARK_TRIAL names, or None."""
-
         return find_given(self.id, self._link.storage_dir)
 
     def _wait(self, agreement: RankAgreement | None) -> Trial | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark.configuration.origins.keeping import note_source
+from quark.configuration.setting_origins import note_source
 from quark.sweeps.definition import Search, SweepDefinition
 from quark.sweeps.rank_agreement import RankAgreement
 from quark.sweeps.sweep_store import StoreLink

@@ -1,4 +1,4 @@
-"""The files of the CSV mirror: append-only tables, run.json and config.json, written and read back."""
+"""The files of the CSV mirror: append-only tables, run.json and config.json."""
 
 from __future__ import annotations
 

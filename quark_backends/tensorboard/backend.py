@@ -1,4 +1,4 @@
-"""The TensorBoard mirror as a backend: records as events, and the files that they are appended to."""
+"""The TensorBoard mirror as a backend: records as events, appended to files."""
 
 from __future__ import annotations
 

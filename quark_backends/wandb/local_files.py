@@ -1,4 +1,4 @@
-"""Files of the W&B mirror on this machine: its state, and the offline folders and log files of W&B."""
+"""Files of the W&B mirror on this machine: its state, offline folders and log files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens and ends the W&B run, and adds artifacts, tables and files to it. For the process of the mirror only."""
+"""Opens and ends the W&B run, and adds files to it, in the process of the mirror only."""
 
 from __future__ import annotations
 

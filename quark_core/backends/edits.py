@@ -223,15 +223,15 @@ def make_edit(stored: StoredRun, edit: RunEdit, *, by: str) -> list[Batch]:
     """
     run = stored.run
     changes: dict[str, Any] = {}
-    for field, wanted in (("name", edit.name), ("notes", edit.notes)):
+    for name, wanted in (("name", edit.name), ("notes", edit.notes)):
         if wanted is not None:
-            changes[field] = {"before": getattr(run, field), "after": wanted or None}
-    for field, known, added, removed in (
+            changes[name] = {"before": getattr(run, name), "after": wanted or None}
+    for name, known, added, removed in (
         ("tags", run.tags, edit.add_tags, edit.remove_tags),
         ("groups", run.groups, edit.add_groups, edit.remove_groups),
     ):
         if added or removed:
-            changes[field] = {
+            changes[name] = {
                 "before": list(known),
                 "after": sorted({*known, *added} - {*removed}),
                 "added": list(added),
@@ -248,7 +248,7 @@ def make_edit(stored: StoredRun, edit: RunEdit, *, by: str) -> list[Batch]:
         changes["archived"] = {"before": run.archived_at is not None, "after": edit.archived}
     if edit.alias is not None:
         changes["alias"] = msgspec.to_builtins(edit.alias)
-    said = "; ".join(_describe_change(field, change) for field, change in changes.items())
+    said = "; ".join(_describe_change(name, change) for name, change in changes.items())
     writer = _Writer(run)
     links = [] if edit.alias is None else [writer.encode(writer.link(edit.alias))]
     return [

@@ -499,8 +499,8 @@ class _Said(msgspec.Struct):
 # Joins the two parts of a journal whose store was moved while its process went on.
 #
 # A process that writes to a path makes its journal anew there when the storage root is renamed. The
-# new part says where the old one is, which lies with the store. All of the run is put there once the
-# process has ended; nothing is put where the old part is not found.
+# new part says where the old one is, which lies with the store. All of the run is put there once
+# the process has ended; nothing is put where the old part is not found.
 
 _JOURNALS = "journal"
 

@@ -249,7 +249,6 @@ class StreamRecord(Record, frozen=True, gc=False):
 
 def start_fields(timestamp: object) -> tuple[None, str, int, int, int, int]:
     """The fields that every record begins with, of one that nobody has written yet."""
-
     return None, "", 0, 0, 0, now_us() if timestamp is None else check_timestamp(timestamp)
 
 

@@ -1,4 +1,4 @@
-"""Begins the attempts of a run: their stream, their first records, and what a resumed run repeats."""
+"""Begins the attempts of a run: their stream, their first records, and repeated steps."""
 
 from __future__ import annotations
 

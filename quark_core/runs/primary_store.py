@@ -1,4 +1,4 @@
-"""The primary store while a run begins: reached within a bound, and asked for the runs that it knows."""
+"""The primary store while a run begins: reached within a bound, and asked for known runs."""
 
 from __future__ import annotations
 

@@ -68,10 +68,10 @@ from quark_core.system.process import current_process
 # Delivers what backends have refused before: what was wrong may have been mended since.
 #
 # A store refuses the records of a run that it does not know, as where an empty one was at the place
-# of the real one for a while. What is refused again stays where it is. A store that has later records
-# of the same writer would take earlier ones for known: they come under numbers behind all others,
-# without the records that it refuses one by one. A mirror that does not say how far it came is left
-# as it is.
+# of the real one for a while. What is refused again stays where it is. A store that has later
+# records of the same writer would take earlier ones for known: they come under numbers behind all
+# others, without the records that it refuses one by one. A mirror that does not say how far it came
+# is left as it is.
 
 _log = logging.getLogger("quark")
 

@@ -39,8 +39,11 @@ from quark_core.records.base import Record
 from quark_core.records.json_object import JsonObject
 
 if TYPE_CHECKING:
-    Array = NDArray[Any]
+    from numpy.typing import NDArray
+
     from quark_core.records.columns import Columns
+
+    Array = NDArray[Any]
 
 # What DataDiagnostics finds out about a run's batches: immutable records with `to_dict()`.
 #

@@ -6,19 +6,17 @@ Needs pytest; import from the modules, such as
 
 import sys
 
-_PARTS = (
-    "belonging",
-    "coordination",
-    "following",
-    "process",
-    "reading",
-    "store",
-    "workers",
-    "writing",
+_MODULES = (
+    "conformance",
+    "coordination_conformance",
+    "process_conformance",
+    "reading_conformance",
+    "store_conformance",
+    "workers_conformance",
 )
 
 if "pytest" in sys.modules:
     # So that a failing test of the kit says what was compared.
     sys.modules["pytest"].register_assert_rewrite(
-        *(f"quark_core.testing.{part}_conformance" for part in _PARTS)
+        *(f"quark_core.testing.{module}" for module in _MODULES)
     )

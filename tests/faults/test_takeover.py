@@ -13,7 +13,7 @@ from page_client import PageClient
 
 import quark
 from quark.cli.main import cli
-from quark.page.api.source import open_source
+from quark.page.routes.page_source import open_source
 from quark_core.delivery.crash_buffer import find_box_path
 from quark_core.delivery.journal_folder import find_folders
 from quark_core.runs import recovery

@@ -77,7 +77,7 @@ import quark
 from click.testing import CliRunner
 from page_client import PageClient
 from quark.cli.main import cli
-from quark.page.api.source import open_source
+from quark.page.routes.page_source import open_source
 from quark_core.backends.registry import default_registry
 from quark_core.records import RECORD_TYPES
 from quark_core.records.query import Query

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import quark
 from quark.cli.main import cli
-from quark.cli.sweep_commands import build_command, repeat_name
+from quark.cli.sweep_agent import build_command, repeat_name
 from quark.sweeps.definition import SweepDefinition
 from quark.sweeps.search_algorithms import open_search
 from quark_core.errors import SchemaValidationError

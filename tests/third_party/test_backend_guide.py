@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quark.cli.backend_skeleton import write_skeleton
+from quark.cli.backends import write_skeleton
 from quark_core.backends.contract import Capability
 from quark_core.testing.kit import BackendKit
 

@@ -1,4 +1,4 @@
-"""Statistics for a few runs a group, and the verdict on a metric: better, worse, equivalent or inconclusive."""
+"""Statistics for a few runs a group, and the verdict on a metric."""
 
 from __future__ import annotations
 

@@ -2,14 +2,178 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
 
-from quark.configuration.layering.assignments import Assignment, Assignments, copy_containers
-from quark.configuration.layering.field_objects import has_fields, replace_field
+from quark_core.config.redaction import redact_text, redact_values
 from quark_core.errors import SchemaValidationError
+
+if TYPE_CHECKING:
+    from quark.configuration.layering.layers import Resolution
+
+COMMAND_LINE = "command line"
+ARGPARSE_DEFAULT = "argparse default"
+NOWHERE = ""
+"""The place of what has none."""
+
+_ROOT = Path(__file__).parents[3]
+_OURS = tuple(
+    f"{_ROOT / name}{os.sep}" for name in ("quark", "quark_backends", "quark_core", "quark_torch")
+)
+# A loop that counts up a setting is no history worth keeping whole.
+_MOST_OF_A_KEY = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One value that a setting was given.
+
+    Attributes:
+        source: By what.
+        place: Where that stands, or None.
+        value: The value.
+    """
+
+    source: str
+    place: str | None
+    value: Any
+
+
+@dataclass(slots=True)
+class Assignments:
+    """All values that the settings of one configuration were given.
+
+    Attributes:
+        source: What is at work now.
+        place: Where that stands, or `NOWHERE`; None to ask the stack for the line that assigns.
+        by_key: Setting -> its values, the oldest first.
+    """
+
+    source: str = "code"
+    place: str | None = None
+    by_key: dict[str, list[Assignment]] = field(default_factory=dict)
+
+    def note(self, key: str, value: object) -> None:
+        """Remember that a setting has a value from now on."""
+        place = find_place() if self.place is None else self.place or None
+        known = self.by_key.setdefault(key, [])
+        known.append(Assignment(self.source, place, copy_containers(value)))
+        if len(known) > _MOST_OF_A_KEY:
+            # The first one is worth more than those between.
+            del known[1]
+
+    def copy(self) -> dict[str, list[Assignment]]:
+        """What is remembered now, as it may be put back."""
+        return {key: list(each) for key, each in self.by_key.items()}
+
+
+def find_place() -> str | None:
+    """File and line of the nearest frame that is none of Quark's: `train.py:7`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OURS):
+            return name_place(name, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def name_place(name: str, line: int | None = None) -> str:
+    """A file as people call it: from the working directory, or the folder of the script."""
+    shown = name if name.startswith("<") else _shorten(name)
+    return shown if line is None else f"{shown}:{line}"
+
+
+def _shorten(name: str) -> str:
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    for folder in (None, os.path.dirname(script) if isinstance(script, str) else None):
+        try:
+            shown = os.path.relpath(name, folder or None)
+        except (OSError, ValueError):
+            continue
+        if not shown.startswith(".."):
+            return shown
+    return name
+
+
+def copy_containers(value: Any) -> Any:
+    """A copy in which lists, sets and mappings are its own; all else is the same object."""
+    if isinstance(value, Mapping):
+        return {key: copy_containers(item) for key, item in value.items()}
+    if type(value) is list:
+        return [copy_containers(item) for item in value]
+    if type(value) is set:
+        return set(value)
+    return value
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple, set})
+
+
+def has_fields(value: object) -> bool:
+    """Whether a value is an object whose settings are its fields, and no mapping."""
+    if type(value) in _PLAIN:
+        return False
+    return not isinstance(value, Mapping) and _read(value) is not None
+
+
+def replace_field(held: Any, names: Sequence[str], value: Any, key: str) -> Any:
+    """A copy of an object with one field set, and the others as they are.
+
+    Args:
+        held: The object.
+        names: The field, and those within it.
+        value: Its new value.
+        key: How the configuration calls the field, for messages.
+
+    Raises:
+        SchemaValidationError: There is no such field, or the object refuses the value.
+    """
+    known, (name, *inner) = _read(held), names
+    if known is None or name not in known:
+        # Late: every run imports this module, and few ask for what is not there.
+        import difflib
+
+        near = difflib.get_close_matches(name, list(known or ()), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SchemaValidationError(
+            f"config: {key!r}: {type(held).__name__} has no field {name!r}{hint}"
+        )
+    if inner:
+        value = replace_field(known[name], inner, value, key)
+    try:
+        if isinstance(held, tuple):
+            return held._replace(**{name: value})  # type: ignore[attr-defined]
+        if dataclasses.is_dataclass(held) and not isinstance(held, type):
+            return dataclasses.replace(held, **{name: value})
+        made = copy.copy(held)
+        try:
+            setattr(made, name, value)
+        except AttributeError:  # a frozen class of attrs
+            object.__setattr__(made, name, value)
+        return made
+    except Exception as error:  # a class may check its fields, and raise anything
+        raise SchemaValidationError(
+            f"config: {key!r} cannot be {str(value)[:60]!r}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _read(value: object) -> Mapping[str, Any] | None:
+    # Late: what takes configurations apart reads layered ones, too.
+    from quark_core.config.snapshot import read_fields, read_named_tuple
+
+    named = read_named_tuple(value)
+    return read_fields(value) if named is None else named
+
 
 _MAX_DEPTH = 32
 _ABSENT: Any = object()
@@ -81,8 +245,6 @@ class LayeredConfig(dict[str, Any]):
         Raises:
             KeyError: There is no such key.
         """
-        from quark.configuration.layering.manual import tell_origins
-
         return tell_origins(self, key)
 
     def save(self, path: str | Path) -> None:
@@ -95,7 +257,7 @@ class LayeredConfig(dict[str, Any]):
                 message names it.
             OSError: The file cannot be written.
         """
-        from quark.configuration.layering.saved_files import save_values
+        from quark.configuration.layering.config_files import save_values
 
         save_values(self.to_dict(), Path(path))
 
@@ -441,3 +603,87 @@ def _let_go(value: object) -> None:
         object.__setattr__(value, "_assignments", None)
         for inner in value.values():
             _let_go(inner)
+
+
+_VALUE_CHARACTERS = 60
+
+
+def print_manual(resolution: Resolution) -> None:
+    """Print how a configuration has come about; a stream that is gone costs nothing."""
+    try:
+        sys.stdout.write(_tell_resolution(resolution))
+        sys.stdout.flush()
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+def _tell_resolution(resolution: Resolution) -> str:
+    applied = [
+        _fit(name if place is None else f"{name} ({place})") for name, place in resolution.applied
+    ]
+    lines = ["Layers that took part, the last one counts:", f"  {' -> '.join(applied) or 'none'}"]
+    if resolution.left_out:
+        lines.append(f"Left out: {', '.join(map(_fit, resolution.left_out))}")
+    lines += ["", "Settings:"]
+    known = read_assignments(resolution.config)
+    for key, chain in known.items():
+        lines.append(f"  {tell_chain(key, _newest_first(chain))}")
+        if key in resolution.texts:
+            lines.append(f"      {_fit(resolution.texts[key])}")
+    unset = [key for key in resolution.texts if key not in known]
+    if unset:
+        lines += ["", "Not set:"]
+        lines += [f"  {_fit(key)}: {_fit(resolution.texts[key])}" for key in unset]
+    return "\n".join([*lines, ""])
+
+
+def tell_origins(config: LayeredConfig, key: str | None) -> str:
+    """Where a setting of a configuration has its value from, those below it, or all of them.
+
+    Raises:
+        KeyError: There is no such key.
+    """
+    known = read_assignments(config)
+    if key is not None:
+        config[key]
+        known = {
+            name: each for name, each in known.items() if name == key or name.startswith(f"{key}.")
+        }
+    return "\n".join(tell_chain(name, _newest_first(chain)) for name, chain in known.items())
+
+
+def _newest_first(chain: Sequence[Assignment]) -> list[tuple[str, str | None, Any]]:
+    return [(each.source, each.place, each.value) for each in reversed(chain)]
+
+
+def tell_chain(key: str, chain: Sequence[tuple[str, str | None, Any]]) -> str:
+    """One setting in a line: its value, what gave it, and what that replaced.
+
+    Args:
+        key: The setting.
+        chain: Source, place and value, the newest first; of a secret the value is redacted here.
+    """
+    parts: list[str] = []
+    for number, (source, place, value) in enumerate(chain):
+        shown = _show(key, value)
+        said = source if place is None else f"{source} ({place})"
+        parts.append(f"{key} = {shown}  <- {said}" if number == 0 else f"<- {shown} {said}")
+    return _fit(redact_text(" ".join(parts)))
+
+
+def _fit(text: str) -> str:
+    """A text in one line in which nothing is hidden, or commands a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def _show(key: str, value: object) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        told = redact_values({"key": key, "value": json.loads(text)})["value"]
+        text = json.dumps(told, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        text = repr(value)
+        text = str(redact_values({"key": key, "value": text})["value"])
+    return text if len(text) <= _VALUE_CHARACTERS else f"{text[: _VALUE_CHARACTERS - 3]}..."

@@ -2,28 +2,406 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from quark.configuration.layering.assignments import find_place, name_place
-from quark.configuration.layering.command_line import read_command_line
-from quark.configuration.layering.file_layers import read_config_file
-from quark.configuration.layering.layered_config import LayeredConfig, get_memory
-from quark.configuration.layering.parsers import parse_arguments
-from quark.configuration.layering.resolving import (
-    Layer,
-    LayerFunction,
-    LayerPass,
-    Resolver,
-    Stage,
+from quark.configuration.layering.command_line import (
+    CommandLine,
+    Given,
+    ParsedArguments,
+    parse_arguments,
+    parse_value,
+    read_command_line,
+)
+from quark.configuration.layering.config_files import read_config_file
+from quark.configuration.layering.layered_config import (
+    ARGPARSE_DEFAULT,
+    COMMAND_LINE,
+    NOWHERE,
+    Assignment,
+    LayeredConfig,
+    find_place,
+    get_memory,
+    list_leaves,
+    name_place,
+    note_changed_lists,
+    revert,
 )
 from quark_core.errors import SchemaValidationError
+
+LayerFunction = Callable[[LayeredConfig], object]
+
+_ENVIRONMENT = "environment"
+# How alike a key must be to one that is there to count as a misspelling of it.
+_LIKENESS = 0.8
+
+
+class Stage(IntEnum):
+    """When a layer is applied: those of a later stage see, and replace, what is there by then."""
+
+    DEFAULT = 0
+    NAMED = 1
+    FILE = 2
+    ENVIRONMENT = 3
+    COMMAND_LINE = 4
+    LAZY = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One source of settings.
+
+    Attributes:
+        name: What it is called.
+        apply: Writes its settings into a configuration.
+        place: Where it stands.
+        stage: When it is applied.
+        priority: Its order within the stage: the highest comes last.
+        after: Layers that it needs, which are applied before it.
+        default: Whether it takes part unasked.
+        number: Which one it is, of those that were added.
+        function: The function behind it, or None.
+    """
+
+    name: str
+    apply: LayerFunction
+    place: str | None
+    stage: Stage
+    priority: float
+    after: tuple[str, ...]
+    default: bool
+    number: int
+    function: Callable[..., object] | None = None
+
+
+@dataclass(slots=True)
+class Resolution:
+    """How a configuration has come about.
+
+    Attributes:
+        config: The configuration.
+        applied: What took part, in its order: names, and places where they are known.
+        left_out: Names of the layers that did not.
+        texts: Setting -> what `manual` says of it.
+    """
+
+    config: LayeredConfig
+    applied: list[tuple[str, str | None]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+
+
+class LayerPass:
+    """One call of a layer's function; it knows which part of it counts.
+
+    Args:
+        config: The configuration that the function writes to.
+        layer: The layer.
+        again: Whether the function is called once more, after the command line: then its lazy
+            blocks count, and nothing else.
+    """
+
+    def __init__(self, config: LayeredConfig, layer: Layer, *, again: bool) -> None:
+        self.has_lazy_block = False
+        self._config = config
+        self._place = layer.place
+        self._again = again
+        # A block in a lazy layer, or in another block, counts as what is around it.
+        self._is_inside = layer.stage is Stage.LAZY
+        self._kept = self._take()
+
+    def _take(self) -> tuple[dict[str, Any], dict[str, list[Assignment]]]:
+        return self._config.to_dict(), get_memory(self._config).copy()
+
+    @contextmanager
+    def enter_lazy_block(self) -> Iterator[None]:
+        """Let a block count in the second call alone."""
+        if self._is_inside:
+            yield
+            return
+        self.has_lazy_block = True
+        before = self._kept if self._again else self._take()
+        if self._again:
+            revert(self._config, *before)
+        self._is_inside = True
+        try:
+            yield
+        except Exception:
+            # What it asks for may not be there before the command line has said it.
+            if self._again:
+                raise
+        finally:
+            self._is_inside = False
+            if self._again:
+                note_changed_lists(self._config, self._place)
+                self._kept = self._take()
+            else:
+                revert(self._config, *before)
+
+    def finish(self) -> None:
+        """Remember what the function has done unseen, or take back what does not count."""
+        if self._again:
+            revert(self._config, *self._kept)
+        else:
+            note_changed_lists(self._config, self._place)
+
+
+class Resolver:
+    """Applies the layers of one `Layers`, and of its namespaces, for one command line."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        said: CommandLine,
+        parsed: ParsedArguments | None,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._said = said
+        self._parsed = parsed
+        self._environ = environ
+        self._spaces = list(_list_spaces(layers, ""))
+        self._chosen = _choose(self._spaces, said.layers)
+        self._ordered = {
+            prefix: _sort(each, self._chosen[prefix], prefix) for prefix, each in self._spaces
+        }
+        self._late: list[tuple[str, Layers, Layer]] = []
+        self._out = Resolution(LayeredConfig())
+        self._memory = get_memory(self._out.config)
+
+    def resolve(self) -> Resolution:
+        """Apply everything, in its order."""
+        for prefix, _ in self._spaces:
+            if prefix:
+                self._out.config.setdefault(prefix, {})
+        self._memory.by_key.clear()
+        self._take_parser_defaults()
+        for stage in (Stage.DEFAULT, Stage.NAMED, Stage.FILE):
+            self._apply_stage(stage)
+        self._read_texts()
+        self._take_environment()
+        self._take_command_line()
+        for prefix, layers, layer in self._late:
+            self._call(prefix, layers, layer, again=True)
+        self._apply_stage(Stage.LAZY)
+        for prefix, layers in self._spaces:
+            left = (name for name in layers._layers if name not in self._chosen[prefix])
+            self._out.left_out += [_join(prefix, name) for name in left]
+        self._memory.source, self._memory.place = "code", None
+        return self._out
+
+    def _apply_stage(self, stage: Stage) -> None:
+        for prefix, layers in self._spaces:
+            for layer, applied_in in self._ordered[prefix]:
+                if applied_in is stage:
+                    self._call(prefix, layers, layer)
+
+    def _call(self, prefix: str, layers: Layers, layer: Layer, *, again: bool = False) -> None:
+        config = self._out.config[prefix] if prefix else self._out.config
+        name = _join(prefix, layer.name)
+        self._memory.source, self._memory.place = name, None
+        before, now = layers._pass, LayerPass(config, layer, again=again)
+        layers._pass = now
+        try:
+            layer.apply(config)
+        except SchemaValidationError:
+            raise
+        except Exception as error:
+            error.add_note(f"in the layer {name!r} ({layer.place})")
+            raise
+        finally:
+            layers._pass = before
+        self._memory.place = None
+        now.finish()
+        if now.has_lazy_block and not again:
+            self._late.append((prefix, layers, layer))
+        said = f"{name}, its lazy block" if again else name
+        self._out.applied.append((said, layer.place))
+
+    def _read_texts(self) -> None:
+        for prefix, layers in self._spaces:
+            for function in layers._manuals:
+                texts = LayeredConfig()
+                function(texts)
+                for key, text in list_leaves(texts):
+                    self._out.texts[_join(prefix, key)] = str(text)
+
+    def _take_parser_defaults(self) -> None:
+        parsed = self._parsed
+        if parsed is None:
+            return
+        defaults = {key: value for key, value in parsed.values.items() if key not in parsed.given}
+        for key, value in defaults.items():
+            self._set(key, value, ARGPARSE_DEFAULT, parsed.options.get(key, key))
+        if defaults:
+            self._out.applied.append((f"{ARGPARSE_DEFAULT}s", None))
+
+    def _take_environment(self) -> None:
+        took = False
+        for prefix, layers in self._spaces:
+            for start in layers._prefixes:
+                for name in sorted(self._environ):
+                    if not name.startswith(start) or name == start:
+                        continue
+                    key = name[len(start) :].lower().replace("__", ".").strip(".")
+                    if key:
+                        value = parse_value(self._environ[name], name)
+                        self._set(_join(prefix, key), value, _ENVIRONMENT, name)
+                        took = True
+        if took:
+            self._out.applied.append((_ENVIRONMENT, None))
+
+    def _take_command_line(self) -> None:
+        parsed = self._parsed
+        took = bool(self._said.settings)
+        if parsed is not None:
+            for key in sorted(parsed.given & parsed.values.keys()):
+                place = parsed.options.get(key, key)
+                self._set(key, parsed.values[key], COMMAND_LINE, place)
+                took = True
+        for setting in self._said.settings:
+            if not setting.insists:
+                self._refuse_misspelling(setting)
+            written = setting.place if setting.place.startswith("-") else None
+            self._set(setting.key, setting.value, COMMAND_LINE, written)
+        if took:
+            self._out.applied.append((COMMAND_LINE, None))
+
+    def _refuse_misspelling(self, setting: Given) -> None:
+        config = self._out.config
+        if setting.key in config or setting.key in self._out.texts:
+            return
+        known = {path for path, _ in list_leaves(config)} | set(self._out.texts)
+        near = difflib.get_close_matches(setting.key, sorted(known), 1, _LIKENESS)
+        if near:
+            raise SchemaValidationError(
+                f"{setting.place.rstrip('=')} on the command line: there is no setting "
+                f"{setting.key!r}; did you mean {near[0]!r}? For a new one write "
+                f"+{setting.key}=VALUE"
+            )
+
+    def _set(self, key: str, value: Any, source: str, place: str | None) -> None:
+        self._memory.source, self._memory.place = source, place or NOWHERE
+        self._out.config[key] = value
+
+
+def _list_spaces(layers: Layers, prefix: str) -> Iterator[tuple[str, Layers]]:
+    """The namespaces of a `Layers` and then itself, each with the key that it lies under."""
+    for name, inner in layers._namespaces.items():
+        yield from _list_spaces(inner, _join(prefix, name))
+    yield prefix, layers
+
+
+def _choose(spaces: Sequence[tuple[str, Layers]], words: Sequence[str]) -> dict[str, set[str]]:
+    """Prefix of each namespace -> names of its layers that take part.
+
+    Raises:
+        SchemaValidationError: A word names no layer.
+    """
+    chosen = {
+        prefix: {each.name for each in layers._layers.values() if each.default}
+        for prefix, layers in spaces
+    }
+    for word in words:
+        above, _, name = word.rpartition(".")
+        named = [
+            prefix
+            for prefix, layers in spaces
+            if (name in layers._layers and prefix == above) or word in layers._layers
+        ]
+        if not named:
+            raise SchemaValidationError(_describe_unknown(word, spaces))
+        for prefix in named:
+            layers = dict(spaces)[prefix]
+            chosen[prefix].add(word if word in layers._layers else name)
+    for prefix, layers in spaces:
+        waiting = list(chosen[prefix])
+        while waiting:
+            layer = layers._layers[waiting.pop()]
+            for needed in layer.after:
+                _check_needed(layers, layer, needed, prefix)
+                if needed not in chosen[prefix]:
+                    chosen[prefix].add(needed)
+                    waiting.append(needed)
+    return chosen
+
+
+def _describe_unknown(word: str, spaces: Sequence[tuple[str, Layers]]) -> str:
+    names = [_join(prefix, name) for prefix, layers in spaces for name in layers._layers]
+    near = difflib.get_close_matches(word[:100], names, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    listed = ", ".join(names[:20]) or "none"
+    return (
+        f"{word[:100]!r} on the command line names no layer{hint} There are: {listed}. "
+        "A setting is written key=value"
+    )
+
+
+def _check_needed(layers: Layers, layer: Layer, needed: str, prefix: str) -> None:
+    found = layers._layers.get(needed)
+    name = _join(prefix, layer.name)
+    if found is None:
+        near = difflib.get_close_matches(needed, list(layers._layers), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise SchemaValidationError(
+            f"the layer {name!r} ({layer.place}) comes after {needed!r}, which is no layer{hint}"
+        )
+    if found.stage > max(layer.stage, Stage.NAMED):
+        raise SchemaValidationError(
+            f"the layer {name!r} ({layer.place}) cannot come after {needed!r}: that is applied "
+            f"later, as a {found.stage.name.lower()} layer"
+        )
+
+
+def _sort(layers: Layers, chosen: set[str], prefix: str) -> list[tuple[Layer, Stage]]:
+    """Layers, and when they are applied: by stage and priority, each after those that it needs.
+
+    Raises:
+        SchemaValidationError: Some come after each other in a circle; the message names it.
+    """
+    taken = [each for each in layers._layers.values() if each.name in chosen]
+    stages: dict[str, Stage] = {}
+
+    def bring_forward(layer: Layer, stage: Stage, above: tuple[str, ...]) -> None:
+        """What a default layer needs is applied among the defaults."""
+        if layer.name in above:
+            circle = [*above[above.index(layer.name) :], layer.name]
+            shown = " -> ".join(_join(prefix, name) for name in circle)
+            raise SchemaValidationError(f"layers come after each other in a circle: {shown}")
+        stage = min(stage, layer.stage)
+        if stages.get(layer.name, Stage.LAZY + 1) <= stage:
+            return
+        stages[layer.name] = stage
+        for needed in layer.after:
+            bring_forward(layers._layers[needed], stage, (*above, layer.name))
+
+    for layer in taken:
+        bring_forward(layer, layer.stage, ())
+    taken.sort(key=lambda each: (stages[each.name], each.priority, each.number))
+    done: dict[str, Layer] = {}
+
+    def emit(layer: Layer) -> None:
+        if layer.name not in done:
+            for needed in layer.after:
+                emit(layers._layers[needed])
+            done[layer.name] = layer
+
+    for layer in taken:
+        emit(layer)
+    return [(layer, stages[layer.name]) for layer in done.values()]
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
 
 F = TypeVar("F", bound=LayerFunction)
 
@@ -265,7 +643,7 @@ class Layers:
         variables = os.environ if environ is None else environ
         resolution = Resolver(self, said, parsed, variables).resolve()
         if said.asks_for_manual:
-            from quark.configuration.layering.manual import print_manual
+            from quark.configuration.layering.layered_config import print_manual
 
             print_manual(resolution)
             raise SystemExit(0)

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 @hookimpl
 def quark_describe_config(config: object) -> ConfigDescription:
     """Parse the command line for a parser, and find where settings have their values from."""
-    from quark.configuration.origins.finding import find_chains
-    from quark.configuration.origins.keeping import add_chains
+    from quark.configuration.setting_origins import add_chains, find_chains
     from quark_core.config.snapshot import ConfigDescription
 
     parsed = None
     if isinstance(config, ArgumentParser):
-        from quark.configuration.layering.parsers import parse_arguments
+        from quark.configuration.layering.command_line import parse_arguments
 
         parsed = parse_arguments(config)
         config = parsed.values
@@ -35,6 +34,6 @@ def quark_config_changed(
     before: ConfigSnapshot, after: ConfigSnapshot, given: Sequence[ConfigSnapshot], call: str
 ) -> ConfigSnapshot:
     """Note the call as the origin of what it has changed."""
-    from quark.configuration.origins.keeping import keep_change
+    from quark.configuration.setting_origins import keep_change
 
     return keep_change(before, after, given, call)

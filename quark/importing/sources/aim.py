@@ -22,17 +22,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from quark.importing.foreign import (
+from quark.importing.conversion import make_histogram
+from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
     ImportFailure,
+    Losses,
     PointList,
     Portion,
     RunFacts,
 )
-from quark.importing.histograms import make_histogram
-from quark.importing.losses import Losses
 
 _INSTALL = (
     "a repository of Aim's is read by Aim: pip install aim (it has no build for every Python)"

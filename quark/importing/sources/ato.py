@@ -19,16 +19,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from quark.importing.foreign import (
+from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
     ImportFailure,
+    Losses,
     PointList,
     Portion,
     RunFacts,
 )
-from quark.importing.losses import Losses
 from quark_core.config import settings
 from quark_core.records import EventRecord, StreamRecord, parse_time
 from quark_core.records.base import start_fields

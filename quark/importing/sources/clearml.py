@@ -18,17 +18,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quark.importing.foreign import (
+from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
     ImportFailure,
+    Losses,
     PointList,
     Portion,
     RunFacts,
 )
-from quark.importing.losses import Losses
-from quark.importing.places import (
+from quark.importing.safe_files import (
     find_files,
     open_archive,
     read_entry,

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from quark.importing.foreign import (
+from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
     ImportFailure,
+    Losses,
     Points,
     Portion,
     RunFacts,
 )
-from quark.importing.losses import Losses
 from quark_core.errors import BackendUnavailable
 from quark_core.records import parse_time
 

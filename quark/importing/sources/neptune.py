@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark.importing.foreign import (
+from quark.importing.conversion import make_histogram
+from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
     ImportFailure,
+    Losses,
     Points,
     Portion,
     RunFacts,
 )
-from quark.importing.histograms import make_histogram
-from quark.importing.losses import Losses
-from quark.importing.places import find_files
+from quark.importing.safe_files import find_files
 from quark_core.artifacts.payload_folder import is_plain_file
 from quark_core.records.names import split_path
 

@@ -15,26 +15,384 @@ the time of an event                the time of the point
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Protocol
 
-from quark.importing.columns import FIRST_US, LAST_US
-from quark.importing.foreign import (
+from quark.importing.conversion import FIRST_US, LAST_US, make_histogram
+from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
     ImportFailure,
+    Losses,
     PointList,
     Portion,
     RunFacts,
 )
-from quark.importing.losses import Losses
-from quark.importing.sources.event_values import ValueReader
-from quark.importing.sources.record_frames import FrameReader
 from quark_core.config.redaction import redact_values
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_UNKNOWN_PLUGIN = "its kind ({}) has no place in a run"
+_PLAIN_PLUGIN = ""
+
+
+class Taker(Protocol):
+    """Where values go."""
+
+    points: PointList
+    files: list[ForeignFile]
+    size_bytes: int
+
+
+class ValueReader:
+    """Reads values of one run.
+
+    Args:
+        plugins: Name of a tag -> plugin of its tensors, as far as it is known already.
+        losses: Told of what cannot be taken.
+
+    Attributes:
+        plugins: The same, with what was learnt since.
+        config: Hyperparameters.
+        losses: As given.
+    """
+
+    def __init__(self, plugins: Mapping[str, str], losses: Losses) -> None:
+        self.plugins: dict[str, str] = dict(plugins)
+        self.config: dict[str, Any] = {}
+        self.losses = losses
+        self._names: dict[str, str] = {}
+        self._rename: Callable[[str], str] = str
+
+    def begin_folder(self, rename: Callable[[str], str]) -> None:
+        """What follows is of another folder.
+
+        Args:
+            rename: The name of a tag in the run.
+        """
+        self._rename, self._names = rename, {}
+
+    def name(self, tag: str) -> str:
+        """The name of a tag in the run."""
+        known = self._names.get(tag)
+        if known is None:
+            known = self._names[tag] = self._rename(tag)
+        return known
+
+    def read(self, value: Any, step: int, time_s: float, taker: Taker) -> None:
+        """Read a value that is not in `simple_value`."""
+        form = value.WhichOneof("value")
+        name = self.name(value.tag)
+        plugin = value.metadata.plugin_data.plugin_name
+        if plugin == "hparams":
+            self._read_hparams(value.metadata.plugin_data.content)
+            return
+        try:
+            if form == "histo":
+                self._read_histo(value.histo, name, step, time_s, taker)
+            elif form == "image":
+                self._add_image(value.image.encoded_image_string, name, step, time_s, taker)
+            elif form == "audio":
+                _add(taker, "audio", name, value.audio.encoded_audio_string, step, time_s)
+            elif form == "tensor":
+                self._read_tensor(value, name, step, time_s, taker)
+            else:
+                self.losses.add(form or "value", name, _UNKNOWN_PLUGIN.format(form or "none"))
+        except (ValueError, TypeError, IndexError, OverflowError) as error:
+            self.losses.add(form or "value", name, f"it cannot be read: {error}")
+
+    def _read_tensor(self, value: Any, name: str, step: int, time_s: float, taker: Taker) -> None:
+        from tensorboard.util import tensor_util
+
+        plugin = value.metadata.plugin_data.plugin_name
+        if plugin:
+            self.plugins[name] = plugin
+        plugin = self.plugins.get(name, _PLAIN_PLUGIN)
+        count = math.prod(dimension.size for dimension in value.tensor.tensor_shape.dim)
+        if count > max(value.tensor.ByteSize(), 1):
+            raise ValueError(f"it says that it has {count} elements, and does not hold them")
+        array = tensor_util.make_ndarray(value.tensor)
+        is_number = array.dtype.kind in "fiub"
+        if plugin in ("scalars", _PLAIN_PLUGIN) and is_number and array.size == 1:
+            taker.points.add(name, step, float(array.reshape(())), time_s)
+        elif plugin == "histograms" and array.ndim == 2 and array.shape[1] == 3:
+            rows = array.astype(float)
+            self._add_histogram(
+                name, [*rows[:1, 0], *rows[:, 1]], rows[:, 2].tolist(), step, time_s, taker
+            )
+        elif plugin == "images":
+            # The first two are width and height.
+            for place, data in enumerate(array.reshape(-1)[2:]):
+                shown = name if array.size <= 3 else f"{name}/{place}"
+                self._add_image(bytes(data), shown, step, time_s, taker)
+        elif plugin == "audio":
+            clips = array.reshape(len(array), -1)[:, 0] if array.ndim else array.reshape(-1)
+            for place, data in enumerate(clips):
+                shown = name if len(clips) == 1 else f"{name}/{place}"
+                _add(taker, "audio", shown, bytes(data), step, time_s)
+        elif plugin == "text":
+            parts = [bytes(part).decode("utf-8", "replace") for part in array.reshape(-1)]
+            _add(taker, "markdown", name, "\n\n".join(parts).encode(), step, time_s, "text")
+        elif plugin == "pr_curves" and array.ndim == 2:
+            self._add_curve(array, name, step, time_s, taker)
+        else:
+            told = plugin or f"a tensor of {array.dtype}, shape {array.shape}"
+            self.losses.add("tensor", name, _UNKNOWN_PLUGIN.format(told))
+
+    def _read_histo(self, histo: Any, name: str, step: int, time_s: float, taker: Taker) -> None:
+        """A histogram of the old form: its outermost edges say nothing, the extremes do."""
+        counts, limits = list(histo.bucket), list(histo.bucket_limit)
+        filled = [place for place, count in enumerate(counts) if count > 0]
+        if not filled:
+            self.losses.add("histogram", name, "it is empty")
+            return
+        first, last = filled[0], filled[-1]
+        edges = [histo.min, *limits[first:last], histo.max]
+        self._add_histogram(name, edges, counts[first : last + 1], step, time_s, taker)
+
+    def _add_histogram(
+        self,
+        name: str,
+        edges: list[float],
+        counts: list[float],
+        step: int,
+        time_s: float,
+        taker: Taker,
+    ) -> None:
+        made = make_histogram(name, edges, counts, step=step, time_us=round(time_s * 1e6))
+        if made is None:
+            self.losses.add("histogram", name, "it is empty")
+        else:
+            taker.files.append(made)
+
+    def _add_image(self, data: bytes, name: str, step: int, time_s: float, taker: Taker) -> None:
+        _add(taker, "image", name, data, step, time_s)
+
+    def _add_curve(self, array: Any, name: str, step: int, time_s: float, taker: Taker) -> None:
+        import msgspec
+
+        columns = ["true_positives", "false_positives", "true_negatives", "false_negatives"]
+        columns = [*columns, "precision", "recall"][: len(array)]
+        table = {"columns": columns, "rows": array.T.astype(float).tolist()}
+        _add(taker, "table", name, msgspec.json.encode(table), step, time_s, "json")
+
+    def _read_hparams(self, content: bytes) -> None:
+        from google.protobuf.message import DecodeError
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+        try:
+            data = HParamsPluginData.FromString(content)
+        except DecodeError as error:
+            self.losses.add("hparams", "hparams", f"they cannot be decoded: {error}")
+            return
+        if data.WhichOneof("data") != "session_start_info":
+            return
+        for key, value in data.session_start_info.hparams.items():
+            form = value.WhichOneof("kind")
+            found = (
+                getattr(value, form)
+                if form in ("number_value", "string_value", "bool_value")
+                else None
+            )
+            if isinstance(found, float) and found.is_integer() and abs(found) < 2**53:
+                # Numbers of this form are floats all, those of an int too.
+                found = int(found)
+            self.config[key] = found
+
+
+def _add(
+    taker: Taker,
+    artifact_type: str,
+    name: str,
+    data: bytes,
+    step: int,
+    time_s: float,
+    payload_format: str = "bytes",
+) -> None:
+    taker.size_bytes += len(data)
+    taker.files.append(
+        ForeignFile(
+            artifact_type=artifact_type,
+            name=name,
+            content=data,
+            payload_format=payload_format,
+            step=None if step < 0 else step,
+            time_us=round(time_s * 1e6),
+        )
+    )
+
+
+# The frames of TFRecord files, as event files are made of them.
+#
+# A frame is the length of its data in 8 bytes, a checksum of these, the data and a checksum of
+# it (CRC-32C, masked). Checksums of many frames of one length are computed at once, one byte
+# of each after the other: one by one in Python, they would take longer than all the rest.
+
+_CHUNK_BYTES = 4 * 2**20
+_HEADER = Struct("<QI")
+_FOOTER_BYTES = 4
+_POLYNOMIAL = 0x82F63B78
+_MASK = 0xA282EAD8
+# Of a frame of its own length only, each byte costs a call of numpy.
+_MAX_CHECKED_BYTES = 16 * 1024
+_MAX_FRAME_BYTES = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Frames that follow each other.
+
+    Attributes:
+        data: What is in each.
+        end: Offset behind each.
+    """
+
+    data: list[bytes]
+    end: list[int]
+
+
+class FrameReader:
+    """Reads a file that may still be written.
+
+    Args:
+        path: The file.
+        offset: Where to begin; a frame begins there.
+
+    Attributes:
+        offset: Behind the last frame that was given.
+        damage: Why nothing behind the offset can be read, or None.
+        rest: Bytes behind the offset that are no whole frame yet.
+    """
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path = path
+        self.offset = offset
+        self.damage: str | None = None
+        self.rest = 0
+
+    def read(self) -> Iterator[Frames]:
+        """What there is now, a few megabytes at a time.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        wanted = _CHUNK_BYTES
+        with self._path.open("rb") as file:
+            file.seek(self.offset)
+            held = b""
+            while True:
+                piece = file.read(wanted)
+                held += piece
+                frames, used = self._cut(held)
+                if frames.data:
+                    yield frames
+                held = held[used:]
+                if self.damage is not None:
+                    return
+                if len(piece) < wanted:
+                    self.rest = len(held)
+                    return
+                # A frame that is larger than a piece is read as a whole, not again and again.
+                wanted = max(_CHUNK_BYTES, self._measure(held) - len(held))
+
+    def _measure(self, held: bytes) -> int:
+        if len(held) < _HEADER.size:
+            return 0
+        return int(_HEADER.unpack_from(held)[0]) + _HEADER.size + _FOOTER_BYTES
+
+    def _cut(self, held: bytes) -> tuple[Frames, int]:
+        """The whole frames at the beginning of bytes, and how many bytes they take."""
+        data: list[bytes] = []
+        begins: list[int] = []
+        at, end, header_bytes = 0, len(held), _HEADER.size
+        unpack = _HEADER.unpack_from
+        while at + header_bytes <= end:
+            (length, _) = unpack(held, at)
+            behind = at + header_bytes + length + _FOOTER_BYTES
+            if behind > end:
+                # A length that is damaged must not be waited for.
+                if length > _MAX_FRAME_BYTES or not _is_header_right(held[at : at + header_bytes]):
+                    self.damage = "a frame's length is damaged"
+                break
+            data.append(held[at + header_bytes : behind - _FOOTER_BYTES])
+            begins.append(at)
+            at = behind
+        right = _count_right(held, begins, data)
+        if right < len(data):
+            self.damage = "a frame's checksum is wrong"
+            at = begins[right]
+            del data[right:], begins[right:]
+        ends = [*begins[1:], at] if data else []
+        frames = Frames(data, [self.offset + one for one in ends])
+        self.offset += at
+        return frames, at
+
+
+def _is_header_right(header: bytes) -> bool:
+    import numpy as np
+
+    rows = np.frombuffer(header[:8], np.uint8).reshape(1, 8)
+    return bool(_checksum(rows)[0] == _HEADER.unpack(header)[1])
+
+
+def _count_right(held: bytes, begins: list[int], data: list[bytes]) -> int:
+    """How many frames, from the first on, have the checksums that they say."""
+    import numpy as np
+
+    if not data:
+        return 0
+    whole = np.frombuffer(held, np.uint8)
+    starts = np.array(begins, np.int64)
+    lengths = np.array([len(one) for one in data], np.int64)
+    wrong = _find_wrong(whole, starts, 8)
+    for length in np.unique(lengths).tolist():
+        if length <= _MAX_CHECKED_BYTES:
+            rows = np.flatnonzero(lengths == length)
+            wrong[rows] |= _find_wrong(whole, starts[rows] + _HEADER.size, length)
+    return int(np.argmax(wrong)) if wrong.any() else len(data)
+
+
+def _find_wrong(
+    whole: NDArray[np.uint8], starts: NDArray[np.int64], length: int
+) -> NDArray[np.bool_]:
+    """Which of the stretches of one length differ from the checksums behind them."""
+    import numpy as np
+
+    rows = whole[starts[:, None] + np.arange(length + 4)]
+    said: Any = np.ascontiguousarray(rows[:, length:]).view("<u4")[:, 0]
+    return np.asarray(_checksum(rows[:, :length]) != said)
+
+
+def _checksum(rows: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """The masked CRC-32C of each row."""
+    import numpy as np
+
+    table = _make_table()
+    crc = np.full(len(rows), 0xFFFFFFFF, np.uint32)
+    for column in np.ascontiguousarray(rows.T):
+        crc = table[(crc ^ column) & 0xFF] ^ (crc >> np.uint32(8))
+    crc ^= np.uint32(0xFFFFFFFF)
+    return np.asarray(((crc >> np.uint32(15)) | (crc << np.uint32(17))) + np.uint32(_MASK))
+
+
+@cache
+def _make_table() -> NDArray[np.uint32]:
+    import numpy as np
+
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1)
+    return table.astype(np.uint32)
+
 
 _MARK = "tfevents"
 _SPLITS = re.compile(r"(train|training|val|valid|validation|eval|evaluation|test|dev)([_-]\w+)?")

@@ -22,17 +22,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quark.importing.columns import LAST_US
-from quark.importing.foreign import (
+from quark.importing.conversion import LAST_US
+from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignRun,
     ImportFailure,
+    Losses,
     PointList,
     Portion,
     RunFacts,
 )
-from quark.importing.losses import Losses
-from quark.importing.places import DOCUMENT_BYTES, find_files, read_document
+from quark.importing.safe_files import DOCUMENT_BYTES, find_files, read_document
 from quark_core.records import EventRecord, StreamRecord
 from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject

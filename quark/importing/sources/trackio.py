@@ -21,16 +21,16 @@ from typing import Any
 
 import msgspec
 
-from quark.importing.foreign import (
+from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
     ImportFailure,
+    Losses,
     PointList,
     Portion,
     RunFacts,
 )
-from quark.importing.losses import Losses
 from quark.importing.sources.wandb_values import WandbValues
 from quark_core.records import EventRecord, SystemTelemetryRecord, parse_time
 from quark_core.records.base import start_fields

@@ -25,16 +25,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark.importing.foreign import (
+from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignRun,
     ImportFailure,
+    Losses,
     PointList,
     Portion,
     RunFacts,
 )
-from quark.importing.losses import Losses
-from quark.importing.places import find_files
+from quark.importing.safe_files import find_files
 from quark.importing.sources.wandb_values import NONFINITE, WandbValues, read_stats
 from quark_core.config.redaction import redact_values
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark.importing.foreign import ForeignFile, PointList
-from quark.importing.histograms import make_histogram
-from quark.importing.losses import Losses
-from quark.importing.places import read_document
+from quark.importing.conversion import make_histogram
+from quark.importing.neutral_run import ForeignFile, Losses, PointList
+from quark.importing.safe_files import read_document
 from quark_core.artifacts.payload_folder import is_plain_file
 from quark_core.records import EventRecord, GpuReading, SystemTelemetryRecord
 from quark_core.records.base import start_fields

@@ -1,4 +1,4 @@
-"""Calls the service: one deadline a call, bounded replies, and the errors that a call can end in."""
+"""Calls the service: one deadline a call, bounded replies, and the errors of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validates batches, lifecycle records and reserved records from outside before a store accepts them."""
+"""Validates batches, lifecycle records and reserved records before a store accepts them."""
 
 from __future__ import annotations
 
@@ -420,8 +420,8 @@ class RunKeys:
 
 # Keeps records of edits and of requests to stop for the routes that make them.
 #
-# They say who has changed a run, and by which key. Whoever could send them with a training's batches
-# could change a run without a trace, or leave a trace of what nobody has done.
+# They say who has changed a run, and by which key. Whoever could send them with a training's
+# batches could change a run without a trace, or leave a trace of what nobody has done.
 
 # Lifecycle action -> the event by which it is told.
 _TOLD_BY = {"edit": RUN_EDITED, "stop": STOP_REQUESTED}

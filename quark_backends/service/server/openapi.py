@@ -273,13 +273,11 @@ async def show_metrics(call: Call) -> ASGIApp:
 
 async def describe_openapi(call: Call) -> ASGIApp:
     """The description of this service for programs."""
-
     return call.reply(describe(_routes()))
 
 
 async def show_docs(call: Call) -> ASGIApp:
     """The description of this service for people."""
-
     del call
     return HTMLResponse(
         show(_routes()),

@@ -53,8 +53,8 @@ from quark_core.system.process import ProcessIdentity
 # Gives trials of sweeps to workers, keeps their logs, and sets fields that many compare.
 #
 # Whoever may send records may work on a sweep: open it, add trials, claim them, say what became of
-# them, and append to logs. To see one sweep, its trials and its logs any key will do, since a worker
-# cannot search without them; only the list of all sweeps needs the scope `read`. Pausing and
+# them, and append to logs. To see one sweep, its trials and its logs any key will do, since a
+# worker cannot search without them; only the list of all sweeps needs the scope `read`. Pausing and
 # cancelling a sweep, as stopping a run, needs `write`, and so do fields of groups and projects.
 #
 # A sweep belongs to a project of the workspace. Which storage root a worker begins its runs from

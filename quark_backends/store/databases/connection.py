@@ -1,4 +1,4 @@
-"""Connections of the store to SQLite or PostgreSQL, the files that they write, and the queue of writers."""
+"""Connections of the store to SQLite or PostgreSQL, their files, and the queue of writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where files lie under a storage root, payloads of artifacts too, and which file systems SQLite may use."""
+"""Places of files under a storage root, and the file systems that SQLite may use."""
 
 from __future__ import annotations
 

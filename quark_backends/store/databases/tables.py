@@ -1,4 +1,4 @@
-"""Tables of the store, declared once for SQLite and PostgreSQL; run as a module to renew schema.sql."""
+"""Tables of the store for SQLite and PostgreSQL; run as a module to renew schema.sql."""
 
 from __future__ import annotations
 

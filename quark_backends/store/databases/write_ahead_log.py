@@ -1,4 +1,4 @@
-"""The write-ahead log of SQLite: whose it is, brought into its database, and a damaged database replaced."""
+"""The write-ahead log of SQLite: its owner, its merge, and a damaged database replaced."""
 
 from __future__ import annotations
 

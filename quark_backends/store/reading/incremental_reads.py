@@ -1,4 +1,4 @@
-"""Reads a run part by part: since a cursor, in bounded memory, and as batches for a mirror that is behind."""
+"""Reads a run in parts: since a cursor, in bounded memory, and for a mirror that is behind."""
 
 from __future__ import annotations
 

@@ -236,7 +236,6 @@ class StoreReader:
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
         """Outputs of analyzers; see `SupportsGenerations`."""
-
         with self._lock, self._moment() as connection:
             return read_outputs(connection, run_id, kind, analyzer)
 
@@ -244,7 +243,6 @@ class StoreReader:
         self, run_id: str, kind: str, analyzer: str | None = None, *, limit: int | None = None
     ) -> Iterator[Columns]:
         """What `read_outputs` returns, of one analysis after the other; see `iterate_outputs`."""
-
         connection = self._connect()
         try:
             connection.begin_read()

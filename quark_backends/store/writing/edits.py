@@ -1,4 +1,4 @@
-"""Edits of runs, projects and groups, and requests to stop, each in one transaction of its store."""
+"""Edits of runs, projects and groups, and requests to stop, each in one transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summaries that runs are searched by: tags, configuration, fingerprints, and statistics of forks."""
+"""Summaries that runs are searched by: tags, configuration, fingerprints, forks."""
 
 from __future__ import annotations
 
@@ -246,7 +246,6 @@ def rebuild_forks(connection: StoreConnection) -> None:
 
     For tables into which runs come in any order, a fork perhaps before its parent.
     """
-
     with writing(connection):
         forks = connection.execute(
             "SELECT pk FROM run WHERE fork_step IS NOT NULL ORDER BY created_us, pk"

@@ -284,8 +284,8 @@ def _fold(text: str) -> str:
 # encoding and buffer are what they were, and whoever has taken hold of it before, such as a handler
 # of `logging`, is heard too. What is written goes where it went, first, with what that returns or
 # raises. Then its text is queued; at the end of a line whoever wrote it makes lines of what is
-# queued, unless somebody is at that already. No lock is waited for, so that threads, signal handlers
-# and what is printed while a line is being made hold up nobody.
+# queued, unless somebody is at that already. No lock is waited for, so that threads, signal
+# handlers and what is printed while a line is being made hold up nobody.
 #
 # A forked child has no taps: what it prints goes where it goes. What Quark's own threads print is
 # left out, so that no line makes another one.

@@ -23,7 +23,7 @@ from mirrored_runs import (
 import quark
 from quark.analysis.engine import AnalyzerEngine
 from quark.analysis.outputs import open_analysis
-from quark.mirrors.survey import load_generations
+from quark.mirrors import load_generations
 from quark_core.delivery.journal import frame_outputs, split_generation
 from quark_core.errors import BackendUnavailable
 from quark_core.records import AlertRecord, EvidenceRecord

@@ -21,13 +21,13 @@ from quark.cli.mcp_tools import (
     write_report,
 )
 from quark.notifications.notices import describe_end
-from quark.page.api.analyses import AnalysisDesk
-from quark.page.api.curves import ChangeDesk
-from quark.page.api.parameters import Parameters
-from quark.page.api.run_analysis import ComparedPair, LocalAnalyzer
-from quark.page.api.run_details import tell_run
-from quark.page.api.runs import list_standings
-from quark.page.api.source import open_source
+from quark.page.routes.analyses import AnalysisDesk
+from quark.page.routes.curves import ChangeDesk
+from quark.page.routes.page_source import open_source
+from quark.page.routes.parameters import Parameters
+from quark.page.routes.run_analysis import ComparedPair, LocalAnalyzer
+from quark.page.routes.run_details import tell_run
+from quark.page.routes.runs import list_standings
 from quark_core.errors import StopRequested
 from quark_core.records.runs import RunEnding, StopRequest
 

@@ -209,7 +209,7 @@ def test_an_export_that_is_broken_off_says_so_once(root, tmp_path):
     target = tmp_path / "out"
     # Ctrl-C when the first rows have been written.
     program = (
-        "import os, signal; from quark.cli.export_files import CsvFile; "
+        "import os, signal; from quark.cli.export import CsvFile; "
         "from quark.cli.main import main; write = CsvFile.write; "
         "CsvFile.write = lambda *a: (write(*a), os.kill(os.getpid(), signal.SIGINT)); main()"
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import quark
-from quark.page.report_texts import show_comparison, tell_comparison, write_comparison
+from quark.page.report import show_comparison, tell_comparison, write_comparison
 
 
 def log_side(root, name, steps, ends, every=125):

@@ -14,11 +14,10 @@ import pytest
 from terminals import DEADLINE_S, OWN, Terminal, Training
 
 import quark
-from quark.cli import followed_run
-from quark.cli.follow import _look_until_end
-from quark.cli.followed_run import FollowedRun
-from quark.cli.waiting import Waiting
-from quark.page.api.source import open_source
+from quark.cli import follow_view
+from quark.cli.follow import Waiting, _look_until_end
+from quark.cli.follow_view import FollowedRun
+from quark.page.routes.page_source import open_source
 from quark_core.errors import StoreUnavailableError
 
 HOSTILE = "E\x1b]0;owned\x07\x1b[2J\x9b31m\rok\nline\u202ex"
@@ -322,7 +321,7 @@ def test_a_look_reads_what_came_and_nothing_twice(tmp_path, start, monkeypatch):
     reads = []
     monkeypatch.setattr(source, "summarize", lambda run_id: reads.append(run_id))
     # A heartbeat, or what the run notes of its machine, may come at any moment.
-    monkeypatch.setattr(followed_run, "read_mark", lambda *_: followed._known.mark)
+    monkeypatch.setattr(follow_view, "read_mark", lambda *_: followed._known.mark)
     for _ in range(5):
         assert followed.look().curves["loss"].y.tolist() == wanted
     assert reads == []
@@ -403,7 +402,7 @@ def test_a_look_that_fails_costs_neither_points_nor_events(read, tmp_path, start
         if read == "raised":
             broken.setattr(type(source.reader), "read_outputs", fail)
         else:
-            broken.setattr(followed_run, read, fail)
+            broken.setattr(follow_view, read, fail)
         with pytest.raises(StoreUnavailableError):
             followed.look()
         log(2, "loss")

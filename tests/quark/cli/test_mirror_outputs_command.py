@@ -8,7 +8,7 @@ import pytest
 import quark
 from quark.analysis import outputs
 from quark.analysis.engine import AnalyzerEngine
-from quark.mirrors.comparison import compare_counts, count_records
+from quark.mirrors import compare_counts, count_records
 from quark_core.records.query import Query
 
 STEPS = 200

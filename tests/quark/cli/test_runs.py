@@ -217,8 +217,8 @@ def test_very_many_runs_are_lines_that_say_the_same(invoke, store, monkeypatch):
     options = ("runs", "-d", store, "--where", "val/loss < 10", "--sort", "val/loss")
     for arguments in (options, ("runs", "-d", store)):
         table = invoke(*arguments).stdout.splitlines()
-        monkeypatch.setattr("quark.cli.run_table.MANY_RUNS", 0)
-        monkeypatch.setattr("quark.cli.run_table._BLOCK_ROWS", 2)
+        monkeypatch.setattr("quark.cli.runs.MANY_RUNS", 0)
+        monkeypatch.setattr("quark.cli.runs._BLOCK_ROWS", 2)
         lines = invoke(*arguments).stdout.splitlines()
         monkeypatch.undo()
         words = [line.split() for line in table if line.strip() and "──" not in line]
@@ -229,7 +229,7 @@ def test_very_many_runs_are_lines_that_say_the_same(invoke, store, monkeypatch):
 @pytest.mark.sampled
 @pytest.mark.parametrize("columns", [40, 80])
 def test_lines_of_very_many_runs_fit_the_terminal(invoke, store, monkeypatch, columns):
-    monkeypatch.setattr("quark.cli.run_table.MANY_RUNS", 0)
+    monkeypatch.setattr("quark.cli.runs.MANY_RUNS", 0)
     done = invoke("runs", "-d", store, columns=columns)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()

@@ -5,7 +5,7 @@ import os
 import pytest
 
 import quark
-from quark.cli.sweep_commands import build_command, check_command, check_placeholders
+from quark.cli.sweep_agent import build_command, check_command, check_placeholders
 from quark_core.ranks.launches import detect_rank, find_launch, leave_launch
 
 PARAMETERS = {"lr": 0.01, "layers": 2, "name": "a b", "amp": True, "shift": -0.5}

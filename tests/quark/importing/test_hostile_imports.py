@@ -8,8 +8,7 @@ import zipfile
 
 import pytest
 
-from quark.importing.foreign import ImportFailure
-from quark.importing.losses import Losses
+from quark.importing.neutral_run import ImportFailure, Losses
 from quark.importing.sources import clearml, comet
 from quark_core.runs.backend_choice import open_reader
 
@@ -207,7 +206,7 @@ def test_a_database_whose_tables_are_programs_is_not_asked(schema, tmp_path, tak
 
 
 def test_what_unfolds_without_end_is_refused(tmp_path, take, monkeypatch):
-    monkeypatch.setattr("quark.importing.places.DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr("quark.importing.safe_files.DOCUMENT_BYTES", 1000)
     make_zip(tmp_path / "a.zip", {"experiment.json": b" " * 10_000, "messages.json": b""})
     make_comet(tmp_path / "b.zip", [make_metric(1.0, 1), {"x": "y" * 10_000}, make_metric(1.0, 2)])
     first, second = take("comet", tmp_path, status=1)

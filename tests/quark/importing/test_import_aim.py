@@ -34,7 +34,7 @@ def test_everything_comes_once(tmp_path, take, read_points, store):
 
 
 def test_a_folder_without_a_repository_is_refused(tmp_path, store):
-    from quark.importing.foreign import ImportFailure
+    from quark.importing.neutral_run import ImportFailure
     from quark.importing.sources.aim import find_runs
 
     with pytest.raises(ImportFailure, match="no repository"):

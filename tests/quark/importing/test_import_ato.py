@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import quark
-from quark.importing.foreign import ImportFailure
+from quark.importing.neutral_run import ImportFailure
 from quark_core.records.query import Query
 from quark_core.runs.backend_choice import open_reader
 

@@ -217,7 +217,7 @@ def test_a_damaged_file_gives_what_comes_before_the_damage_and_says_so(
 def test_a_file_that_names_anothers_file_as_an_artifact_does_not_get_it(place, take, store):
     from wandb.proto import wandb_internal_pb2 as types
 
-    from quark.importing.losses import Losses
+    from quark.importing.neutral_run import Losses
     from quark.importing.sources.wandb_values import WandbValues
 
     secret = place / "id_rsa"

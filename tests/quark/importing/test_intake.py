@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import quark
-from quark.importing.foreign import ForeignRun, ImportFailure, PointList, Portion, RunFacts
-from quark.importing.intake import ImportOptions, open_intake
+from quark.importing.importer import ImportOptions, open_intake
+from quark.importing.neutral_run import ForeignRun, ImportFailure, PointList, Portion, RunFacts
 from quark_core.runs.backend_choice import open_reader
 
 
@@ -226,9 +226,8 @@ def test_an_import_beside_a_training_disturbs_neither(store):
 
 
 def test_a_million_points_of_columns_have_the_same_values(intake, store):
-    from quark.importing.columns import encode_points
-    from quark.importing.foreign import Points
-    from quark.importing.losses import Losses
+    from quark.importing.conversion import encode_points
+    from quark.importing.neutral_run import Losses, Points
     from quark_core.records.codec import decode_body
 
     rng = np.random.default_rng(0)
@@ -259,7 +258,7 @@ SLOW = """
 import sys, time
 sys.path.insert(0, {folder!r})
 from test_intake import CountedRun
-from quark.importing.intake import ImportOptions, open_intake
+from quark.importing.importer import ImportOptions, open_intake
 from pathlib import Path
 def between(at):
     print(at, flush=True)

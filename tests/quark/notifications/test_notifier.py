@@ -7,16 +7,14 @@ import time
 
 import pytest
 
-from quark.notifications.ledger import FileLedger
 from quark.notifications.notices import (
     DEFAULT_CHOICE,
     Notice,
     NoticeChoice,
     parse_choice,
 )
-from quark.notifications.notifier import Notifier, Pacing
-from quark.notifications.targets import parse_targets
-from quark.notifications.webhook import sign_notice, verify_webhook
+from quark.notifications.notifier import FileLedger, Notifier, Pacing
+from quark.notifications.targets import parse_targets, sign_notice, verify_webhook
 from quark_core.errors import SchemaValidationError
 
 ALL = NoticeChoice("info", frozenset(("failed", "lost", "interrupted", "finished")))

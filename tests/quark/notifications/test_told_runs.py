@@ -22,8 +22,8 @@ FAST = {"every_n_steps": 20, "min_interval_s": 0.02}
 def patient(monkeypatch):
     """What is waited for at the end is waited for however busy the machine is."""
     monkeypatch.setattr("quark.analysis.monitor._LAST_LOOK_S", 60.0)
-    monkeypatch.setattr("quark.notifications.run_notices._END_WAIT_S", 60.0)
-    monkeypatch.setattr("quark.notifications.run_notices._NOTE_WAIT_S", 60.0)
+    monkeypatch.setattr("quark.notifications.notifier._END_WAIT_S", 60.0)
+    monkeypatch.setattr("quark.notifications.notifier._NOTE_WAIT_S", 60.0)
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "60")
 
 
@@ -160,7 +160,7 @@ def test_an_address_stands_nowhere_in_what_a_run_leaves(tmp_path, monkeypatch, c
 def test_a_target_that_hangs_costs_the_loop_nothing_and_the_end_a_bounded_wait(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("quark.notifications.run_notices._END_WAIT_S", 0.2)
+    monkeypatch.setattr("quark.notifications.notifier._END_WAIT_S", 0.2)
     release, entered = threading.Event(), threading.Event()
 
     def hang(_):

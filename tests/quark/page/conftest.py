@@ -4,7 +4,7 @@ import pytest
 from page_client import DEADLINE_S, PageClient, log_plain_run
 
 import quark.page.app as application
-from quark.page.api.source import open_source
+from quark.page.routes.page_source import open_source
 
 
 @pytest.fixture(autouse=True)

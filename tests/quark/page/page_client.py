@@ -6,11 +6,11 @@ import warnings
 from starlette.testclient import TestClient
 
 import quark
-from quark.page.api.edits import RootEditor
-from quark.page.api.run_analysis import LocalAnalyzer
 from quark.page.app import make_app
-from quark.page.guard import Guard, Sessions
+from quark.page.auth import Guard, Sessions
 from quark.page.pack import decode_pack
+from quark.page.routes.edits import RootEditor
+from quark.page.routes.run_analysis import LocalAnalyzer
 
 PORT = 7410
 DEADLINE_S = 60

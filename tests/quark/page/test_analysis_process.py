@@ -12,8 +12,8 @@ from page_client import DEADLINE_S, PageClient, log_plain_run, wait_for_analysis
 from ui_process import UiProcess
 
 import quark
-from quark.page.api.analysis_process import AnalysisLimits, AnalysisProcess
-from quark.page.api.source import open_source
+from quark.page.routes.page_source import open_source
+from quark.page.routes.run_analysis import AnalysisLimits, AnalysisProcess
 from quark_core.errors import RunNotFoundError
 from quark_core.testing.fakes import BatchMaker
 
@@ -183,7 +183,7 @@ def test_a_server_does_not_load_what_analyzes(tmp_path):
     log_plain_run(tmp_path)
     code = (
         "import sys\n"
-        "from quark.page.api.source import open_source\n"
+        "from quark.page.routes.page_source import open_source\n"
         "from quark.page.app import make_app\n"
         "make_app(open_source(sys.argv[1]))\n"
         "print(*[m for m in sys.modules if m.startswith('quark.analysis.rules')])\n"

@@ -6,7 +6,7 @@ import pytest
 
 import quark
 from quark.page.cards import show_still
-from quark.page.live_feed import MOST_CURVES, LiveFeed
+from quark.page.live_view import MOST_CURVES, LiveFeed
 from quark.page.pack import decode_pack
 from quark.page.report import open_session_source
 from quark_core.errors import SessionStoreError

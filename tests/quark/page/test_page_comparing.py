@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from page_client import DEADLINE_S, wait_for_answer, wait_for_verdict
 
 import quark
-from quark.page.api.group_curves import RunCurve, merge_runs
+from quark.page.routes.curves import RunCurve, merge_runs
 
 
 def log_seeds(root, name, rate, *, seeds, shift=0.0, steps=60):
@@ -252,7 +252,7 @@ def test_what_the_page_asks_for_first_is_on_its_way(client):
 
 def test_curves_rest_on_what_was_read_of_the_runs_a_moment_ago(client, seeds, monkeypatch):
     moment = [1000.0]
-    monkeypatch.setattr("quark.page.api.source.time.monotonic", lambda: moment[0])
+    monkeypatch.setattr("quark.page.routes.page_source.time.monotonic", lambda: moment[0])
     low = seeds[1]
     client.json("/api/compare", run=low)
     reads = []

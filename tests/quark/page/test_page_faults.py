@@ -15,7 +15,7 @@ from page_client import log_plain_run, wait_for_analysis
 
 import quark
 import quark.page.app as application
-from quark.page.api.source import open_source
+from quark.page.routes.page_source import open_source
 from quark_core.errors import SessionStoreError
 
 DEADLINE_S = 60

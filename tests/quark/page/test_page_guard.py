@@ -6,7 +6,7 @@ import time
 import pytest
 from starlette.testclient import TestClient
 
-from quark.page.guard import Guard, Sessions
+from quark.page.auth import Guard, Sessions
 from quark.page.server import PageServer, bind_socket, check_base
 from quark_core.errors import SchemaValidationError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import quark
-from quark.page.api.media import defuse_html, describe_facts, describe_over, read_range
+from quark.page.routes.records import defuse_html, describe_facts, describe_over, read_range
 from quark_core.errors import ArtifactNotFoundError
 from quark_core.records import ArtifactRecord
 

@@ -7,7 +7,7 @@ from everything_runs import STEPS, log_everything, read_all
 from page_client import log_plain_run
 
 import quark
-from quark.page.api.source import PageSource
+from quark.page.routes.page_source import PageSource
 
 RUN, OTHER = "whole-0", "whole-1"
 
@@ -87,7 +87,7 @@ def test_what_has_ended_is_not_read_over_and_over(client, monkeypatch):
 
     monkeypatch.setattr(type(client.source.reader), "read", count)
     moments = iter(range(0, 50_000, 5))
-    monkeypatch.setattr("quark.page.api.source.time.monotonic", lambda: next(moments))
+    monkeypatch.setattr("quark.page.routes.page_source.time.monotonic", lambda: next(moments))
     client.source.summarize(RUN)
     first = reads.count("metric")
     client.source.summarize(RUN)

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from quark.page.linker import find_imports, link_modules
-from quark.page.static_files import INDEX, SCRIPT, STATIC_DIRECTORY, load_static_files
+from quark.page.static_files import (
+    INDEX,
+    SCRIPT,
+    STATIC_DIRECTORY,
+    find_imports,
+    link_modules,
+    load_static_files,
+)
 from quark_core.errors import SessionStoreError
 
 ROOT = Path(__file__).parents[3]
@@ -204,7 +210,7 @@ def test_a_built_wheel_holds_every_file(tmp_path, static):
 
 
 def test_the_widget_is_one_module_that_shows_something(tmp_path):
-    from quark.page.report_file import link_widget
+    from quark.page.report import link_widget
 
     module = tmp_path / "widget.mjs"
     module.write_text(link_widget(), "utf-8")

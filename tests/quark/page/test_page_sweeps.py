@@ -8,7 +8,7 @@ from page_client import log_plain_run
 from page_sweeps import draw_trials, fill_sweep, make_worker, open_store
 
 import quark
-from quark.page.api import sweeps as desk
+from quark.page.routes import sweeps as desk
 from quark_core.backends.coordination import NewTrial
 from quark_core.records.sweeps import TrialResult
 
@@ -39,7 +39,7 @@ def read_rows(told):
 
 
 def test_a_figure_that_comes_after_its_trial_has_ended_is_in_the_list(look, tmp_path, monkeypatch):
-    monkeypatch.setattr("quark.page.api.sweeps._UNSURE_S", 0.0)
+    monkeypatch.setattr("quark.page.routes.sweeps._UNSURE_S", 0.0)
     arguments = {"project": "p", "space": {"lr": (0.1, 0.9)}, "metric": "acc", "mode": "max"}
     with quark.sweep("late", storage_dir=tmp_path, **arguments) as sweep:
         client = look(tmp_path)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quark
-from quark.page.api.table_files import open_table
-from quark.page.api.table_rows import find_elements, find_lines
+from quark.page.routes.table_files import find_elements, find_lines, open_table
 from quark_core.errors import SchemaValidationError
 
 ROWS = 9_000
@@ -302,7 +301,7 @@ def test_rows_of_any_json_are_those_that_were_written(rows, is_plain, is_spaced)
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_rows_are_found_whichever_bytes_come_together(monkeypatch, size):
-    monkeypatch.setattr("quark.page.api.table_rows._PART_BYTES", size)
+    monkeypatch.setattr("quark.page.routes.table_files._PART_BYTES", size)
     text = b'[["a\\"]\\\\", {"b": "[\\\\"}], [[1], "\\\\\\""], [3]] tail ]'
     places = find_elements(io.BytesIO(text), 1, **NO_BOUND)
     found = [text[start:end] for start, end in zip(places.starts, places.ends, strict=True)]

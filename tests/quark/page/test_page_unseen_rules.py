@@ -4,8 +4,8 @@ import pytest
 from page_client import log_plain_run, wait_for_analysis
 
 import quark
-from quark.page.api.findings import describe_analysis
-from quark.page.api.run_analysis import Analysis
+from quark.page.routes.findings import describe_analysis
+from quark.page.routes.run_analysis import Analysis
 from quark_core.records import HealthScoreRecord
 from quark_core.records.json_object import JsonObject
 

@@ -13,7 +13,7 @@ from page_client import log_plain_run
 
 import quark
 from quark.page.pack import decode_pack
-from quark.page.report_file import _link
+from quark.page.report import _link
 from quark_core.errors import InvalidRunStateError, RunNotFoundError, SchemaValidationError
 
 SCRIPT_BYTES = 350_000

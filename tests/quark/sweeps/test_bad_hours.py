@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import quark
-from quark.cli.sweep_children import TrialProcess
+from quark.cli.sweep_agent import TrialProcess
 from quark.sweeps import sweep as sweep_module
 from quark.sweeps import trial as trial_module
 from quark.sweeps.definition import SweepDefinition

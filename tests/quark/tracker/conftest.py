@@ -8,7 +8,7 @@ import pytest
 from recorded_calls import Recorder
 
 import quark
-from quark.tracker import multiplexer, setup
+from quark.tracker import tracker
 from quark_core.backends.registry import default_registry
 
 VARIABLES = (
@@ -27,11 +27,11 @@ def surroundings(tmp_path, monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     # On a busy machine a thread takes its time to begin, which is not worth a warning here.
     for limit in ("_START_TIMEOUT_S", "_WATCH_TIMEOUT_S"):
-        monkeypatch.setattr(multiplexer, limit, 60.0)
-    known = dict(setup._registered)
+        monkeypatch.setattr(tracker, limit, 60.0)
+    known = dict(tracker._registered)
     yield
-    setup._registered.clear()
-    setup._registered.update(known)
+    tracker._registered.clear()
+    tracker._registered.update(known)
 
 
 @pytest.fixture

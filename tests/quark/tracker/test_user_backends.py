@@ -9,7 +9,8 @@ import pytest
 from recorded_calls import Recorder
 
 import quark
-from quark.tracker import call_lane, multiplexer
+from quark.tracker import call_worker
+from quark.tracker import tracker as tracker_module
 
 
 class Base(quark.TrackerBackend):
@@ -205,7 +206,7 @@ def test_a_backend_that_hangs_costs_nothing_but_its_own_calls(monkeypatch, said,
 
 
 def test_a_constructor_that_hangs_is_not_waited_for(monkeypatch, said, read):
-    monkeypatch.setattr(multiplexer, "_START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(tracker_module, "_START_TIMEOUT_S", 0.2)
     release = threading.Event()
     made = []
 
@@ -226,7 +227,7 @@ def test_a_constructor_that_hangs_is_not_waited_for(monkeypatch, said, read):
 
 
 def test_too_many_calls_are_counted_and_dropped(monkeypatch, said):
-    monkeypatch.setattr(call_lane, "_MAX_WAITING", 10)
+    monkeypatch.setattr(call_worker, "_MAX_WAITING", 10)
     release, entered = threading.Event(), threading.Event()
 
     class Slow(Recorder):

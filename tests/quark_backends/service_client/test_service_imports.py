@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import quark
-from quark.importing.foreign import ForeignFile, ForeignRun, PointList, Portion, RunFacts
-from quark.importing.intake import ImportOptions, open_intake
+from quark.importing.importer import ImportOptions, open_intake
+from quark.importing.neutral_run import ForeignFile, ForeignRun, PointList, Portion, RunFacts
 
 
 class SmallRun(ForeignRun):

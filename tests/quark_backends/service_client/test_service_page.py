@@ -4,7 +4,7 @@ import pytest
 from everything_runs import STEPS, log_everything, read_all
 from page_client import PageClient
 
-from quark.page.api.source import open_source
+from quark.page.routes.page_source import open_source
 
 
 @pytest.mark.long

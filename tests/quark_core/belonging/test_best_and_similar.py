@@ -10,7 +10,7 @@ from wide_bounds import keep_sources_in_children
 
 import quark
 from quark.analysis import run_search
-from quark.cli.trash import open_for_removal
+from quark.cli.rm import open_for_removal
 from quark.provenance.tracing import LEVEL_BYTECODE, TRACE_MARK
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records.base import start_fields

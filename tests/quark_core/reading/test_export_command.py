@@ -21,7 +21,7 @@ import pytest
 from set_for_tests import SET_FOR_TESTS
 
 import quark
-from quark.cli.export_files import FileSet
+from quark.cli.export import FileSet
 from quark_core.records import MetricRecord, parse_time
 from quark_core.records.columns import Columns
 from quark_core.records.dataframes import table_fields

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from quark import Layers, SchemaValidationError
-from quark.configuration.layering.file_layers import read_config_text
+from quark.configuration.layering.config_files import read_config_text
 
 JSON = """{
   "lr": 0.1,

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import quark
 from quark.cli.main import cli
-from quark.configuration.origins.keeping import note_source
+from quark.configuration.setting_origins import note_source
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import JsonObject
 from quark_core.runs.config_reading import read_config
@@ -231,7 +231,7 @@ def test_a_source_is_noted_of_some_settings():
 
 def test_a_source_that_raises_costs_nothing_but_the_origins(monkeypatch):
     monkeypatch.setattr(
-        "quark.configuration.origins.finding._find", lambda *_: (_ for _ in ()).throw(OSError("x"))
+        "quark.configuration.setting_origins._find", lambda *_: (_ for _ in ()).throw(OSError("x"))
     )
     snapshot = read_config({"lr": 0.1})
     assert snapshot.values == {"lr": 0.1}

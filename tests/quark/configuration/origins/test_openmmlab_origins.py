@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from quark.configuration.origins.openmmlab_configs import find_openmmlab_chains
+from quark.configuration.framework_origins import find_openmmlab_chains
 from quark_core.runs.config_reading import read_config
 
 with warnings.catch_warnings():

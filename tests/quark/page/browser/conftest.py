@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from browser_runs import log_hostile, log_run, make_exploding, make_falling
 
-from quark.page.api.source import open_source
+from quark.page.routes.page_source import open_source
 from quark.page.server import PageServer, bind_socket
 
 DEADLINE_S = 60

@@ -7,7 +7,7 @@ from strangers import Stranger
 from team_server import add_run, find_id, revoke, serving_team
 
 import quark
-from quark.page.api.source import open_source
+from quark.page.routes.page_source import open_source
 from quark.page.server import PageServer
 from quark_core.runs.open_run import StopLookout
 

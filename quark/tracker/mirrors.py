@@ -1,1 +1,0 @@
-"""Quark's mirrors by the names that a tracker's users know them by."""

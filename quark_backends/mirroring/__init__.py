@@ -1,1 +1,0 @@
-"""What the mirrors of a run in another tool have in common."""

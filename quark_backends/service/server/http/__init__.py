@@ -1,1 +1,0 @@
-"""Requests and replies of the service, whatever they are about."""

@@ -1,1 +1,0 @@
-"""What the service keeps for whom: workspaces, keys, stores, payloads."""

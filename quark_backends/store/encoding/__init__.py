@@ -1,1 +1,0 @@
-"""How the store keeps many rows: as chunks of columns, with roll-ups beside them."""

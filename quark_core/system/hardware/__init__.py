@@ -1,1 +1,0 @@
-"""What the machine under a run does: its processors, memory, processes and GPUs."""
