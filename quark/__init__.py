@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from quark.sweeps.sweep import Sweep as Sweep
     from quark.sweeps.sweep import sweep as sweep
     from quark.sweeps.trial import Trial as Trial
+    from quark.tracker.mirrors import CSVBackend as CSVBackend
+    from quark.tracker.mirrors import MLflowBackend as MLflowBackend
+    from quark.tracker.mirrors import WandbBackend as WandbBackend
     from quark.tracker.tracker import NullTracker as NullTracker
     from quark.tracker.tracker import Tracker as Tracker
     from quark.tracker.tracker import register_backend as register_backend
     from quark.tracker.tracker import setup_tracker as setup_tracker
-    from quark_backends.csv.tracker_backend import CSVBackend as CSVBackend
-    from quark_backends.mlflow.tracker_backend import MLflowBackend as MLflowBackend
-    from quark_backends.wandb.tracker_backend import WandbBackend as WandbBackend
     from quark_core.backends.contract import DeliveryReport as DeliveryReport
     from quark_core.backends.contract import LaneReport as LaneReport
     from quark_core.backends.registry import migrate_store as migrate_store
@@ -182,7 +182,7 @@ _HOMES = {
     "BatchMetadata": "quark_core.samples.metadata",
     "BatchMetadataAdapter": "quark_core.samples.metadata",
     "BatchOutlier": "quark_core.samples.survey",
-    "CSVBackend": "quark_backends.csv.tracker_backend",
+    "CSVBackend": "quark.tracker.mirrors",
     "CURRENT_SCHEMA_VERSION": "quark_core.records.schema",
     "ChangeExplanation": "quark.analysis.explanation.results",
     "ComparisonEngine": "quark.analysis.comparison.engine",
@@ -213,7 +213,7 @@ _HOMES = {
     "LogIdentifier": "quark_core.records",
     "LoggingHandler": "quark_core.writers.events",
     "LossSummary": "quark_core.samples.survey",
-    "MLflowBackend": "quark_backends.mlflow.tracker_backend",
+    "MLflowBackend": "quark.tracker.mirrors",
     "MappingBatchMetadataAdapter": "quark_core.samples.metadata",
     "MetricRecord": "quark_core.records",
     "MetricSummary": "quark_core.backends.run_summary",
@@ -266,7 +266,7 @@ _HOMES = {
     "TrainingSession": "quark_core.sessions.session",
     "TrainingWatch": "quark_torch.watching",
     "UsedArtifact": "quark_core.writers.artifact_links",
-    "WandbBackend": "quark_backends.wandb.tracker_backend",
+    "WandbBackend": "quark.tracker.mirrors",
     "__version__": "quark_core.version",
     "add_log": "quark_core.sessions.session",
     "add_tag": "quark_core.sessions.session",

@@ -1,4 +1,9 @@
-"""Why a fault set in: what changed in the data and the config where it did."""
+"""Why a fault set in: what changed in the data and the config where it did.
+
+Rules say what goes wrong; here the learning rate, weight decay, clipping, the
+loss's scale, batches and data are read for why. A cause is told only where it
+changed at the onset, or holds throughout, and could bring the fault about.
+"""
 
 from __future__ import annotations
 
@@ -532,12 +537,6 @@ def _find_clipped_norm(case: Case) -> tuple[Figure, int] | None:
     known = [part for part in parts if np.isfinite(part.value)]
     return combine_norms(known), step
 
-
-# Why a fault set in: what the records of settings and data say about its onset.
-#
-# Rules say what goes wrong; here the learning rate, weight decay, clipping, the
-# loss's scale, batches and data are read for why. A cause is told only where it
-# changed at the onset, or holds throughout, and could bring the fault about.
 
 _BREAKS = (
     "exploding_gradients", "divergence", "loss_spike", "non_finite_values", "activation_collapse",

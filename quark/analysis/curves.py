@@ -1,4 +1,8 @@
-"""Curves of metrics and histories of layers and parameters over steps, with robust statistics."""
+"""Curves of metrics and histories of layers and parameters over steps, with robust statistics.
+
+Every estimate here is scale-free or keeps the unit of its curve, takes
+medians in place of means, and has no random part.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,6 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
-
-# Curves over steps, and the robust statistics that analyzers put to them.
-#
-# Every estimate here is scale-free or keeps the unit of its curve, takes
-# medians in place of means, and has no random part.
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -1,4 +1,9 @@
-"""Whether a run has learned something, and the caveats about how well it has learned."""
+"""Whether a run has learned something, and the caveats about how well it has learned.
+
+That no rule has found anything says little: most faults have no rule. A run is
+healthy where its loss, or what the user named, got better by more than chance,
+has kept what it won, and where what was held out agrees.
+"""
 
 from __future__ import annotations
 
@@ -411,12 +416,6 @@ def _find_other_measure(train: Progress, validation: Progress) -> str | None:
         "both"
     )
 
-
-# Whether a run has learned something: the evidence that a good health score needs.
-#
-# That no rule has found anything says little: most faults have no rule. A run is
-# healthy where its loss, or what the user named, got better by more than chance,
-# has kept what it won, and where what was held out agrees.
 
 _LEAST_POINTS, _ENOUGH_POINTS = 5, 10
 _MANY_STEPS = 50  # over which five points are enough as well

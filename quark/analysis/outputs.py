@@ -1,4 +1,10 @@
-"""Where the data of an analyzer come from, and where its outputs are stored and mirrored."""
+"""Where the data of an analyzer come from, and where its outputs are stored and mirrored.
+
+A run that is open in this process is read through its own store, flushed
+first; any other, also one that has ended, through a store opened to read.
+Outputs are written to the run's primary as one generation, where it keeps
+such; a backend that only reads, such as the CSV files, keeps none.
+"""
 
 from __future__ import annotations
 
@@ -164,13 +170,6 @@ def _deliver(run: RunReader, run_path: Path, timeout_s: float) -> None:
             run.context.storage_dir,
         )
 
-
-# Where an analyzer's data come from and where its outputs go.
-#
-# A run that is open in this process is read through its own store, flushed
-# first; any other, also one that has ended, through a store opened to read.
-# Outputs are written to the run's primary as one generation, where it keeps
-# such; a backend that only reads, such as the CSV files, keeps none.
 
 _MOST_LOOKED_AT = 50
 

@@ -1,4 +1,21 @@
-"""Curves reduced to blocks and cut into segments where their slope changes."""
+"""Curves reduced to blocks and cut into segments where their slope changes.
+
+The heights of a track are fitted by straight lines, one a piece. Among all
+ways to cut it the one is taken with the least sum of squared residuals, each
+over its block's noise, plus a fixed price for each piece: an exact dynamic
+program (Bellman 1961; Jackson et al. 2005), which goes forward through the
+blocks. A cut that the best division of all blocks so far has had for some
+blocks is settled: whatever comes later, it stays; and where none was made for
+many blocks, none is made any more. So a run that grows keeps the pieces that it
+had.
+
+Rapid learning is what falls significantly, at a good part of the mean rate
+since the start, and adds up to a fall that is large against noise and against
+the fall so far. What falls more slowly, or has just become flat, is
+stabilization. Stagnation begins when the curve has been flat for a share of
+the time before, with so many points that a visible change can be ruled out.
+Until learning sets in, the run is initializing.
+"""
 
 from __future__ import annotations
 
@@ -214,24 +231,6 @@ def _cut_blocks(count: int) -> list[int]:
         del edges[-2]  # the rest is less than half a block
     return edges
 
-
-# Cuts a curve where its slope changes, and names the pieces by what came before them.
-#
-# The heights of a track are fitted by straight lines, one a piece. Among all
-# ways to cut it the one is taken with the least sum of squared residuals, each
-# over its block's noise, plus a fixed price for each piece: an exact dynamic
-# program (Bellman 1961; Jackson et al. 2005), which goes forward through the
-# blocks. A cut that the best division of all blocks so far has had for some
-# blocks is settled: whatever comes later, it stays; and where none was made for
-# many blocks, none is made any more. So a run that grows keeps the pieces that it
-# had.
-#
-# Rapid learning is what falls significantly, at a good part of the mean rate
-# since the start, and adds up to a fall that is large against noise and against
-# the fall so far. What falls more slowly, or has just become flat, is
-# stabilization. Stagnation begins when the curve has been flat for a share of
-# the time before, with so many points that a visible change can be ruled out.
-# Until learning sets in, the run is initializing.
 
 Mask = NDArray[np.bool_]
 

@@ -1,4 +1,10 @@
-"""The records of a run as analyzers read them, in bounded memory however long the run is."""
+"""The records of a run as analyzers read them, in bounded memory however long the run is.
+
+Everything is read as columns, once, when it is first asked for, from any
+backend that reads, part by part and in bounded memory: of very long runs a
+sample is kept, as `quark.analysis.reduction` says. Where several ranks
+have written, the lowest one speaks.
+"""
 
 from __future__ import annotations
 
@@ -493,13 +499,6 @@ def _find_outstanding(extreme: NDArray[np.float64], last: NDArray[np.float64]) -
             out[inside] = np.abs(extreme[inside] - middle) > STANDS_OUT * scale
     return out & np.isfinite(extreme)
 
-
-# A run's records as analyzers want them: curves by metric, histories by layer and parameter.
-#
-# Everything is read as columns, once, when it is first asked for, from any
-# backend that reads, part by part and in bounded memory: of very long runs a
-# sample is kept, as `quark.analysis.run_data` says. Where several ranks
-# have written, the lowest one speaks.
 
 ReadColumns = Callable[[str, Query], "Columns"]
 """Reads the rows of one kind, in persistence order."""

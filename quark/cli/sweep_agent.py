@@ -1,4 +1,9 @@
-"""The agent of `quark sweep run`: starts a command as a process for one trial after another."""
+"""The agent of `quark sweep run`: starts a command as a process for one trial after another.
+
+The agent claims, starts, and looks on. What becomes of a trial is said by the run that the
+command begins; the agent says it only where there is no such run, or where its process was
+killed. It renews the lease of what it has started, and gives back what it is told to end.
+"""
 
 from __future__ import annotations
 
@@ -408,12 +413,6 @@ def _can_be_given(text: str) -> bool:
     except UnicodeEncodeError:
         return False
 
-
-# Runs a command for one trial of a sweep after another: what `quark sweep run` does.
-#
-# The agent claims, starts, and looks on. What becomes of a trial is said by the run that the
-# command begins; the agent says it only where there is no such run, or where its process was
-# killed. It renews the lease of what it has started, and gives back what it is told to end.
 
 ALL_FAILED = 3
 INTERRUPTED = 130

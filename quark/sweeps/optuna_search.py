@@ -1,4 +1,15 @@
-"""A search by Optuna, whose journal is a log in the store of the sweep."""
+"""A search by Optuna, whose journal is a log in the store of the sweep.
+
+Optuna's trials and ours are two lists, each of which every worker sees alike. A worker asks Optuna
+for a trial and adds it to the sweep under the key `optuna-<its number there>`. Whatever happens to
+the worker, then or later, the others find out by comparing the lists:
+
+- a trial of ours that has ended, however it did, is told to Optuna by whoever asks next;
+- one that failed, was lost or is suspended, and shall be run again, stays the same trial there;
+- a trial of Optuna's that was never added, since its worker died on the way, is added by another
+  one after `patience_s`, or sooner where nobody works any more: under the same key, so that both
+  may.
+"""
 
 from __future__ import annotations
 
@@ -314,18 +325,6 @@ def _refuse_pickles(attributes: dict[str, Any]) -> None:
     if any(name.startswith(_PICKLED_PREFIX) for name in attributes):
         raise ValueError("a pickle of a stranger may be anything")
 
-
-# A search by Optuna: what it proposes, what it is told, and where it stops a trial.
-#
-# Optuna's trials and ours are two lists, each of which every worker sees alike. A worker asks
-# Optuna for a trial and adds it to the sweep under the key `optuna-<its number there>`. Whatever
-# happens to the worker, then or later, the others find out by comparing the lists:
-#
-# - a trial of ours that has ended, however it did, is told to Optuna by whoever asks next;
-# - one that failed, was lost or is suspended, and shall be run again, stays the same trial there;
-# - a trial of Optuna's that was never added, since its worker died on the way, is added by another
-#   one after `patience_s`, or sooner where nobody works any more: under the same key, so that both
-#   may.
 
 _IDLE_PATIENCE_S = 2.0
 

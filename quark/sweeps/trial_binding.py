@@ -1,4 +1,8 @@
-"""Binds a run of this process to its trial, and watches the metrics of the sweep."""
+"""Binds a run of this process to its trial, and watches the metrics of the sweep.
+
+A trial is held by a loop over a sweep (`current_trial`), or it is named by QUARK_TRIAL, as
+`quark sweep run` sets it. The first run that begins meanwhile is the trial's.
+"""
 
 from __future__ import annotations
 
@@ -133,11 +137,6 @@ class MetricWatch:
         if self._on_rung is not None:
             self._on_rung()
 
-
-# Binds a run of this process to the trial that it is of.
-#
-# A trial is held by a loop over a sweep (`current_trial`), or it is named by QUARK_TRIAL, as
-# `quark sweep run` sets it. The first run that begins meanwhile is the trial's.
 
 current_trial: ContextVar[Trial | None] = ContextVar("quark_current_trial", default=None)
 """The trial that is being worked at here, or None."""

@@ -1,4 +1,25 @@
-"""The CSV mirror as a backend, and the folder of CSV files that it publishes."""
+"""The CSV mirror as a backend, and the folder of CSV files that it publishes.
+
+Files of a run:
+
+    metrics_long.csv  one row per value, append-only: the truth
+    metrics.csv       one row per step, one column per metric; derived
+    events.csv, telemetry.csv, layers.csv, parameters.csv,
+    parameter_distributions.csv, batches.csv, artifacts.csv, alerts.csv,
+    health_scores.csv, phases.csv, lifecycle.csv
+                      one row per record of that kind, append-only; any further
+                      kind has the table that its type names
+    artifacts/        payloads of artifacts, laid out as in the run's directory
+    tables/           the newest table of each key, as CSV; derived
+    config.json       the newest attempt's configuration
+    run.json          project, run and status
+    state.json        how far the append-only files are acknowledged
+
+A file is made when the first record of its kind comes. They lie in `csv/` of
+the run's directory, or in `DIR/<run id>/` for `csv:DIR` (a relative DIR
+counts from storage_dir). `csv:?publish=DIR` puts metrics.csv, config.json and
+the tables into DIR as well, as other CSV loggers do; see `published`.
+"""
 
 from __future__ import annotations
 
@@ -176,28 +197,6 @@ def _resolve(folder: Path, relative: str | None) -> Path | None:
     parts = split_path(relative)
     return None if parts is None or parts[0] != _ROOT else folder.joinpath(*parts)
 
-
-# The CSV mirror as a backend.
-#
-# Files of a run:
-#
-# metrics_long.csv  one row per value, append-only: the truth
-# metrics.csv       one row per step, one column per metric; derived
-# events.csv, telemetry.csv, layers.csv, parameters.csv,
-# parameter_distributions.csv, batches.csv, artifacts.csv, alerts.csv,
-# health_scores.csv, phases.csv, lifecycle.csv
-# one row per record of that kind, append-only; any further
-# kind has the table that its type names
-# artifacts/        payloads of artifacts, laid out as in the run's directory
-# tables/           the newest table of each key, as CSV; derived
-# config.json       the newest attempt's configuration
-# run.json          project, run and status
-# state.json        how far the append-only files are acknowledged
-#
-# A file is made when the first record of its kind comes. They lie in `csv/` of
-# the run's directory, or in `DIR/<run id>/` for `csv:DIR` (a relative DIR
-# counts from storage_dir). `csv:?publish=DIR` puts metrics.csv, config.json and
-# the tables into DIR as well, as other CSV loggers do; see `published`.
 
 METRIC_HEADER = find_form(MetricRecord.KIND).header
 EVENT_HEADER = find_form(EventRecord.KIND).header

@@ -1,4 +1,27 @@
-"""The MLflow mirror as a backend: its options, and batches sent in parts."""
+"""The MLflow mirror as a backend: its options, and batches sent in parts.
+
+A run becomes a run of the MLflow experiment that is named like its project.
+Metrics are metrics; `lifecycle` makes params, tags and status, `points`
+curves and `findings` tags of the other kinds. Every record is kept exactly
+among the run's artifacts too, as `files` says, and read back from there.
+
+Where: `mlflow+URI`, such as `mlflow+http://127.0.0.1:5000` or
+`mlflow+sqlite:///runs.db`; plain `mlflow` goes to MLFLOW_TRACKING_URI.
+Options, as in `mlflow:http://127.0.0.1:5000?on_deleted=restore`:
+
+    experiment      name of the experiment; else that of the run's project
+    on_deleted      `new` (default) or `restore`: what to do where the run or its
+                    experiment was deleted in MLflow
+    max_params      how many params the server takes; further ones are left out
+    quark           `minimal` (default): what MLflow has a place for, and a file of the records
+                    that analyzers read and MLflow does not give back; or `full`: also every
+                    record exactly, what analyzers found, and events
+    layers          how many layers and parameters of a step become curves (20)
+    max_payload_mb  payloads of artifacts that are larger are left out
+    sample_ids      `hashed` (default) or `plain`: how ids of samples are kept
+
+Credentials come from MLflow's own environment variables.
+"""
 
 from __future__ import annotations
 
@@ -254,31 +277,6 @@ def group_batches(
             parts.append([(batch, records)])
             room = MAX_POINTS - batch.count if batch.kind == MetricRecord.KIND else 0
     return parts
-
-
-# The MLflow mirror as a backend.
-#
-# A run becomes a run of the MLflow experiment that is named like its project.
-# Metrics are metrics; `lifecycle` makes params, tags and status, `points`
-# curves and `findings` tags of the other kinds. Every record is kept exactly
-# among the run's artifacts too, as `files` says, and read back from there.
-#
-# Where: `mlflow+URI`, such as `mlflow+http://127.0.0.1:5000` or
-# `mlflow+sqlite:///runs.db`; plain `mlflow` goes to MLFLOW_TRACKING_URI.
-# Options, as in `mlflow:http://127.0.0.1:5000?on_deleted=restore`:
-#
-# experiment      name of the experiment; else that of the run's project
-# on_deleted      `new` (default) or `restore`: what to do where the run or its
-# experiment was deleted in MLflow
-# max_params      how many params the server takes; further ones are left out
-# quark           `minimal` (default): what MLflow has a place for, and a file of the records
-# that analyzers read and MLflow does not give back; or `full`: also every
-# record exactly, what analyzers found, and events
-# layers          how many layers and parameters of a step become curves (20)
-# max_payload_mb  payloads of artifacts that are larger are left out
-# sample_ids      `hashed` (default) or `plain`: how ids of samples are kept
-#
-# Credentials come from MLflow's own environment variables.
 
 
 class MlflowBackend:

@@ -1,4 +1,7 @@
-"""Applies lifecycle records, findings and errors to the MLflow run: status, params and tags."""
+"""Applies lifecycle records, findings and errors to the MLflow run: status, params and tags.
+
+Params and tags are flat, and text.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,6 @@ from quark_core.api import (
     encode_json,
     split_generation,
 )
-
-# Applies a run's lifecycle records to its MLflow run: status, params and tags.
-#
-# Params and tags are flat, and text.
 
 PARAM_LIMITS = (6000, 500, 250)
 """Longest value of a param: today's servers, and what older ones still ask for."""

@@ -1,4 +1,8 @@
-"""Files that wait for MLflow to accept them, and batches kept exactly as segments among them."""
+"""Files that wait for MLflow to accept them, and batches kept exactly as segments among them.
+
+An artifact store may fail while the tracking server takes records, and the
+other way round, so files have retries of their own and hold no batch back.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,6 @@ import xxhash
 from quark_backends.mirror_state import make_file_name, replace_file
 from quark_backends.mlflow.client import Missing, Refused
 from quark_core.api import BackendUnavailable, Batch, FrameSearch
-
-# Files on their way to a run's artifacts: kept here until MLflow has them.
-#
-# An artifact store may fail while the tracking server takes records, and the
-# other way round, so files have retries of their own and hold no batch back.
 
 _SCRATCH = ".part"
 

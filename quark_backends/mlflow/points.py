@@ -1,4 +1,8 @@
-"""Records as MLflow metric points, under names that MLflow accepts."""
+"""Records as MLflow metric points, under names that MLflow accepts.
+
+What the curves are called, `quark_backends.mirroring.curves` says. Of layers and
+parameters the worst of each step become curves.
+"""
 
 from __future__ import annotations
 
@@ -136,11 +140,6 @@ def _fold(name: str) -> str:
     plain = unicodedata.normalize("NFKD", name.casefold())
     return "".join(c for c in plain if not unicodedata.combining(c)).rstrip()
 
-
-# Records as MLflow points: metrics, and the values of curves that other records have.
-#
-# What the curves are called, `quark_backends.mirror_records` says. Of layers and
-# parameters the worst of each step become curves.
 
 MAX_POINTS = 1000
 MAX_BYTES = 800_000

@@ -1,4 +1,8 @@
-"""The protocol between client and server, version 1: runs, reads, edits, sweeps and logs."""
+"""The protocol between client and server, version 1: runs, reads, edits, sweeps and logs.
+
+docs/reference/protocol.md describes it for people. All that crosses the wire is one of these
+structs, in msgpack or in JSON, but for rows (`quark_backends.service.rows`) and payloads.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,6 @@ from quark_core.system.process import ProcessIdentity
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import Batch
-
-# What client and server say to each other: version 1 of the protocol.
-#
-# docs/reference/protocol.md describes it for people. All that crosses the wire is one of these
-# structs, in msgpack or in JSON, but for rows (`quark_backends.service.row_frames`) and payloads.
 
 PROTOCOL_VERSION = 1
 """Stands in every path (`/v1/…`) and in the header `Quark-Protocol` of every reply."""

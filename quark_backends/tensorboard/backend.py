@@ -1,4 +1,23 @@
-"""The TensorBoard mirror as a backend: records as events, appended to files."""
+"""The TensorBoard mirror as a backend: records as events, appended to files.
+
+A run becomes event files: `tensorboard/` of the run's directory, or
+`DIR/<run id>/` for `tensorboard:DIR` (a relative DIR counts from storage_dir).
+Each of these is a run to TensorBoard:
+
+    .                    scalars and texts of attempt 0
+    attempt-<n>/         those of a resumed run, so that curves do not go back and forth
+    …/media/             histograms and images, which are slow to read
+    …/writer-<id>/       what other processes of the attempt have logged
+
+See `quark_backends.mirroring.curves` for what the curves are called. Steps are
+steps, else epochs, else the order in which records were made; values are
+float32, as all scalars of TensorBoard are.
+
+Each folder holds the files of one writer, since TensorBoard follows one file
+per folder. `state/` says how far they are acknowledged; what lies beyond, a
+killed process has left, and it is cut off before the batch is written again.
+So every point is there once.
+"""
 
 from __future__ import annotations
 
@@ -438,27 +457,6 @@ def claim_folder(folder: Path, attempt: int, writer_id: str) -> str:
 
 def _path_of(folder: Path, writer_id: str) -> Path:
     return folder / _FOLDER / f"writer-{make_file_name(writer_id, has_dots=False)}.json"
-
-
-# The TensorBoard mirror as a backend.
-#
-# A run becomes event files: `tensorboard/` of the run's directory, or
-# `DIR/<run id>/` for `tensorboard:DIR` (a relative DIR counts from storage_dir).
-# Each of these is a run to TensorBoard:
-#
-# .                    scalars and texts of attempt 0
-# attempt-<n>/         those of a resumed run, so that curves do not go back and forth
-# …/media/             histograms and images, which are slow to read
-# …/writer-<id>/       what other processes of the attempt have logged
-#
-# See `quark_backends.mirror_records` for what the curves are called. Steps are
-# steps, else epochs, else the order in which records were made; values are
-# float32, as all scalars of TensorBoard are.
-#
-# Each folder holds the files of one writer, since TensorBoard follows one file
-# per folder. `state/` says how far they are acknowledged; what lies beyond, a
-# killed process has left, and it is cut off before the batch is written again.
-# So every point is there once.
 
 
 class TensorboardBackend:

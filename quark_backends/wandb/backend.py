@@ -1,4 +1,20 @@
-"""The W&B mirror as a backend: its options, and the messages between it and its own process."""
+"""The W&B mirror as a backend: its options, and the messages between it and its own process.
+
+A run becomes a run of Weights & Biases: see `quark_backends.mirroring.curves` for
+what becomes of each record, and `quark_backends.wandb.options` for what may be
+chosen. All of W&B lives in a process of its own, so that nothing of it is ever
+imported into training, and the user's own `wandb.run` is left alone.
+
+Its files lie in `mirrors/wandb/default/` of the run's directory, or in a
+folder named by W&B's entity and project: W&B's own (for `wandb sync`),
+`state.json`, `worker.log` with what the process printed, the payloads of
+artifacts, `environment.json` and `events.jsonl`.
+
+A batch is acknowledged when W&B's own file has all of its rows. Each row
+carries `quark/seq`, so a batch that comes again after a crash is looked up
+there, and what is missing of it is sent. Credentials come from W&B's own
+environment variables and netrc.
+"""
 
 from __future__ import annotations
 
@@ -273,23 +289,6 @@ def _find_own_host(environment: Mapping[str, str]) -> str:
     except (configparser.Error, OSError, UnicodeDecodeError):
         return _HOST
 
-
-# The W&B mirror as a backend.
-#
-# A run becomes a run of Weights & Biases: see `quark_backends.mirror_records` for
-# what becomes of each record, and `quark_backends.wandb.backend` for what may be
-# chosen. All of W&B lives in a process of its own, so that nothing of it is ever
-# imported into training, and the user's own `wandb.run` is left alone.
-#
-# Its files lie in `mirrors/wandb/default/` of the run's directory, or in a
-# folder named by W&B's entity and project: W&B's own (for `wandb sync`),
-# `state.json`, `worker.log` with what the process printed, the payloads of
-# artifacts, `environment.json` and `events.jsonl`.
-#
-# A batch is acknowledged when W&B's own file has all of its rows. Each row
-# carries `quark/seq`, so a batch that comes again after a crash is looked up
-# there, and what is missing of it is sent. Credentials come from W&B's own
-# environment variables and netrc.
 
 _log = logging.getLogger("quark")
 _OPEN_TIMEOUT_S = 60.0

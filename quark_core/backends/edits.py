@@ -1,4 +1,10 @@
-"""What people change of runs, groups and projects from elsewhere, and how runs are removed."""
+"""What people change of runs, groups and projects from elsewhere, and how runs are removed.
+
+A backend that keeps batches stores both as batches of a writer of their own: a lifecycle
+record, which changes the run, and an event, which says who, when, why and what was before.
+`make_edit` and `make_stop` make them, out of the run as it is at that moment; the backend
+sees to it that nobody else changes the run between.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +43,6 @@ from quark_core.records.runs import StopRequest, change_fields, change_groups
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import Batch
-
-# What people change of a run from elsewhere: its name, notes and tags, and that it shall stop.
-#
-# A backend that keeps batches stores both as batches of a writer of their own: a lifecycle
-# record, which changes the run, and an event, which says who, when, why and what was before.
-# `make_edit` and `make_stop` make them, out of the run as it is at that moment; the backend
-# sees to it that nobody else changes the run between.
 
 EDIT_WRITER = "edit-"
 """What the ids of writers of edits begin with; the moment follows, so that they sort by it."""

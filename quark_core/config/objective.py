@@ -1,4 +1,8 @@
-"""The metric that a run is judged by, and which way a metric is better."""
+"""The metric that a run is judged by, and which way a metric is better.
+
+It stands in the run's configuration, as two plain texts: so every backend that
+gives a configuration back gives the objective back too.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,6 @@ from quark_core.records import ConfigSnapshot
 from quark_core.records.checks import check_choice
 from quark_core.records.json_object import JsonObject
 from quark_core.records.names import decode_name, encode_name
-
-# The metric that a run is to be judged by, and how it is kept with the run.
-#
-# It stands in the run's configuration, as two plain texts: so every backend that
-# gives a configuration back gives the objective back too.
 
 ObjectiveMode = Literal["min", "max"]
 

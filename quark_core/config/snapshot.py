@@ -1,4 +1,11 @@
-"""Configurations as snapshots of plain JSON values, and configurations that note their reads."""
+"""Configurations as snapshots of plain JSON values, and configurations that note their reads.
+
+Objects of attrs, pydantic and OmegaConf are told by the marks of their types:
+none of these libraries is imported here, and whoever hands over such an object
+has imported it already. An interpolation of OmegaConf is told by what it is
+written as: `${oc.env:API_KEY}` and `${db.password}` name a secret, whatever the
+key is called that they stand at.
+"""
 
 from __future__ import annotations
 
@@ -209,14 +216,6 @@ def _make_plain(values: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in values.items()
     }
 
-
-# Turns what people call a config into a snapshot of plain JSON values.
-#
-# Objects of attrs, pydantic and OmegaConf are told by the marks of their types:
-# none of these libraries is imported here, and whoever hands over such an object
-# has imported it already. An interpolation of OmegaConf is told by what it is
-# written as: `${oc.env:API_KEY}` and `${db.password}` name a secret, whatever the
-# key is called that they stand at.
 
 _MAX_NODES = 100_000
 _MAX_NOTES = 100

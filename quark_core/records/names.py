@@ -1,4 +1,19 @@
-"""Names of metrics, event types and artifacts, their encoding, and where artifacts are stored."""
+"""Names of metrics, event types and artifacts, their encoding, and where artifacts are stored.
+
+A metric key is a path of segments, `namespace/…/name`. Each segment begins
+with an ASCII letter or digit and goes on with letters, digits, `.`, `_`, `-`.
+
+A key outside this rule (`mean@1`) is stored encoded, never refused, unless
+the run is strict. Each character that does not fit becomes `_x<hex>_` (or
+`x<hex>_` at the start of a segment), an empty segment becomes `x_`. A key
+within the rule that happens to look encoded has the first character of that
+look-alike encoded, so that no two keys ever share an encoding:
+
+    mean@1        -> mean_x40_1
+    _step         -> x5f_step
+    a//b          -> a/x_/b
+    mean_x40_1    -> mean_x5f_x40_1
+"""
 
 from __future__ import annotations
 
@@ -10,22 +25,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from quark_core.errors import SchemaValidationError
-
-# Names of metrics and event types, and the reversible encoding of odd ones.
-#
-# A metric key is a path of segments, `namespace/…/name`. Each segment begins
-# with an ASCII letter or digit and goes on with letters, digits, `.`, `_`, `-`.
-#
-# A key outside this rule (`mean@1`) is stored encoded, never refused, unless
-# the run is strict. Each character that does not fit becomes `_x<hex>_` (or
-# `x<hex>_` at the start of a segment), an empty segment becomes `x_`. A key
-# within the rule that happens to look encoded has the first character of that
-# look-alike encoded, so that no two keys ever share an encoding:
-#
-# mean@1        -> mean_x40_1
-# _step         -> x5f_step
-# a//b          -> a/x_/b
-# mean_x40_1    -> mean_x5f_x40_1
 
 MAX_NAME_LENGTH = 250
 

@@ -1,4 +1,11 @@
-"""This process and others: identity, life, forks, and kills for lack of memory."""
+"""This process and others: identity, life, forks, and kills for lack of memory.
+
+Also keeps forks away from imports that threads of ours are at. A lock that
+Python holds for a module while one thread imports it is held for ever in a
+child that is forked meanwhile, so that the child's own import of the module
+never returns. Training forks (data loaders do), and our threads import late, so
+a fork waits for the import.
+"""
 
 from __future__ import annotations
 
@@ -103,15 +110,6 @@ def _read(path: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return None
-
-
-# Which process this is, whether another one is alive, and so whether its run is lost.
-#
-# Also keeps forks away from imports that threads of ours are at. A lock that
-# Python holds for a module while one thread imports it is held for ever in a
-# child that is forked meanwhile, so that the child's own import of the module
-# never returns. Training forks (data loaders do), and our threads import late, so
-# a fork waits for the import.
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):

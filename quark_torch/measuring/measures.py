@@ -1,4 +1,10 @@
-"""Measuring tensors and histograms, each element read once, on the host and on a device."""
+"""Measuring tensors and histograms, each element read once, on the host and on a device.
+
+Every function may be called from any thread. None of them changes a tensor,
+its version, its graph or the grad mode, and none raises: what cannot be
+measured (meta and fake tensors, those inside of functorch's transforms,
+memory that was freed) gives None.
+"""
 
 from __future__ import annotations
 
@@ -376,13 +382,6 @@ def _count(
     counts = np.bincount(indices, minlength=bins)
     return tuple(edges.tolist()), tuple(counts.tolist())
 
-
-# Measuring tensors, each element read once where the kernel allows.
-#
-# Every function may be called from any thread. None of them changes a tensor,
-# its version, its graph or the grad mode, and none raises: what cannot be
-# measured (meta and fake tensors, those inside of functorch's transforms,
-# memory that was freed) gives None.
 
 _PIECE = 65_536
 _NOTHING_MORE = Wanted()

@@ -12,7 +12,7 @@ import quark.analysis.rules
 PLAIN = {0, 1, 2, 0.5, 100}
 
 RULES = Path(quark.analysis.rules.__path__[0])
-FILES = [*sorted(RULES.glob("*.py")), RULES.parent / "case.py", RULES.parent / "outcome.py"]
+FILES = [*sorted(RULES.glob("*.py")), RULES.parent / "analysis_context.py"]
 
 
 def find_bare_numbers(source):

@@ -1,4 +1,8 @@
-"""The results of an explanation as records, and as rows of text."""
+"""The results of an explanation as records, and as rows of text.
+
+`before` is the first side that was asked about, `after` the second: a difference
+is what the second has less what the first has.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,6 @@ from quark_core.presentation import bundle, paint
 from quark_core.records import EvidenceRecord
 from quark_core.records.base import Record
 from quark_core.records.names import decode_name
-
-# What an explanation returns: records, each with `to_dict()`.
-#
-# `before` is the first side that was asked about, `after` the second: a difference
-# is what the second has less what the first has.
 
 ChangeVerdict = Literal["better", "worse", "changed", "no_difference", "cannot_tell"]
 CauseKind = Literal["seed", "data", "config", "code", "launch", "switch", "package", "hardware"]

@@ -15,6 +15,8 @@ from quark_core.records.kinds.findings import AlertCategory
 LATEST_STEP = 50
 """Of a first probe that still shows the initialisation."""
 
+# The extremes of normal draws lie within this factor of the usual ones.
+_USUAL_FACTOR = 1.5
 _EQUAL = 0.01  # deviation over mean: drawn weights have a mean of hardly anything
 _LEAST_ELEMENTS = 8
 _LEAST_DRAWN = 64  # elements, with fewer of which extremes say little
@@ -93,7 +95,9 @@ def is_as_drawn(item: ParameterHistory, outputs: float | None = None) -> bool:
     # Half of the largest of n draws lie above this, and hardly any two above it by a third.
     usual = (2.0 * np.log(count)) ** 0.5
     is_of_scheme = any(abs(deviation / each - 1.0) <= error for each in schemes)
-    return is_of_scheme and bool(((ends > usual / 1.5) & (ends < usual * 1.5)).all())
+    return is_of_scheme and bool(
+        ((ends > usual / _USUAL_FACTOR) & (ends < usual * _USUAL_FACTOR)).all()
+    )
 
 
 _FACTOR = 30.0  # from the first hidden layers to the last ones

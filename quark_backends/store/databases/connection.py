@@ -1,4 +1,9 @@
-"""Connections of the store to SQLite or PostgreSQL, their files, and the queue of writers."""
+"""Connections of the store to SQLite or PostgreSQL, their files, and the queue of writers.
+
+The statements are the same for both, with `?` where a value is bound. What
+differs is said here: how a transaction begins, where keys come from, and
+which errors mean what.
+"""
 
 from __future__ import annotations
 
@@ -431,12 +436,6 @@ def find_refusal(url: URL) -> str | None:
         f"setting, and a standby always is. Say {_TARGET}=primary"
     )
 
-
-# What the store's SQL runs over: a connection to SQLite or to PostgreSQL.
-#
-# The statements are the same for both, with `?` where a value is bound. What
-# differs is said here: how a transaction begins, where keys come from, and
-# which errors mean what.
 
 _log = logging.getLogger("quark")
 

@@ -1,4 +1,4 @@
--- Made from tables.py by `python -m quark_backends.store.databases.schema`; do not edit.
+-- Made from tables.py by `python -m quark_backends.store.databases.tables`; do not edit.
 CREATE TABLE log (
     pk INTEGER NOT NULL,
     name TEXT NOT NULL,

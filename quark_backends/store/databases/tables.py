@@ -1,4 +1,21 @@
-"""Tables of the store for SQLite and PostgreSQL; run as a module to renew schema.sql."""
+"""Tables of the store for SQLite and PostgreSQL; run as a module to renew schema.sql.
+
+A writer is one process's stream into a run; `head` is the number of its
+newest acknowledged batch and moves in the transaction that stores the batch.
+A batch is kept as it came (`batch`, the inbox) until compaction turns it into
+chunks: for metrics one series of one writer (`name_pk` says which), for every
+other kind rows in their order. What compaction needs to give batches back to a
+mirror that is behind stays in `frame`.
+
+`run_metric`, `run_tag`, `run_config`, `run_field`, `run_group_member` and
+`run_fingerprint` sum up what search and lists ask for; they change in the
+transaction of the batch that changes them. A record hidden by
+`resume_run(from_step=...)` is in no summary.
+
+SQLite is used through its driver on the hot path, with `schema.sql`, which is
+made from this module and held equal to it by a test. PostgreSQL has a schema of
+these tables for each workspace; its keys are drawn at random, without sequences.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +36,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
-
-# Tables of the store, declared once for SQLite and PostgreSQL.
-#
-# A writer is one process's stream into a run; `head` is the number of its
-# newest acknowledged batch and moves in the transaction that stores the batch.
-# A batch is kept as it came (`batch`, the inbox) until compaction turns it into
-# chunks: for metrics one series of one writer (`name_pk` says which), for every
-# other kind rows in their order. What compaction needs to give batches back to a
-# mirror that is behind stays in `frame`.
-#
-# `run_metric`, `run_tag`, `run_config`, `run_field`, `run_group_member` and
-# `run_fingerprint` sum up what search and lists ask for; they change in the
-# transaction of the batch that changes them. A record hidden by
-# `resume_run(from_step=...)` is in no summary.
-#
-# SQLite is used through its driver on the hot path, with `schema.sql`, which is
-# made from this module and held equal to it by a test. PostgreSQL has a schema of
-# these tables for each workspace; its keys are drawn at random, without sequences.
 
 METADATA = MetaData()
 

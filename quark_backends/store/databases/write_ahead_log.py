@@ -1,4 +1,11 @@
-"""The write-ahead log of SQLite: its owner, its merge, and a damaged database replaced."""
+"""The write-ahead log of SQLite: its owner, its merge, and a damaged database replaced.
+
+SQLite does so by itself when the last of all connections is closed, unless
+that one only reads: then `quark.db` alone lacks what was written last. So
+whoever writes does it when they stop. Who still writes, in this process or in
+another one, does it again later; what a killed process leaves is brought in by
+the next writer to stop, or by `checkpoint_file`.
+"""
 
 from __future__ import annotations
 
@@ -130,14 +137,6 @@ def _read_note(db_path: Path) -> tuple[int, int] | None:
     except (OSError, ValueError):
         return None
 
-
-# Brings what SQLite has in its write-ahead log into the database file.
-#
-# SQLite does so by itself when the last of all connections is closed, unless
-# that one only reads: then `quark.db` alone lacks what was written last. So
-# whoever writes does it when they stop. Who still writes, in this process or in
-# another one, does it again later; what a killed process leaves is brought in by
-# the next writer to stop, or by `checkpoint_file`.
 
 # How long whoever stops writing waits for those who read, and for the disk.
 _PATIENCE_S = 1.0

@@ -1,4 +1,8 @@
-"""Assigns trials to workers, stores their results, and appends to logs that workers share."""
+"""Assigns trials to workers, stores their results, and appends to logs that workers share.
+
+Each public function is one transaction, or, where it says so, a part of one. A token counts the
+claims of a trial: whatever comes with an older one changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -76,11 +80,6 @@ def append_entries(
         connection.execute("UPDATE log SET count = ? WHERE pk = ?", (count + len(entries), log_pk))
     return AppendedEntries(first=count, count=len(entries))
 
-
-# Gives trials to workers, and keeps what became of them.
-#
-# Each public function is one transaction, or, where it says so, a part of one. A token counts the
-# claims of a trial: whatever comes with an older one changes nothing.
 
 _OPEN = ("waiting", "suspended")
 # What a run that has ended says of its trial, where it says nothing else.
