@@ -554,12 +554,15 @@ class _Run:
     Attributes:
         attempt: Its newest attempt that has logged metrics.
         reached: Metric -> how far earlier attempts had come.
+        behind: Metric that the newest attempt repeats -> how far that has come. Its next point
+            replaces what earlier attempts logged up to there, also where it lies beyond them.
         is_due: Whether points were replaced that the figures count.
         rests_until: When the figures may be made again, by the monotonic clock.
     """
 
     attempt: int
     reached: dict[str, Reach] = field(default_factory=dict)
+    behind: dict[str, int] = field(default_factory=dict)
     is_due: bool = False
     rests_until: float = 0.0
 
@@ -592,7 +595,7 @@ class Overlaps:
         run = self._runs[run_pk] if known else self._load(run_pk, attempt)
         if attempt < run.attempt:
             run.is_due = True  # it comes late: what it repeats of is not known here
-        elif run.reached and _repeats(run.reached, body):
+        elif run.reached and _repeats(run, body):
             run.is_due = True
         return run.is_due and time.monotonic() >= run.rests_until
 
@@ -639,27 +642,35 @@ class Overlaps:
             known = run.reached.get(series)
             if known is not None and reach.first <= known.last:
                 run.is_due = True
+                run.behind[series] = reach.last
         return run
 
 
-def _repeats(reached: Mapping[str, Reach], body: DecodedBody) -> bool:
-    """Whether a batch has points where earlier attempts had come already."""
+def _repeats(run: _Run, body: DecodedBody) -> bool:
+    """Whether a batch of the newest attempt replaces points; notes how far it has come."""
     column = body.column("metric_key")
+    is_behind = bool(run.behind)
     if column.encoding in ("c", "t"):
         texts = [column.head] if column.encoding == "c" else column.head[0]
-        if reached.keys().isdisjoint(texts):
+        if run.reached.keys().isdisjoint(texts):
             return False
-    if body.count > _FEW_ROWS:
+        is_behind = not run.behind.keys().isdisjoint(texts)
+    if body.count > _FEW_ROWS and not is_behind:
         steps = body.to_array("step")
         # Mostly all of them are beyond whatever was reached.
-        if int(steps.min()) > max(reach.last for reach in reached.values()):
+        if int(steps.min()) > max(reach.last for reach in run.reached.values()):
             return False
+    replaces = False
     for key, step, epoch in zip(
         body.to_list("metric_key"), body.to_list("step"), body.to_list("epoch"), strict=True
     ):
-        reach = reached.get(key)
-        if reach is not None:
-            place = epoch if reach.on_epochs and step is None else step
-            if place is not None and place <= reach.last:
-                return True
-    return False
+        reach = run.reached.get(key)
+        place = epoch if reach is not None and reach.on_epochs and step is None else step
+        if reach is None or place is None:
+            continue
+        if place <= reach.last:
+            run.behind[key] = max(place, run.behind.get(key, place))
+            replaces = True
+        elif run.behind.pop(key, None) is not None:
+            replaces = True
+    return replaces

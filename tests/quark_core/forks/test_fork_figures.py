@@ -3,7 +3,7 @@
 import math
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stores import Store, Writer
 from tiers import count_examples
@@ -43,6 +43,10 @@ def parents(draw):
             )
         attempts.append((from_step, ranks))
     return attempts
+
+
+def repeat_step(step):
+    return [("a", 0.0, step), ("b", 0.0, step), ("a", 1.0, step), ("a", 2.0, step)]
 
 
 def start_fork(store, parent, step):
@@ -86,6 +90,16 @@ def describe(summary):
     steps=st.tuples(st.integers(60, 150), st.integers(0, 150)),
     compacts=st.booleans(),
     own=st.lists(st.tuples(st.sampled_from("ab"), VALUES, st.integers(0, 200)), max_size=9),
+)
+@example(  # the second rank of the third attempt goes beyond all steps of earlier attempts at once
+    attempts=[
+        (None, [repeat_step(1)]),
+        (None, [repeat_step(0)]),
+        (None, [repeat_step(0), repeat_step(2)]),
+    ],
+    steps=(60, 0),
+    compacts=False,
+    own=[],
 )
 def test_figures_of_forks_are_those_of_their_curves(
     tmp_path_factory, attempts, steps, compacts, own
