@@ -122,8 +122,9 @@ class FingerprintWriter:
     def _take_output(
         self, pending: PendingFingerprint, value: Any, step: int | None, level: Any
     ) -> None:
-        from quark.provenance.arrays import detach_device_values, has_device_values
-        from quark.provenance.fingerprints import sketch_output
+        with importing():  # another thread may fork this process meanwhile
+            from quark.provenance.arrays import detach_device_values, has_device_values
+            from quark.provenance.fingerprints import sketch_output
 
         if not has_device_values(value):
             # Hashing it costs what copying it would, and nobody can change it meanwhile.
@@ -166,7 +167,8 @@ class FingerprintWriter:
         return pending
 
     def _take_data(self, pending: PendingFingerprint, source: object, level: Any) -> None:
-        from quark.provenance.fingerprints import plan_fingerprint
+        with importing():
+            from quark.provenance.fingerprints import plan_fingerprint
 
         find_out = plan_fingerprint(source, level, self._advance)
 

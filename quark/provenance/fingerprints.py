@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quark.provenance.arrays import PLACE_BYTES, PLACES, ArrayForm
-from quark.provenance.canonical_encoding import SAMPLE_BYTES, CanonicalWalk, name_type, spell_number
+from quark.provenance.canonical_encoding import (
+    SAMPLE_BYTES,
+    CanonicalWalk,
+    find_reducer,
+    name_type,
+    spell_number,
+)
 from quark_core.errors import SchemaValidationError
 
 if TYPE_CHECKING:
@@ -481,8 +487,6 @@ def _is_known(source: object) -> bool:
     module = type(source).__module__.partition(".")[0]
     if module in ("numpy", "torch", "pandas", "polars", "pyarrow", "PIL", "jax", "jaxlib"):
         return True
-    from quark.provenance.canonical_encoding import find_reducer
-
     return find_reducer(source) is not None or hasattr(type(source), "__array__")
 
 

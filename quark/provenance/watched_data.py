@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from quark.provenance.arrays import ArrayForm, Unseen, form_array
+from quark.provenance.arrays import ArrayForm, Unseen, form_array, has_device_values
 from quark.provenance.canonical_encoding import CanonicalWalk
 from quark.provenance.fingerprint_writer import FingerprintWriter, find_writer
 from quark_core.config.arguments import check_label
@@ -376,8 +376,6 @@ class _Pass:
             return
 
     def _note(self, digest: StreamDigest, batch: Any) -> None:
-        from quark.provenance.arrays import has_device_values
-
         if self._ids is not None:
             ids = batch[self._ids] if isinstance(self._ids, str) else self._ids(batch)
             listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)

@@ -53,6 +53,7 @@ from quark_core.sessions.ending import (
 )
 from quark_core.sessions.run_config import Belonging, ConfigReads, RunConfig, note_reads
 from quark_core.system.exit_status import read_exit_code
+from quark_core.system.process import importing
 from quark_core.writers.console import CaptureMode, ConsoleCapture
 from quark_core.writers.events import LogLines
 from quark_core.writers.metrics import StepScope
@@ -649,7 +650,8 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             InvalidRunStateError: The run has ended.
             SessionStoreError: The store cannot be read.
         """
-        from quark_core.writers.artifact_links import use_artifact
+        with importing():
+            from quark_core.writers.artifact_links import use_artifact
 
         return use_artifact(self._run, name, project, step)
 

@@ -21,6 +21,7 @@ from quark_core.records.kinds.provenance import AggregateKeep, AggregateRecord, 
 from quark_core.records.names import check_name
 from quark_core.records.running_statistics import Tally
 from quark_core.runs.step_counters import find_newest_step, read_step
+from quark_core.system.process import importing
 from quark_core.writers.scalars import to_float
 from quark_core.writers.step_timing import (
     CudaClock,
@@ -660,7 +661,8 @@ class LoopMetrics:
         Raises:
             SchemaValidationError: A bad argument; the message names it.
         """
-        from quark_core.writers.progress import open_progress
+        with importing():
+            from quark_core.writers.progress import open_progress
 
         return open_progress(self._run, iterable, total, start)
 
