@@ -1,6 +1,6 @@
 """Records as MLflow metric points, under names that MLflow accepts.
 
-What the curves are called, `quark_backends.mirroring.curves` says. Of layers and
+What the curves are called, `quark_backends.mirror_records` says. Of layers and
 parameters the worst of each step become curves.
 """
 

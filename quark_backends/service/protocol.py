@@ -1,7 +1,7 @@
 """The protocol between client and server, version 1: runs, reads, edits, sweeps and logs.
 
 docs/reference/protocol.md describes it for people. All that crosses the wire is one of these
-structs, in msgpack or in JSON, but for rows (`quark_backends.service.rows`) and payloads.
+structs, in msgpack or in JSON, but for rows (`quark_backends.service.row_frames`) and payloads.
 """
 
 from __future__ import annotations

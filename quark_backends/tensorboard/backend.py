@@ -9,7 +9,7 @@ Each of these is a run to TensorBoard:
     …/media/             histograms and images, which are slow to read
     …/writer-<id>/       what other processes of the attempt have logged
 
-See `quark_backends.mirroring.curves` for what the curves are called. Steps are
+See `quark_backends.mirror_records` for what the curves are called. Steps are
 steps, else epochs, else the order in which records were made; values are
 float32, as all scalars of TensorBoard are.
 

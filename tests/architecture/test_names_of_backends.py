@@ -18,8 +18,7 @@ WORDS = {"csv", "embedded", "service"}
 # They name packages whose versions a run notes, and makers of secrets; no backend is meant.
 LISTS = {
     "runs/environment.py",
-    "config/redaction/names.py",
-    "config/redaction/shapes.py",
+    "config/redaction/detection.py",
 }
 
 
