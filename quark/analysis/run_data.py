@@ -2,7 +2,7 @@
 
 Everything is read as columns, once, when it is first asked for, from any
 backend that reads, part by part and in bounded memory: of very long runs a
-sample is kept, as the comment on reduction below says. Where several ranks
+sample is kept, as the comment before the reduction says. Where several ranks
 have written, the lowest one speaks.
 """
 

@@ -1,7 +1,7 @@
 """The W&B mirror as a backend: its options, and the messages between it and its own process.
 
 A run becomes a run of Weights & Biases: see `quark_backends.mirror_records` for
-what becomes of each record, and `quark_backends.wandb.options` for what may be
+what becomes of each record, and `WandbOptions` for what may be
 chosen. All of W&B lives in a process of its own, so that nothing of it is ever
 imported into training, and the user's own `wandb.run` is left alone.
 

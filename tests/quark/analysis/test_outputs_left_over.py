@@ -155,10 +155,10 @@ def test_a_backend_that_fails_to_close_keeps_no_other_journal_waiting(tmp_path, 
 def test_killed_before_the_journal_the_lack_is_seen_and_mended(tmp_path):
     script = f"""
 import os, quark, signal, sys
-from quark.analysis import mirrored_outputs
+from quark.analysis import outputs
 from quark.analysis.engine import AnalyzerEngine
 session = quark.open_run(sys.argv[2], sys.argv[1])
-mirrored_outputs.journal_outputs = lambda *_, **__: os.kill(os.getpid(), {int(signal.SIGKILL)})
+outputs.journal_outputs = lambda *_, **__: os.kill(os.getpid(), {int(signal.SIGKILL)})
 AnalyzerEngine(session).analyze(store=True)
 """
     with start(tmp_path, backends="csv") as session:

@@ -25,7 +25,7 @@ KILL_AT_EACH_STATEMENT = """
 import os, shutil, signal, sys
 from pathlib import Path
 import quark
-from quark_backends.store.upkeep import migration
+from quark_backends.store.databases import migration
 
 golden, place = Path(sys.argv[1]), Path(sys.argv[2])
 open_database, seen = migration.open_database, 0
