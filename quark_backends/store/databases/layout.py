@@ -34,6 +34,9 @@ LOG_SUFFIX = "-wal"
 OWNER_SUFFIX = "-owner"
 """Ends the name of the note which file the log was written for."""
 
+APPLICATION_ID = 0x51524B31
+"""Marks a database file as ours ("QRK1"), kept in SQLite's application_id."""
+
 _DATABASE_ENDS = ("", "-wal", "-shm", "-journal", OWNER_SUFFIX)
 _FOLDERS = ("runs", "trash", "launches")
 

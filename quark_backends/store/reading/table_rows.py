@@ -30,7 +30,6 @@ from quark_core.records.runs import (
     RunProgress,
     RunStatus,
     StopRequest,
-    renew_digests,
 )
 from quark_core.records.sweeps import TRIAL_STATES, StoredSweep, StoredTrial, TrialClaim
 from quark_core.system.process import ProcessIdentity, find_loss
@@ -112,10 +111,6 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
     identity = msgspec.convert(known, ProcessIdentity) if known else _NOBODY
     loss = find_loss(of.status, identity, of.heartbeat_us)
     trial = _read_claim(of)
-    settings = _read(of, "config", _read_config, _UNREADABLE)
-    digests = RunDigests(
-        of.config_digest, of.structure_digest, of.code_digest, of.environment_digest
-    )
     return StoredRun(
         project=ProjectRecord(
             of.project_id,
@@ -126,7 +121,7 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         ),
         run=_to_run(of),
         state=of.status if loss is None else "lost",
-        config=settings,
+        config=_read(of, "config", _read_config, _UNREADABLE),
         environment=_read(of, "environment", _read_environment, EnvironmentSnapshot(JsonObject())),
         heartbeat_at=format_time(of.heartbeat_us),
         lost_reason=None if loss is None else loss.message,
@@ -134,7 +129,9 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         ending=loss or RunEnding.from_data(known.get("ending")),
         stop=_read(of, "stop", read_stop, None),
         fields=read_mapping(of.fields),
-        digests=digests if settings is None else renew_digests(digests, settings.values),
+        digests=RunDigests(
+            of.config_digest, of.structure_digest, of.code_digest, of.environment_digest
+        ),
         progress=_read_progress(of.progress),
         trial=trial,
         superseded=trial is not None and _is_newer(of.newest_token, trial.token),

@@ -34,10 +34,10 @@ from quark_backends.store.databases.layout import (
 from quark_backends.store.databases.sqlite import (
     copy_database,
     find_store,
-    open_database,
     open_still,
     read_version,
 )
+from quark_backends.store.databases.write_ahead_log import open_database
 from quark_core.delivery.journal_folder import JournalFolder, find_folders
 from quark_core.errors import SessionStoreError, StoreNotFoundError
 from quark_core.records import ArtifactRecord, format_time
