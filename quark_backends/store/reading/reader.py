@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from quark_core.records.runs import StopRequest
     from quark_core.records.sweeps import StoredSweep, StoredTrial
 
+_MOST_ENTRIES = 10_000
+
 
 class StoreReader:
     """Reads over connections of its own; may be used from any thread.
@@ -308,8 +310,10 @@ class StoreReader:
         with self._lock, self._moment() as connection:
             return [size for (size,) in connection.execute(sql, listed[1])]
 
-    def list_groups(self, project: str | None, store_name: str | None = None) -> list[StoredGroup]:
-        """See `SupportsBelonging`."""
+    def list_groups(
+        self, project: str | None = None, store_name: str | None = None
+    ) -> list[StoredGroup]:
+        """See `SupportsBelonging`; of the runs of one storage root's label."""
         with self._lock, self._moment() as connection:
             return load_groups(connection, project, store_name)
 
@@ -319,11 +323,11 @@ class StoreReader:
             return load_group(connection, project, path)
 
     def load_project(self, project: str, store_name: str | None = None) -> StoredProject:
-        """See `SupportsBelonging`."""
+        """See `SupportsBelonging`; of the runs of one storage root's label."""
         with self._lock, self._moment() as connection:
             return load_project(connection, project, store_name)
 
-    def list_sweeps(self, project: str | None) -> list[StoredSweep]:
+    def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
         """See `SupportsCoordination`."""
         from quark_backends.store.reading import table_rows
 
@@ -337,19 +341,21 @@ class StoreReader:
         with self._lock, self._moment() as connection:
             return table_rows.load_sweep(connection, sweep_id)
 
-    def list_trials(self, sweep_id: str, start: int, limit: int | None) -> list[StoredTrial]:
+    def list_trials(
+        self, sweep_id: str, *, start: int = 0, limit: int | None = None
+    ) -> list[StoredTrial]:
         """See `SupportsCoordination`."""
         from quark_backends.store.reading import table_rows
 
         with self._lock, self._moment() as connection:
             return table_rows.list_trials(connection, sweep_id, start, limit)
 
-    def read_entries(self, log: str, start: int, limit: int) -> list[str]:
+    def read_entries(self, log: str, start: int, *, limit: int = _MOST_ENTRIES) -> list[str]:
         """See `SupportsCoordination`."""
         from quark_backends.store.reading import table_rows
 
         with self._lock, self._moment() as connection:
-            return table_rows.read_entries(connection, log, start, limit)
+            return table_rows.read_entries(connection, log, start, min(limit, _MOST_ENTRIES))
 
     def list_configurations(
         self, *, project: str | None = None, limit: int | None = None

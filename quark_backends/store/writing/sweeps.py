@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quark_backends.store.databases.connection import StoreConnection
 
 if TYPE_CHECKING:
-    from quark_backends.store.reading.reader_pool import ReaderPool
     from quark_core.backends.coordination import AppendedEntries, NewTrial, TrialWish
     from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
     from quark_core.system.process import ProcessIdentity
@@ -19,13 +18,9 @@ _log = logging.getLogger("quark")
 
 T = TypeVar("T")
 
-_MOST_ENTRIES = 10_000
-
 
 class KeepsSweeps(ABC):
-    """Implements `SupportsCoordination` over the tables of a store."""
-
-    _readers: ReaderPool
+    """Implements what `SupportsCoordination` changes, over the tables of a store."""
 
     @abstractmethod
     def _coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
@@ -114,11 +109,6 @@ class KeepsSweeps(ABC):
             lambda connection: append_entries(connection, log, checked, request_id)
         )
 
-    def read_entries(self, log: str, start: int, *, limit: int = _MOST_ENTRIES) -> list[str]:
-        """See `SupportsCoordination`."""
-        with self._readers.take() as reader:
-            return reader.read_entries(log, start, min(limit, _MOST_ENTRIES))
-
     def compare_and_set(self, run_id: str, field: str, expect: Any, value: Any, *, by: str) -> bool:
         """See `SupportsCoordination`."""
         from quark_backends.store.writing.edits import store_field
@@ -142,20 +132,3 @@ class KeepsSweeps(ABC):
             where = f"group {path!r} of project {project!r}" if path else f"project {project!r}"
             _log.info("field %r of %s was set by %s", field, where, by)
         return is_set
-
-    def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
-        """See `SupportsCoordination`."""
-        with self._readers.take() as reader:
-            return reader.list_sweeps(project)
-
-    def load_sweep(self, sweep_id: str) -> StoredSweep:
-        """See `SupportsCoordination`."""
-        with self._readers.take() as reader:
-            return reader.load_sweep(sweep_id)
-
-    def list_trials(
-        self, sweep_id: str, *, start: int = 0, limit: int | None = None
-    ) -> list[StoredTrial]:
-        """See `SupportsCoordination`."""
-        with self._readers.take() as reader:
-            return reader.list_trials(sweep_id, start, limit)
