@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -37,6 +38,9 @@ from quark_core.system.process import ProcessIdentity, find_loss
 T = TypeVar("T")
 
 _log = logging.getLogger("quark")
+
+# Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
+_MOST_PARAMETERS = 500
 
 RUN_COLUMNS = """
     run.id, project_id, project.name, project.root_path, project.created_us,
@@ -101,6 +105,13 @@ class _Row(NamedTuple):
     trial_number: int | None
     trial_token: int | None
     newest_token: int | None
+
+
+def cut_numbers(run_pks: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Numbers in parts, of which each is few enough for one statement."""
+    numbers = iter(run_pks)
+    while part := tuple(islice(numbers, _MOST_PARAMETERS)):
+        yield part
 
 
 def to_stored_run(row: Sequence[Any]) -> StoredRun:
@@ -312,7 +323,7 @@ def load_project(
     runs, newest_us = connection.execute(sql, arguments).fetchone()
     return StoredProject(
         project=project,
-        **_belonging_read(*said),
+        **_read_belonging(*said),
         runs=int(runs),
         newest_at=None if newest_us is None else format_time(newest_us),
     )
@@ -346,12 +357,12 @@ def _list_described(connection: StoreConnection, project: str | None) -> list[St
         else connection.execute(f"{sql} WHERE project.name = ?", (project,))
     )
     return [
-        StoredGroup(project=name, path=path, **_belonging_read(*said))
+        StoredGroup(project=name, path=path, **_read_belonging(*said))
         for name, path, *said in rows.fetchall()
     ]
 
 
-def _belonging_read(
+def _read_belonging(
     description: str | None, fields: str | None, tags: str | None
 ) -> dict[str, Any]:
     return {
@@ -372,7 +383,7 @@ _MOST_LISTED = 4_000_000  # characters of the sweeps of a list, of which it has 
 _SWEEP_COLUMNS = "id, project, name, definition, state, created_us, updated_us"
 
 
-class _SweepsRow(NamedTuple):
+class _TrialRow(NamedTuple):
     """A row of `TRIAL_COLUMNS`."""
 
     sweep_id: str
@@ -406,12 +417,12 @@ class _SweepRow(NamedTuple):
     updated_us: int
 
 
-_AnyRow = TypeVar("_AnyRow", _SweepsRow, _SweepRow)
+_AnyRow = TypeVar("_AnyRow", _TrialRow, _SweepRow)
 
 
 def to_stored_trial(row: Sequence[Any]) -> StoredTrial:
     """The trial that a row of `TRIAL_COLUMNS` is."""
-    of = _check_row(row, _SweepsRow, "a trial")
+    of = _check_row(row, _TrialRow, "a trial")
     worker = _read_object(of.worker)
     return StoredTrial(
         sweep_id=of.sweep_id,
