@@ -207,7 +207,6 @@ class LogFile:
 # ones of the run. So a process that ends puts what it has written behind what those before it have.
 
 
-
 def join_folders(root: Path, wandb_id: str, record_type: Any) -> Path | None:
     """Join the offline folders of a run to the oldest one; its file, or None where there is none.
 
