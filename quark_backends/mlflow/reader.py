@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -355,10 +356,10 @@ class MlflowReader:
                     return Columns.empty(kind)
                 return self._read_points(found, query).select(query)
             columns = own.read_all(kind)
-            if kind == MetricRecord.KIND and (own.story.is_running or not _is_whole(found)):
+            if kind == MetricRecord.KIND and (own.is_running or not _is_whole(found)):
                 columns = self._add_newest(found, own, columns)
             if not query.all_attempts:
-                columns = hide_superseded(columns, own.story.from_steps)
+                columns = hide_superseded(columns, own.from_steps)
             return columns.make_all().select(query)
 
     def load_run(self, run_id: str) -> StoredRun:
@@ -366,18 +367,23 @@ class MlflowReader:
         with self._reading(run_id):
             found = self._find(run_id)
             own = self._open_own(found)
-            if own is None or own.story.attempt < 0:
+            if own is None or own.attempt < 0:
                 experiment = self._load_experiments().get(found.experiment_id, "")
                 root = self._find_root(found)
                 return describe_run(found, experiment, self._server.uri, root_run_id=root)
             beaten = found.tags.get("quark.heartbeat_at")
-            if beaten:
-                own.story.heartbeat_us = max(own.story.heartbeat_us, parse_time(beaten))
             status = found.tags.get("quark.status") or STATUSES.get(found.status, "running")
-            if own.story.is_running and status != "running" and found.ended_ms is not None:
-                # The end has come to MLflow, but not to the artifacts.
-                own.story.end(status, found.ended_ms * 1000)
-            return own.story.to_stored(own.run_id)
+            has_ended = status != "running" and found.ended_ms is not None
+            stored = own.describe(
+                parse_time(beaten) if beaten else None,
+                # It may have come to MLflow, but not to the artifacts.
+                (status, (found.ended_ms or 0) * 1000) if has_ended else None,
+            )
+            if _is_whole(found):
+                return stored
+            # Without the particulars of its machine, its environment has another digest.
+            digests = msgspec.structs.replace(stored.digests, environment=None)
+            return replace(stored, digests=digests)
 
     def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
         """See `SupportsRead`."""
