@@ -18,7 +18,7 @@ import msgspec
 
 from quark_backends.mlflow.artifacts import name_loose_payload, name_payload
 from quark_backends.mlflow.client import Missing, MlflowRun, Refused, Server
-from quark_backends.mlflow.lifecycle import OLD_USER_TAG, PARAM_LIMITS, fit, flatten
+from quark_backends.mlflow.lifecycle import PARAM_LIMITS, USER_TAG, fit, flatten
 from quark_backends.mlflow.quark_runs import OwnRun, SegmentCopies, find_extra
 from quark_backends.mlflow.run import WHOLE_TAG
 from quark_core.api import (
@@ -250,7 +250,7 @@ def _list_tags(tags: Mapping[str, str], *, own: bool) -> tuple[str, ...]:
     hidden = ("mlflow.", "quark.") if own else ("mlflow.",)
     shown = [item for item in tags.items() if not item[0].startswith(hidden)]
     if own:
-        old = [key.removeprefix(OLD_USER_TAG) for key in tags if key.startswith(OLD_USER_TAG)]
+        old = [key.removeprefix(USER_TAG) for key in tags if key.startswith(USER_TAG)]
         # A tag without a value is `true` there.
         found = [key if text in ("", "true") else f"{key}={text}" for key, text in shown]
         return tuple(sorted({*old, *found}))

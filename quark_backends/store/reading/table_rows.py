@@ -13,7 +13,7 @@ import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_core.backends.contract import StoredRun
-from quark_core.backends.coordination import MOST_READ_CHARACTERS, unknown_sweep
+from quark_core.backends.coordination import MOST_ENTRIES, MOST_READ_CHARACTERS, unknown_sweep
 from quark_core.backends.edits import StoredGroup, StoredProject, gather_groups, unknown_project
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import (
@@ -291,10 +291,16 @@ def run_not_found(run_id: str) -> RunNotFoundError:
     return RunNotFoundError(f"run_id {run_id}: this store has no such run")
 
 
-def load_groups(
-    connection: StoreConnection, project: str | None, store_name: str | None = None
+def list_groups(
+    connection: StoreConnection, project: str | None = None, store_name: str | None = None
 ) -> list[StoredGroup]:
-    """See `SupportsBelonging.list_groups`; inside a transaction."""
+    """See `SupportsBelonging.list_groups`; inside a transaction.
+
+    Args:
+        connection: The store.
+        project: Only those of this project.
+        store_name: Only of runs that were started for a storage root of this label.
+    """
     return gather_groups(
         _list_members(connection, project, store_name), _list_described(connection, project)
     )
@@ -302,7 +308,7 @@ def load_groups(
 
 def load_group(connection: StoreConnection, project: str, path: str) -> StoredGroup:
     """One group, described or not."""
-    found = next((g for g in load_groups(connection, project) if g.path == path), None)
+    found = next((g for g in list_groups(connection, project) if g.path == path), None)
     return StoredGroup(project=project, path=path) if found is None else found
 
 
@@ -445,7 +451,7 @@ def to_stored_trial(row: Sequence[Any]) -> StoredTrial:
     )
 
 
-def list_sweeps(connection: StoreConnection, project: str | None) -> list[StoredSweep]:
+def list_sweeps(connection: StoreConnection, project: str | None = None) -> list[StoredSweep]:
     """See `SupportsCoordination.list_sweeps`; inside a transaction."""
     sql = f"SELECT {_SWEEP_COLUMNS} FROM sweep"
     arguments = () if project is None else (project,)
@@ -488,7 +494,7 @@ def load_trial(connection: StoreConnection, sweep_id: str, number: int) -> Store
 
 
 def list_trials(
-    connection: StoreConnection, sweep_id: str, start: int, limit: int | None
+    connection: StoreConnection, sweep_id: str, *, start: int = 0, limit: int | None = None
 ) -> list[StoredTrial]:
     """See `SupportsCoordination.list_trials`; inside a transaction."""
     if connection.execute("SELECT 1 FROM sweep WHERE id = ?", (sweep_id,)).fetchone() is None:
@@ -501,14 +507,16 @@ def list_trials(
     return [to_stored_trial(row) for row in connection.execute(sql, arguments).fetchall()]
 
 
-def read_entries(connection: StoreConnection, log: str, start: int, limit: int) -> list[str]:
+def read_entries(
+    connection: StoreConnection, log: str, start: int, *, limit: int = MOST_ENTRIES
+) -> list[str]:
     """See `SupportsCoordination.read_entries`; inside a transaction."""
     # Bounded where they are: a driver may fetch all rows of a statement at once.
     rows = connection.execute(
         "SELECT text FROM (SELECT number, text, sum(length(text)) OVER (ORDER BY number) AS total"
         " FROM entry JOIN log ON pk = log_pk WHERE name = ? AND number >= ?"
         " ORDER BY number LIMIT ?) AS part WHERE total <= ? OR number = ? ORDER BY number",
-        (log, start, limit, MOST_READ_CHARACTERS, start),
+        (log, start, min(limit, MOST_ENTRIES), MOST_READ_CHARACTERS, start),
     ).fetchall()
     return [text for (text,) in rows]
 
