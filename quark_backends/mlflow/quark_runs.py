@@ -36,10 +36,6 @@ from quark_core.api import (
 if TYPE_CHECKING:
     from quark_core.api import Columns
 
-# A run of Quark's as the segments among its artifacts have it: exactly as it was written.
-#
-# What is known of the run is put together out of its lifecycle records.
-
 _Identity = tuple[int, int, float | None]
 
 
