@@ -65,7 +65,7 @@ class WandbState(msgspec.Struct):
         parameters: Likewise parameters.
         left_out: Kind -> records that have no curve.
         steps: What W&B's own `_step` is: `own`, the run's steps; `kept`, those until they
-            no longer ascended; `counted`, the number of the row. "" before that is known.
+            no longer ascended.
         sent_step: The newest `_step` of a row that W&B has.
         has_steps: Whether a metric has come with a step.
         newest_steps: The lowest step of each of the newest two batches of metrics.
@@ -98,7 +98,7 @@ class WandbState(msgspec.Struct):
     layers: list[str] = []
     parameters: list[str] = []
     left_out: dict[str, int] = {}
-    steps: str = ""
+    steps: str = "own"
     sent_step: int = -1
     has_steps: bool = False
     newest_steps: list[int] = []
