@@ -2,7 +2,6 @@
 
 import logging
 import sqlite3
-from collections import Counter
 
 import pytest
 
@@ -60,42 +59,3 @@ def test_one_line_says_that_a_store_is_migrated(old_store, caplog):
     said = [r.getMessage() for r in caplog.records if "migrat" in r.getMessage()]
     assert len(said) == 1
     assert f"{old_store.folder} from schema version 5 to " in said[0]
-
-
-def test_summaries_are_those_of_what_was_stored(old_store):
-    """What search and lists ask for is there, of every run."""
-    quark.migrate_store(old_store.root)
-    database = sqlite3.connect(old_store.db_path)
-    for run_id, run in old_store.expected.items():
-        (run_pk, newest_step) = database.execute(
-            "SELECT pk, newest_step FROM run WHERE id = ?", (run_id,)
-        ).fetchone()
-        tags = database.execute("SELECT tag FROM run_tag WHERE run_pk = ?", (run_pk,)).fetchall()
-        assert sorted(tag for (tag,) in tags) == run["tags"]
-        counts = database.execute(
-            "SELECT text, count FROM run_metric JOIN name ON pk = name_pk WHERE run_pk = ?",
-            (run_pk,),
-        ).fetchall()
-        visible = Counter(
-            record.metric_key
-            for record in quark.MetricsLogger(quark.open_run(run_id, old_store.root)).read(
-                include_non_finite=True
-            )
-        )
-        assert dict(counts) == visible
-        steps = [row[1] for rows in run["metrics"].values() for row in rows if row[1] is not None]
-        assert newest_step == max(steps, default=None)
-        attempts = database.execute(
-            "SELECT number, from_step FROM attempt WHERE run_pk = ? ORDER BY number", (run_pk,)
-        ).fetchall()
-        assert attempts == [(number, None) for number in range(run["attempt"] + 1)]
-    config = dict(
-        database.execute(
-            "SELECT key, coalesce(number, text) FROM run_config JOIN run ON pk = run_pk"
-            " WHERE id = 'resumed'"
-        ).fetchall()
-    )
-    database.close()
-    assert config["optimizer.lr"] == 3e-4
-    assert config["schedule.warmup.steps"] == 100
-    assert config["optimizer.name"] == "adamw"
