@@ -14,8 +14,6 @@ import pytest
 import quark
 from quark_backends.store.databases import sqlite as database
 from quark_backends.store.databases import tables
-from quark_backends.store.databases.layout import StoreLayout
-from quark_backends.store.databases.sqlite import connect
 from quark_core.errors import SchemaMigrationError, SessionStoreError
 from quark_core.runs.backend_choice import open_reader
 
@@ -214,27 +212,6 @@ def test_processes_that_begin_at_once_migrate_once(old_store, states):
         assert session.status == "completed"
         assert [record.value for record in quark.MetricsLogger(session).read()] == [1.0]
     assert old_store.describe() == old_store.expected
-
-
-@pytest.mark.long
-def test_threads_that_begin_at_once_on_several_stores(copy_store, states):
-    stores = [copy_store(f"store{number}") for number in range(3)]
-    barrier, failed = threading.Barrier(6), []
-
-    def open_store(root):
-        barrier.wait()
-        try:
-            connect(StoreLayout(root)).close()
-        except Exception as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=open_store, args=(s.root,)) for s in stores * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
-    assert [dump(store.db_path) for store in stores] == [states[1]] * 3
 
 
 def test_a_living_run_of_an_older_quark_is_left_alone(old_store):
