@@ -38,6 +38,7 @@ from quark_backends.store.reading.reader import write_generation
 from quark_backends.store.store_contract import TableStore
 from quark_backends.store.upkeep.background_compaction import BackgroundCompaction, WriteGate
 from quark_backends.store.upkeep.trash import RunTrash
+from quark_backends.store.writing.edits import editing
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation
 from quark_core.delivery.journal_folder import JournalFolder, journal_directory
@@ -401,8 +402,6 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
             return write_generation(connection, generation)
 
     def _edit(self, apply: Callable[[StoreConnection], T]) -> T:
-        from quark_backends.store.writing.edits import editing
-
         if self._read_only:
             raise SessionStoreError(f"the store {self._layout.root} was opened for reading only")
         with closing(connect(self._layout)) as connection, editing(connection):

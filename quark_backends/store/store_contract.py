@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.reading.reader import StoreReader
 from quark_backends.store.reading.reader_pool import ReaderPool
+from quark_backends.store.writing.edits import (
+    store_edit,
+    store_group_edit,
+    store_project_edit,
+    store_stop,
+)
 from quark_backends.store.writing.sweeps import KeepsSweeps
 
 if TYPE_CHECKING:
@@ -198,29 +204,21 @@ class TableStore(KeepsSweeps, StoreReads):
 
     def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
         """See `SupportsEdits`."""
-        from quark_backends.store.writing.edits import store_edit
-
         self._edit(lambda connection: store_edit(connection, run_id, edit, by))
         return self.load_run(run_id)
 
     def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
         """See `SupportsEdits`."""
-        from quark_backends.store.writing.edits import store_stop
-
         return self._edit(lambda connection: store_stop(connection, run_id, by, reason))
 
     def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
         """See `SupportsBelonging`."""
-        from quark_backends.store.writing.edits import store_project_edit
-
         self._edit(lambda connection: store_project_edit(connection, project, edit))
         _log.info("project %r was updated by %s", project, by)
         return self.load_project(project)
 
     def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
         """See `SupportsBelonging`."""
-        from quark_backends.store.writing.edits import store_group_edit
-
         self._edit(lambda connection: store_group_edit(connection, project, path, edit))
         _log.info("group %r of project %r was updated by %s", path, project, by)
         return self._ask(None, lambda reader: reader.load_group(project, path))
