@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from quark_backends.store.databases.connection import OpenFiles
 from quark_backends.store.databases.write_batching import SqliteTurns
-from quark_backends.store.reading.reader import StoreReader, store_generation, write_generation
-from quark_backends.store.store_contract import TableStore, of_store
+from quark_backends.store.reading.reader import store_generation, write_generation
+from quark_backends.store.store_contract import TableStore
 from quark_backends.store.upkeep.background_compaction import BackgroundCompaction, WriteGate
 from quark_backends.store.writing.edits import editing
 from quark_backends.store.writing.ingest import BatchIngest
@@ -192,7 +192,9 @@ class RunStore(TableStore):
         """Store outputs of an analyzer; see `SupportsGenerations`."""
         return self._writing.write_generation(generation)
 
-    measure_runs = of_store(StoreReader.measure_runs)
+    def measure_runs(self, **which: Any) -> list[int]:
+        """See `StoreReader.measure_runs`."""
+        return self._ask(None, lambda reader: reader.measure_runs(**which))
 
     def _edit(self, apply: Callable[[StoreConnection], T]) -> T:
         return self._writing.change(apply)

@@ -149,14 +149,7 @@ class WorkspaceStore(SupportsCoordination, Protocol):
     ) -> list[StoredRun]:
         """Runs, newest first, after the one of this moment (in microseconds) and id."""
 
-    def measure_runs(
-        self,
-        *,
-        project: str | None = None,
-        limit: int | None = None,
-        store_name: str | None = None,
-        after: tuple[int, str] | None = None,
-    ) -> list[int]:
+    def measure_runs(self, **which: Any) -> list[int]:
         """About how many bytes each of the runs has that `list_runs` returns."""
 
     def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
