@@ -27,11 +27,6 @@ from quark_core.api import (
     object_path,
 )
 
-# What mirrors remember on this machine, in files that are replaced whole, and payloads by it.
-#
-# A mirror notes how far each writer is acknowledged: the number of its newest
-# batch, and a hash of it. A batch that comes again is known by them.
-
 _State = TypeVar("_State", bound=msgspec.Struct)
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
-if TYPE_CHECKING:
-    from quark_core.backends.edits import (
-        Collection,
-        CollectionProgress,
-        DamagedRecords,
-        RunUsage,
-        StoreUsage,
-        SupportsRemoval,
-    )
+from quark_core.backends.edits import SupportsRemoval
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _of_trash(
+    method: Callable[Concatenate[SupportsRemoval, P], T],
+) -> Callable[Concatenate[SupportsTrash, P], T]:
+    """A method that calls the one of its name of a backend's trash."""
+
+    @wraps(method)
+    def ask(self: SupportsTrash, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        call: Callable[P, T] = getattr(self._trash, method.__name__)
+        return call(*args, **kwargs)
+
+    return ask
 
 
 class SupportsTrash:
@@ -21,42 +30,10 @@ class SupportsTrash:
 
     _trash: SupportsRemoval
 
-    def measure_store(self) -> StoreUsage:
-        """See `SupportsRemoval`."""
-        return self._trash.measure_store()
-
-    def measure_runs(self, run_ids: Sequence[str]) -> list[RunUsage]:
-        """See `SupportsRemoval`."""
-        return self._trash.measure_runs(run_ids)
-
-    def list_trash(self) -> list[RunUsage]:
-        """See `SupportsRemoval`."""
-        return self._trash.list_trash()
-
-    def list_damaged(self) -> list[DamagedRecords]:
-        """See `SupportsRemoval`."""
-        return self._trash.list_damaged()
-
-    def trash_runs(self, run_ids: Sequence[str]) -> None:
-        """See `SupportsRemoval`."""
-        self._trash.trash_runs(run_ids)
-
-    def restore_runs(self, run_ids: Sequence[str]) -> None:
-        """See `SupportsRemoval`."""
-        self._trash.restore_runs(run_ids)
-
-    def collect_trash(
-        self,
-        *,
-        older_than_s: float = 0.0,
-        run_ids: Sequence[str] | None = None,
-        dry_run: bool = False,
-        on_progress: CollectionProgress | None = None,
-    ) -> Collection:
-        """See `SupportsRemoval`."""
-        return self._trash.collect_trash(
-            older_than_s=older_than_s,
-            run_ids=run_ids,
-            dry_run=dry_run,
-            on_progress=on_progress,
-        )
+    measure_store = _of_trash(SupportsRemoval.measure_store)
+    measure_runs = _of_trash(SupportsRemoval.measure_runs)
+    list_trash = _of_trash(SupportsRemoval.list_trash)
+    list_damaged = _of_trash(SupportsRemoval.list_damaged)
+    trash_runs = _of_trash(SupportsRemoval.trash_runs)
+    restore_runs = _of_trash(SupportsRemoval.restore_runs)
+    collect_trash = _of_trash(SupportsRemoval.collect_trash)

@@ -96,7 +96,7 @@ class BenchStore:
 
     def give_space_back(self) -> None:
         """Take free pages off the file, as `quark gc` does."""
-        give_space_back(self.connection, self.layout, StepPace(self.connection))
+        give_space_back(self.connection, StepPace(self.connection))
 
     def measure_bytes(self) -> int:
         """Size of everything in the store's folder, once the WAL is in the database."""

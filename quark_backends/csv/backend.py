@@ -228,7 +228,7 @@ class CsvBackend:
             return
         self._folder = self._reader.folder_of(config.run_id)
         published = config.options.get("publish", "")
-        self._published = _backend_resolve(config, published) if published else None
+        self._published = _resolve_folder(config, published) if published else None
         try:
             self._claim = FolderClaim(self._folder)
             suffix = self._claim.suffix
@@ -477,11 +477,11 @@ def _find_writer(folder: Path, writer_id: str) -> CsvWriter | None:
 def _find_root(config: BackendConfig) -> Path | None:
     """The folder that holds a folder per run; None for each run's own directory."""
     if config.location:
-        return _backend_resolve(config, config.location)
+        return _resolve_folder(config, config.location)
     if config.run_path is not None:
         return config.run_path.parent
     return config.storage_dir / ".quark" / "runs"
 
 
-def _backend_resolve(config: BackendConfig, given: str) -> Path:
+def _resolve_folder(config: BackendConfig, given: str) -> Path:
     return (config.storage_dir / Path(given).expanduser()).resolve()

@@ -16,12 +16,6 @@ from quark_backends.csv.files import encode_rows, read_in_order
 from quark_backends.mirror_state import replace_file
 from quark_core.api import decode_name, importing, lower_priority
 
-# metrics.csv: one row per step, one column per metric, derived from the long table.
-#
-# python -m quark_backends.csv.wide_table PARENT_PID FOLDER [PUBLISHED]
-#
-# derives it in a process of its own: it reads every row, for which training would wait.
-
 _AXES = ("step", "epoch")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -35,39 +35,18 @@ from quark_backends.store.databases.write_ahead_log import (
 )
 from quark_backends.store.databases.write_batching import SqliteTurns
 from quark_backends.store.reading.reader import write_generation
-from quark_backends.store.reading.reader_pool import ReaderPool
+from quark_backends.store.store_contract import TableStore
 from quark_backends.store.upkeep.background_compaction import BackgroundCompaction, WriteGate
 from quark_backends.store.upkeep.trash import RunTrash
+from quark_backends.store.writing.edits import editing
 from quark_backends.store.writing.ingest import BatchIngest
-from quark_backends.store.writing.sweeps import KeepsSweeps
-from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation
 from quark_core.delivery.journal_folder import JournalFolder, journal_directory
 from quark_core.errors import BackendUnavailable, SessionStoreError, StoreNotFoundError
 
 if TYPE_CHECKING:
     from quark_backends.store.reading.reader import StoreReader
     from quark_backends.store.reading.search import RunFinder
-    from quark_core.backends.curves import (
-        Cursor,
-        CurveQuery,
-        CurveSet,
-        RunChanges,
-        RunHeads,
-    )
-    from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
-    from quark_core.backends.grids import Grid, GridQuery
-    from quark_core.backends.run_pages import (
-        PageSearch,
-        RunConfiguration,
-        RunLabel,
-        RunNames,
-        RunPage,
-    )
-    from quark_core.backends.run_summary import RunSummary
-    from quark_core.backends.series import Series
-    from quark_core.records.columns import Columns
-    from quark_core.records.query import Query, RunSearch
-    from quark_core.records.runs import StopRequest
 
 _log = logging.getLogger("quark")
 
@@ -78,7 +57,7 @@ _SETTLE_S = 0.2
 _JOURNAL_S = 10.0
 
 
-class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
+class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
     """One run's connection to the store under its storage root.
 
     Writing belongs to the lane's thread; reading goes over a connection of
@@ -107,10 +86,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
         self._layout = found if config.read_only and found else ensure_store(config.storage_dir)
         self._trash = RunTrash(self._layout, read_only=config.read_only)
         self._connect_reader = partial(connect, self._layout, read_only=True)
-        self._readers = ReaderPool(
-            self._connect_reader, self._layout.db_path, follows=config.read_only
-        )
-        self._finder: RunFinder | None = None
+        super().__init__(self._connect_reader, self._layout.db_path, follows=config.read_only)
         self._connection: SqliteConnection | None = None
         self._ingest: BatchIngest | None = None
         self._gate = WriteGate()
@@ -273,10 +249,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
         self._compaction = self._make_compaction()
         if self._turns is not None:
             self._turns.close()
-        self._readers.close()
-        if self._finder is not None:
-            self._finder.close()
-            self._finder = None
+        self._close_readers()
         try:
             self._remake(runs)
         except (sqlite3.Error, SessionStoreError) as error:
@@ -395,13 +368,12 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
             partial(connect, self._layout), self._gate, partial(_find_helper, self._layout)
         )
 
-    @contextmanager
-    def _reading(self) -> Iterator[StoreReader]:
-        """A reader; it has what was left compacted, where that would have made it quicker."""
-        with self._readers.take() as reader:
-            yield reader
+    def _ask(self, run_id: str | None, read: Callable[[StoreReader], T]) -> T:
+        """Has what was left compacted, where that would have made it quicker."""
+        found = super()._ask(run_id, read)
         if self._read_only and self._readers.met_backlog():
             _find_helper(self._layout, start=True)
+        return found
 
     def describe_upkeep(self) -> str | None:
         """A sentence while a process of its own compacts the store, or None."""
@@ -417,101 +389,10 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
             run_path=str(self._layout.run_path(run_id)),
         )
 
-    def read(self, run_id: str, kind: str, query: Query) -> Columns:
-        """See `SupportsRead`."""
-        with self._reading() as reader:
-            return reader.read(run_id, kind, query)
+    def _make_finder(self) -> RunFinder:
+        from quark_backends.store.reading.search import RunFinder
 
-    def read_series(
-        self,
-        run_id: str,
-        key: str,
-        *,
-        max_points: int | None,
-        all_attempts: bool = False,
-        rank: int | None = None,
-    ) -> Series:
-        """See `SupportsSeries`."""
-        with self._reading() as reader:
-            return reader.read_series(
-                run_id, key, max_points=max_points, all_attempts=all_attempts, rank=rank
-            )
-
-    def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
-        """See `SupportsSeries`."""
-        return self._readers.any.iterate(run_id, kind, query, rows=rows)
-
-    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
-        """See `SupportsChanges`."""
-        with self._reading() as reader:
-            return reader.read_series_many(run_id, query)
-
-    def read_heads(self, run_id: str) -> RunHeads:
-        """See `SupportsChanges`."""
-        with self._reading() as reader:
-            return reader.read_heads(run_id)
-
-    def read_changes(
-        self,
-        run_id: str,
-        cursor: Cursor,
-        *,
-        kinds: Sequence[str],
-        keys: Sequence[str] | None = None,
-        all_attempts: bool = False,
-        max_rows: int,
-    ) -> RunChanges:
-        """See `SupportsChanges`."""
-        with self._reading() as reader:
-            return reader.read_changes(
-                run_id,
-                cursor,
-                kinds=kinds,
-                keys=keys,
-                all_attempts=all_attempts,
-                max_rows=max_rows,
-            )
-
-    def read_mark(self, run_id: str) -> str:
-        """See `SupportsChanges`."""
-        return self._readers.read_mark(run_id)
-
-    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
-        """See `SupportsGrid`."""
-        with self._reading() as reader:
-            return reader.read_grid(run_id, query)
-
-    def search(self, search: RunSearch) -> list[RunSummary]:
-        """See `SupportsSearch`."""
-        found = self._find().search(search)
-        return [self._layout.place_summary(summary) for summary in found]
-
-    def summarize(self, run_id: str) -> RunSummary:
-        """See `SupportsSearch`."""
-        return self._layout.place_summary(self._find().summarize(run_id))
-
-    def search_page(self, search: PageSearch) -> RunPage:
-        """See `SupportsPages`."""
-        return self._find().search_page(search)
-
-    def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
-        """See `SupportsPages`."""
-        return self._find().list_names(project, text, limit)
-
-    def _find(self) -> RunFinder:
-        if self._finder is None:
-            # SQLAlchemy is loaded by who searches only.
-            from quark_backends.store.reading.search import RunFinder
-
-            self._finder = RunFinder(self._connect_reader)
-        if self._read_only:
-            self._finder.follow(self._readers.look())
-        return self._finder
-
-    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
-        """See `SupportsReplay`."""
-        with self._readers.take() as reader:
-            return reader.read_batches(run_id, writer_id, start, limit)
+        return RunFinder(self._connect_reader)
 
     def write_generation(self, generation: Generation) -> int:
         """See `SupportsGenerations`."""
@@ -520,92 +401,16 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, KeepsSweeps):
         with closing(connect(self._layout)) as connection:
             return write_generation(connection, generation)
 
-    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
-        """See `SupportsGenerations`."""
-        with self._readers.take() as reader:
-            return reader.read_outputs(run_id, kind, analyzer)
-
-    def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
-        """See `SupportsEdits`."""
-        from quark_backends.store.writing.edits import editing, store_edit
-
-        with closing(self._connect_editor()) as connection, editing(connection):
-            store_edit(connection, run_id, edit, by)
-        return self.load_run(run_id)
-
-    def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
-        """See `SupportsEdits`."""
-        from quark_backends.store.writing.edits import editing, store_stop
-
-        with closing(self._connect_editor()) as connection, editing(connection):
-            return store_stop(connection, run_id, by, reason)
-
-    def find_stop(self, run_id: str) -> StopRequest | None:
-        """See `SupportsEdits`."""
-        with self._readers.take() as reader:
-            return reader.find_stop(run_id)
-
-    def list_groups(self, project: str | None = None) -> list[StoredGroup]:
-        """See `SupportsBelonging`."""
-        with self._readers.take() as reader:
-            return reader.list_groups(project)
-
-    def load_project(self, project: str) -> StoredProject:
-        """See `SupportsBelonging`."""
-        with self._readers.take() as reader:
-            return reader.load_project(project)
-
-    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
-        """See `SupportsBelonging`."""
-        from quark_backends.store.writing.edits import editing, store_project_edit
-
-        with closing(self._connect_editor()) as connection, editing(connection):
-            store_project_edit(connection, project, edit)
-        _log.info("project %r was updated by %s", project, by)
-        return self.load_project(project)
-
-    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
-        """See `SupportsBelonging`."""
-        from quark_backends.store.writing.edits import editing, store_group_edit
-
-        with closing(self._connect_editor()) as connection, editing(connection):
-            store_group_edit(connection, project, path, edit)
-        _log.info("group %r of project %r was updated by %s", path, project, by)
-        with self._readers.take() as reader:
-            return reader.load_group(project, path)
+    def _edit(self, apply: Callable[[StoreConnection], T]) -> T:
+        if self._read_only:
+            raise SessionStoreError(f"the store {self._layout.root} was opened for reading only")
+        with closing(connect(self._layout)) as connection, editing(connection):
+            return apply(connection)
 
     def _coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
         if self._turns is None:
             raise SessionStoreError(f"the store {self._layout.root} was opened for reading only")
         return self._turns.run(apply)
-
-    def _connect_editor(self) -> SqliteConnection:
-        if self._read_only:
-            raise SessionStoreError(f"the store {self._layout.root} was opened for reading only")
-        return connect(self._layout)
-
-    def load_run(self, run_id: str) -> StoredRun:
-        """See `SupportsRead`."""
-        with self._readers.take() as reader:
-            return self._layout.place(reader.load_run(run_id))
-
-    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
-        """See `SupportsRead`."""
-        with self._readers.take() as reader:
-            runs = reader.list_runs(project=project, limit=limit)
-        return [self._layout.place(stored) for stored in runs]
-
-    def list_configurations(
-        self, *, project: str | None = None, limit: int | None = None
-    ) -> list[RunConfiguration]:
-        """See `SupportsConfigurations`."""
-        with self._readers.take() as reader:
-            return reader.list_configurations(project=project, limit=limit)
-
-    def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
-        """See `SupportsLabels`."""
-        with self._readers.take() as reader:
-            return reader.list_labels(beginning, limit)
 
 
 def _describe_moved(layout: StoreLayout) -> str:

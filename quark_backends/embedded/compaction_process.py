@@ -28,15 +28,6 @@ if TYPE_CHECKING:
     from quark_backends.store.databases.layout import StoreLayout
     from quark_backends.store.upkeep.compaction import Compactor, Work
 
-# The process that compacts a store for those who cannot: they log too fast, or have ended.
-#
-# A loop that logs without a pause leaves too little of its interpreter to
-# compaction, and a run may end, or be killed, with more of it left than its end
-# may wait for. Then a process of its own does it, with low priority: started by
-# whoever writes, at the end of a run, or by whoever reads what was left. One at
-# a time works at a store, and while it does nobody else compacts there. It ends
-# by itself; where it is killed, the next one goes on.
-
 _log = logging.getLogger("quark")
 
 LEASE = "compaction.lease"

@@ -12,9 +12,10 @@ import logging
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Concatenate, NoReturn, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -37,9 +38,15 @@ from quark_backends.store.reading.reader import (
     encode_outputs,
     find_run,
 )
+from quark_backends.store.store_contract import StoreReads
 from quark_backends.store.upkeep.trash import JournalTrash
 from quark_backends.store.writing.summaries import rebuild_forks
 from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.coordination import (
+    SupportsCoordination,
+    refuse_coordination,
+    unknown_sweep,
+)
 from quark_core.backends.edits import (
     EDIT_WRITER,
     BelongingEdit,
@@ -69,22 +76,13 @@ from quark_core.system.process import current_process
 
 if TYPE_CHECKING:
     from quark_backends.store.reading.search import RunFinder
-    from quark_core.backends.coordination import AppendedEntries, NewTrial, TrialWish
-    from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
-    from quark_core.backends.grids import Grid, GridQuery
-    from quark_core.backends.run_pages import (
-        PageSearch,
-        RunConfiguration,
-        RunLabel,
-        RunNames,
-        RunPage,
-    )
     from quark_core.backends.run_summary import RunSummary
-    from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
-    from quark_core.records.query import Query, RunSearch
-    from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
-    from quark_core.system.process import ProcessIdentity
+    from quark_core.records.query import Query
+    from quark_core.records.sweeps import StoredSweep, StoredTrial
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def write_edit(
@@ -162,7 +160,17 @@ def find_stop(storage_dir: Path, run_path: Path, run_id: str) -> StopRequest | N
 # Two processes on a network file system cannot agree on who has a trial; a journal belongs to
 # one writer.
 
-# ruff: noqa: ARG002 - they have the arguments of the contract
+
+def _refused(
+    method: Callable[Concatenate[SupportsCoordination, P], T],
+) -> Callable[Concatenate[KeepsNoSweeps, P], T]:
+    """A method that refuses to do what another one does."""
+
+    @wraps(method)
+    def refuse(self: KeepsNoSweeps, /, *_args: P.args, **_kwargs: P.kwargs) -> NoReturn:
+        raise refuse_coordination(self._name_store())
+
+    return refuse
 
 
 class KeepsNoSweeps(ABC):
@@ -172,65 +180,19 @@ class KeepsNoSweeps(ABC):
     def _name_store(self) -> str:
         """What messages call the store."""
 
-    def _refuse(self) -> NoReturn:
-        from quark_core.backends.coordination import refuse_coordination
-
-        raise refuse_coordination(self._name_store())
-
-    def open_sweep(
-        self, project: str, name: str, definition: Mapping[str, Any], *, max_failures: int
-    ) -> StoredSweep:
-        """Refused."""
-        self._refuse()
-
-    def update_sweep(self, sweep_id: str, state: SweepState, *, by: str) -> StoredSweep:
-        """Refused."""
-        self._refuse()
-
-    def add_trials(
-        self, sweep_id: str, trials: Sequence[NewTrial], *, key: str
-    ) -> list[StoredTrial]:
-        """Refused."""
-        self._refuse()
-
-    def claim_trial(
-        self,
-        sweep_id: str,
-        *,
-        request_id: str,
-        worker: ProcessIdentity,
-        lease_s: float,
-        wish: TrialWish | None = None,
-    ) -> StoredTrial | None:
-        """Refused."""
-        self._refuse()
-
-    def settle_trial(
-        self, sweep_id: str, number: int, token: int, result: TrialResult | None, *, lease_s: float
-    ) -> StoredTrial:
-        """Refused."""
-        self._refuse()
-
-    def append_entries(
-        self, log: str, entries: Sequence[str], *, request_id: str
-    ) -> AppendedEntries:
-        """Refused."""
-        self._refuse()
+    open_sweep = _refused(SupportsCoordination.open_sweep)
+    update_sweep = _refused(SupportsCoordination.update_sweep)
+    add_trials = _refused(SupportsCoordination.add_trials)
+    claim_trial = _refused(SupportsCoordination.claim_trial)
+    settle_trial = _refused(SupportsCoordination.settle_trial)
+    append_entries = _refused(SupportsCoordination.append_entries)
+    compare_and_set = _refused(SupportsCoordination.compare_and_set)
+    compare_and_set_group = _refused(SupportsCoordination.compare_and_set_group)
 
     def read_entries(self, log: str, start: int, *, limit: int = 0) -> list[str]:
         """None: there are no logs."""
         del log, start, limit
         return []
-
-    def compare_and_set(self, run_id: str, field: str, expect: Any, value: Any, *, by: str) -> bool:
-        """Refused."""
-        self._refuse()
-
-    def compare_and_set_group(
-        self, project: str, path: str, field: str, expect: Any, value: Any, *, by: str
-    ) -> bool:
-        """Refused."""
-        self._refuse()
 
     def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
         """None: there are no sweeps."""
@@ -239,16 +201,13 @@ class KeepsNoSweeps(ABC):
 
     def load_sweep(self, sweep_id: str) -> StoredSweep:
         """There is none."""
-        from quark_core.backends.coordination import unknown_sweep
-
         raise unknown_sweep(sweep_id)
 
     def list_trials(
         self, sweep_id: str, *, start: int = 0, limit: int | None = None
     ) -> list[StoredTrial]:
         """There are none."""
-        from quark_core.backends.coordination import unknown_sweep
-
+        del start, limit
         raise unknown_sweep(sweep_id)
 
 
@@ -325,10 +284,26 @@ class GenerationFiles:
 
 _log = logging.getLogger("quark")
 
-T = TypeVar("T")
+
+def _with_outputs(
+    method: Callable[Concatenate[StoreReader, P], T],
+) -> Callable[Concatenate[JournalBackend, P], T]:
+    """A method that asks a reader the same once the outputs of analyzers are played."""
+
+    @wraps(method)
+    def ask(self: JournalBackend, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        run_id = str(args[0] if args else kwargs["run_id"])
+
+        def read() -> T:
+            self._play_outputs(run_id)
+            return method(self._reader, *args, **kwargs)
+
+        return self._read(run_id, read)
+
+    return ask
 
 
-class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
+class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps, StoreReads):
     """Serves a storage root out of its journals.
 
     Raises:
@@ -406,105 +381,20 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
             run_path=str(self._layout.run_path(run_id)),
         )
 
-    def read(self, run_id: str, kind: str, query: Query) -> Columns:
-        """See `SupportsRead`."""
-        return self._read(run_id, lambda: self._reader.read(run_id, kind, query))
-
-    def read_series(
-        self,
-        run_id: str,
-        key: str,
-        *,
-        max_points: int | None,
-        all_attempts: bool = False,
-        rank: int | None = None,
-    ) -> Series:
-        """See `SupportsSeries`."""
-        return self._read(
-            run_id,
-            lambda: self._reader.read_series(
-                run_id, key, max_points=max_points, all_attempts=all_attempts, rank=rank
-            ),
-        )
-
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """See `SupportsSeries`; here all of it is in memory anyway."""
         found = self.read(run_id, kind, query)
         for start in range(0, found.count, rows):
             yield found.take(slice(start, start + rows))
 
-    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
-        """See `SupportsChanges`."""
-        return self._read(run_id, lambda: self._reader.read_series_many(run_id, query))
-
-    def read_heads(self, run_id: str) -> RunHeads:
-        """See `SupportsChanges`."""
-        return self._read(run_id, lambda: self._read_heads(run_id))
-
-    def _read_heads(self, run_id: str) -> RunHeads:
-        self._play_outputs(run_id)
-        return self._reader.read_heads(run_id)
-
-    def read_changes(
-        self,
-        run_id: str,
-        cursor: Cursor,
-        *,
-        kinds: Sequence[str],
-        keys: Sequence[str] | None = None,
-        all_attempts: bool = False,
-        max_rows: int,
-    ) -> RunChanges:
-        """See `SupportsChanges`."""
-
-        def read() -> RunChanges:
-            self._play_outputs(run_id)
-            return self._reader.read_changes(
-                run_id,
-                cursor,
-                kinds=kinds,
-                keys=keys,
-                all_attempts=all_attempts,
-                max_rows=max_rows,
-            )
-
-        return self._read(run_id, read)
-
-    def read_mark(self, run_id: str) -> str:
-        """See `SupportsChanges`; here it is how far the run has come."""
-        heads = self.read_heads(run_id)
-        return f"{sorted(heads.cursor.items())}/{heads.outputs}"
-
-    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
-        """See `SupportsReplay`."""
-        return self._read(
-            run_id, lambda: self._reader.read_batches(run_id, writer_id, start, limit)
-        )
-
-    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
-        """See `SupportsGrid`."""
-        return self._read(run_id, lambda: self._reader.read_grid(run_id, query))
-
-    def search(self, search: RunSearch) -> list[RunSummary]:
-        """See `SupportsSearch`."""
-        found = self._search(lambda finder: finder.search(search))
-        return [self._layout.place_summary(summary) for summary in found]
-
     def summarize(self, run_id: str) -> RunSummary:
         """See `SupportsSearch`."""
-        if self.load_run(run_id).run.fork_step is None:
-            found = self._read(run_id, lambda: self._find().summarize(run_id))
-        else:
-            found = self._search(lambda finder: finder.summarize(run_id))
-        return self._layout.place_summary(found)
+        if self.load_run(run_id).run.fork_step is not None:
+            return super().summarize(run_id)
+        return self._place_summary(self._read(run_id, lambda: self._find().summarize(run_id)))
 
-    def search_page(self, search: PageSearch) -> RunPage:
-        """See `SupportsPages`."""
-        return self._search(lambda finder: finder.search_page(search))
-
-    def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
-        """See `SupportsPages`."""
-        return self._search(lambda finder: finder.list_names(project, text, limit))
+    def _ask(self, run_id: str | None, read: Callable[[StoreReader], T]) -> T:
+        return self._read(run_id, lambda: read(self._reader))
 
     def _search(self, ask: Callable[[RunFinder], T]) -> T:
         """Ask of the journals of all runs, of which a fork's may have been played first."""
@@ -535,13 +425,9 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
         self.load_run(generation.run_id)
         return GenerationFiles(self._layout.run_path(generation.run_id)).write(generation)
 
-    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
-        """See `SupportsGenerations`."""
-        return self._read(run_id, lambda: self._read_outputs(run_id, kind, analyzer))
-
-    def _read_outputs(self, run_id: str, kind: str, analyzer: str | None) -> Columns:
-        self._play_outputs(run_id)
-        return self._reader.read_outputs(run_id, kind, analyzer)
+    read_heads = _with_outputs(StoreReader.read_heads)
+    read_changes = _with_outputs(StoreReader.read_changes)
+    read_outputs = _with_outputs(StoreReader.read_outputs)
 
     def _play_outputs(self, run_id: str) -> None:
         run_pk = find_run(self._connect(), run_id)
@@ -595,27 +481,6 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps):
         if self._read_only:
             raise SessionStoreError(f"the store {self._layout.root} was opened for reading only")
         return self.load_run(run_id)
-
-    def load_run(self, run_id: str) -> StoredRun:
-        """See `SupportsRead`."""
-        return self._layout.place(self._read(run_id, lambda: self._reader.load_run(run_id)))
-
-    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
-        """See `SupportsRead`."""
-        runs = self._read(None, lambda: self._reader.list_runs(project=project, limit=limit))
-        return [self._layout.place(stored) for stored in runs]
-
-    def list_configurations(
-        self, *, project: str | None = None, limit: int | None = None
-    ) -> list[RunConfiguration]:
-        """See `SupportsConfigurations`."""
-        return self._read(
-            None, lambda: self._reader.list_configurations(project=project, limit=limit)
-        )
-
-    def list_labels(self, beginning: str, limit: int | None) -> list[RunLabel]:
-        """See `SupportsLabels`."""
-        return self._read(None, lambda: self._reader.list_labels(beginning, limit))
 
     def _read(self, run_id: str | None, read: Callable[[], T]) -> T:
         """Read of the journals of a run, or of all, as they are now."""

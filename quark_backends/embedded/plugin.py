@@ -20,7 +20,7 @@ def _open(config: BackendConfig) -> Backend:
 
 def _migrate(config: BackendConfig, migrated_at: str) -> int:
     from quark_backends.store.databases.layout import StoreLayout, find_network_filesystem
-    from quark_backends.store.databases.migration import migrate
+    from quark_backends.store.databases.sqlite import migrate
     from quark_core.errors import SchemaMigrationError
 
     network = find_network_filesystem(config.storage_dir)

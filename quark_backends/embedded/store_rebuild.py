@@ -25,12 +25,6 @@ from quark_core.delivery.journal_folder import JournalFolder, LostBatches, Manif
 from quark_core.delivery.sending import order_journals
 from quark_core.errors import BackendRejected, RunNotFoundError
 
-# Fills a store that was made anew with what there still is of a run.
-#
-# First of all that is the database which was deleted: whoever has it open can
-# read it. Where it cannot be read, the run's journals have what was not
-# released yet, and what is in neither is told by numbers.
-
 _log = logging.getLogger("quark")
 
 _MANY = 256

@@ -438,7 +438,7 @@ class MirrorFiles:
         self._max_payload_bytes = max_payload_bytes
         self._outbox = Outbox(folder)
         self._segments = SegmentFiles(self._outbox.path_of(RECORDS))
-        # Every process that mirrors the run goes by it; of an earlier version there is none.
+        # Every process that mirrors the run goes by it.
         self._held = folder / "held"
         self._is_needed = False
         self._first_indexes: dict[str, int] = {}

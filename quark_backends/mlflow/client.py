@@ -710,7 +710,7 @@ def _route_artifacts(mlflow: ModuleType, client: Any, uri: str) -> None:
 
 
 _URI_VARIABLE = "MLFLOW_TRACKING_URI"
-_LIBRARY_CREDENTIALS = (
+_CREDENTIAL_VARIABLES = (
     "MLFLOW_TRACKING_TOKEN",
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
@@ -744,7 +744,7 @@ def check_credentials_are_for(uri: str) -> None:
         BackendUnusable: They are for another server.
     """
     own = os.environ.get(_URI_VARIABLE, "").strip()
-    has_any = any(os.environ.get(name, "").strip() for name in _LIBRARY_CREDENTIALS)
+    has_any = any(os.environ.get(name, "").strip() for name in _CREDENTIAL_VARIABLES)
     if not own or not has_any or "://" not in uri or _find_origin(own) == _find_origin(uri):
         return
     raise unusable(

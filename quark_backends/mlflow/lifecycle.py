@@ -86,7 +86,7 @@ def make_user_tags(tags: Iterable[str]) -> dict[str, str]:
     for tag in tags:
         key, text = split_tag(tag)
         if key.lower().startswith(_OWN):
-            key, text = f"{OLD_USER_TAG}{tag}", "1"
+            key, text = f"{USER_TAG}{tag}", "1"
         values = found.setdefault(key, [])
         if text:
             values.append(text)
@@ -94,8 +94,8 @@ def make_user_tags(tags: Iterable[str]) -> dict[str, str]:
 
 
 _log = logging.getLogger("quark")
-OLD_USER_TAG = "quark.tag."
-"""What tags began with that an earlier version made of a run's."""
+USER_TAG = "quark.tag."
+"""What begins the name of a run's tag that would pass for MLflow's own or Quark's."""
 _OWN = ("mlflow.", "quark.")
 _FIELDS, _GROUPS = "quark.field.", "quark.groups"
 _NOTES = "mlflow.note.content"
@@ -344,10 +344,6 @@ class Lifecycle:
         run: Mapping[str, Any] = (self._run.known.start or {}).get("run", {})
         tags = [tag for tag in dict.fromkeys([*run.get("tags", ()), *added]) if tag not in removed]
         self._run.keep_description({"tags": tags})
-        if removed:
-            # As an earlier version has shown them.
-            stored = self._run.load().tags
-            self.drop_tags({f"{OLD_USER_TAG}{tag}" for tag in removed} & stored.keys())
         self._tell_tags({"tags": tags})
 
     def _apply_edit(self, changes: Mapping[str, Any]) -> None:

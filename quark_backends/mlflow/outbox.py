@@ -204,8 +204,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 # quark/records/<writer>-0001.qrec    one writer's batches, in order
 #
 # A file begins with `QREC1` and a newline. A batch is four bytes of length and
-# eight of checksum (xxh3, both little-endian), then msgpack of
-# `[writer_id, attempt, rank, number, kind, count, body]` with the body as
+# eight of checksum (xxh3, both little-endian), then msgpack of the batch, with the body as
 # `quark_core.records.codec` encodes it. Behind a damaged place the next whole batch is
 # looked for. A file is added to by the opening of the mirror alone that began it.
 
@@ -214,22 +213,12 @@ _log = logging.getLogger("quark")
 SUFFIX = ".qrec"
 _MAGIC = b"QREC1\n"
 _HEAD = struct.Struct("<IQ")
-# An array of seven, a text first.
-_PAYLOAD_PATTERN = re.compile(rb"\x97[\xa0-\xbf\xd9-\xdb]")
+# A map of eight, `run_id` first.
+_PAYLOAD_PATTERN = re.compile(rb"\x88\xa6run_id")
 _LIMIT_BYTES = 8 * 1024 * 1024
 # Size of a segment that another opening of the mirror has begun: nothing is added to it. Who
 # began it may be sending it yet, and what is sent late would take the place of what is newer.
 _LEFT_ALONE = -1
-
-
-class _Frame(msgspec.Struct, frozen=True, array_like=True):
-    writer_id: str
-    attempt: int
-    rank: int
-    number: int
-    kind: str
-    count: int
-    body: bytes
 
 
 class SegmentFiles:
@@ -336,17 +325,7 @@ def read_segment(path: Path, run_id: str) -> Iterator[Batch]:
     scan = _scan(path.read_bytes())
     if scan.damaged:
         scan.tell(path)
-    for frame in scan.frames:
-        yield Batch(
-            run_id,
-            frame.writer_id,
-            frame.attempt,
-            frame.rank,
-            frame.number,
-            frame.kind,
-            frame.count,
-            frame.body,
-        )
+    yield from (frame for frame in scan.frames if frame.run_id == run_id)
 
 
 @dataclass(slots=True)
@@ -358,7 +337,7 @@ class _Scan:
         damaged: Where there is anything else, and between which of the frames.
     """
 
-    frames: list[_Frame] = field(default_factory=list)
+    frames: list[Batch] = field(default_factory=list)
     damaged: list[tuple[int, int, int]] = field(default_factory=list)
 
     def numbers(self, writer_id: str) -> list[int]:
@@ -415,25 +394,15 @@ def _is_whole(view: memoryview, position: int, end: int) -> bool:
     return checksum == xxhash.xxh3_64_intdigest(view[start:end])
 
 
-def _decode(payload: bytes) -> _Frame | None:
+def _decode(payload: bytes) -> Batch | None:
     try:
-        return msgspec.msgpack.decode(payload, type=_Frame)
+        return msgspec.msgpack.decode(payload, type=Batch)
     except msgspec.DecodeError:
         return None
 
 
 def _encode(batch: Batch) -> bytes:
-    payload = msgspec.msgpack.encode(
-        _Frame(
-            batch.writer_id,
-            batch.attempt,
-            batch.rank,
-            batch.number,
-            batch.kind,
-            batch.count,
-            batch.body,
-        )
-    )
+    payload = msgspec.msgpack.encode(batch)
     return _HEAD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
 
 

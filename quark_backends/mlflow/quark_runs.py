@@ -9,14 +9,10 @@ import shutil
 import tempfile
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from quark_backends.mirror_records import change_belonging
 from quark_backends.mirror_state import make_file_name
 from quark_backends.mlflow.artifacts import RECORDS
 from quark_backends.mlflow.client import Server
@@ -24,29 +20,21 @@ from quark_backends.mlflow.outbox import read_segment
 from quark_backends.mlflow.points import TimeRange, make_points, name_key
 from quark_core.api import (
     Batch,
-    ConfigSnapshot,
-    EnvironmentSnapshot,
+    FingerprintRecord,
+    JsonObject,
     LifecycleRecord,
     MetricRecord,
-    ProcessIdentity,
-    ProjectRecord,
-    RunEnding,
-    RunRecord,
+    Query,
     StoredRun,
     StreamRecord,
-    find_loss,
-    format_time,
-    hide_superseded,
-    renew_process,
+    describe_run,
+    encode_records,
+    select_rows,
     split_name,
 )
 
 if TYPE_CHECKING:
     from quark_core.api import Columns
-
-# A run of Quark's as the segments among its artifacts have it: exactly as it was written.
-#
-# What is known of the run is put together out of its lifecycle records.
 
 _Identity = tuple[int, int, float | None]
 
@@ -99,41 +87,60 @@ class OwnRun:
     def __init__(self, run_id: str, paths: Sequence[Path]) -> None:
         self.run_id = run_id
         self._paths = paths
-        self._starts: dict[str, int] = {}
-        self._ranks: dict[str, tuple[int, int]] = {}
-        lifecycle = []
-        for batch in self._scan():
-            if batch.writer_id not in self._starts:
-                records = batch.to_records()
-                self._starts[batch.writer_id] = min(record.time_us for record in records)
-                self._ranks[batch.writer_id] = batch.attempt, batch.rank
-            if batch.kind == LifecycleRecord.KIND:
-                lifecycle.append(batch)
-        ordered = sorted(lifecycle, key=self._position)
-        records = [record for batch in ordered for record in batch.to_records()]
-        self.story = RunStory.tell(r for r in records if isinstance(r, LifecycleRecord))
+        # Everything is said of a run by its lifecycle, and its sources by a fingerprint.
+        self._story = self._list(LifecycleRecord.KIND, FingerprintRecord.KIND)
+        starts = [
+            record
+            for record in self.list_records(LifecycleRecord.KIND)
+            if isinstance(record, LifecycleRecord) and record.action == "start"
+        ]
+        self._starts = sorted(starts, key=lambda record: (record.attempt, record.time_us))
 
-    def read(self, kind: str) -> Columns:
-        """Every row of one kind that no later attempt has hidden, in persistence order."""
-        return hide_superseded(self.read_all(kind), self.story.from_steps)
+    @property
+    def attempt(self) -> int:
+        """The newest attempt; -1 where no start is known."""
+        return self._starts[-1].attempt if self._starts else -1
+
+    @property
+    def is_running(self) -> bool:
+        """Whether no end is known."""
+        return self.attempt < 0 or describe_run(self._story).run.status == "running"
+
+    @property
+    def from_steps(self) -> dict[int, int]:
+        """Attempt -> the step that it was resumed from."""
+        steps = {start.attempt: start.data for start in self._starts if start.data}
+        return {
+            attempt: int(data["from_step"])
+            for attempt, data in steps.items()
+            if data.get("from_step") is not None
+        }
+
+    def describe(self, heartbeat_us: int | None, end: tuple[str, int] | None) -> StoredRun:
+        """The run, and what only MLflow knows of it.
+
+        Args:
+            heartbeat_us: When it was last heard of.
+            end: Status and time of an end that the segments may not have.
+        """
+        stored = describe_run(self._story)
+        known: list[LifecycleRecord] = []
+        origin = (self.run_id, "mlflow", self.attempt, 0)
+        if heartbeat_us is not None:
+            known.append(LifecycleRecord(*origin, 0, heartbeat_us, "heartbeat"))
+        if end is not None and stored.run.status == "running":
+            data = JsonObject({"status": end[0]})
+            known.append(LifecycleRecord(*origin, 1, end[1], "status", data))
+        if known:
+            body = encode_records(known)
+            told = Batch(*origin, 0, LifecycleRecord.KIND, len(known), body)
+            stored = describe_run([*self._story, told])
+        return stored
 
     def read_all(self, kind: str) -> Columns:
         """Every row of one kind, in persistence order."""
-        from quark_core.api import Columns
-
-        by_writer: dict[str, list[Columns]] = {}
-        for batch in self._list(kind):
-            origin = {
-                "run_id": self.run_id,
-                "writer_id": batch.writer_id,
-                "attempt": batch.attempt,
-                "rank": batch.rank,
-            }
-            columns = Columns.from_body(batch.decoded, origin)
-            by_writer.setdefault(batch.writer_id, []).append(columns)
-        writers = sorted(by_writer, key=self._order)
-        parts = [Columns.concatenate(kind, by_writer[one]).order_by_sequence() for one in writers]
-        return Columns.concatenate(kind, parts)
+        every = Query(all_attempts=True, include_non_finite=True)
+        return select_rows([*self._story, *self._list(kind)], kind, every)
 
     def list_records(self, kind: str) -> Iterator[StreamRecord]:
         """Records of one kind, batch by batch."""
@@ -184,7 +191,7 @@ class OwnRun:
         for number, (key, rank, (time_ms, step, value)) in enumerate(
             sorted(extra, key=lambda one: one[2][:2])
         ):
-            attempt = self.story.find_attempt(time_ms)
+            attempt = self._find_attempt(time_ms)
             # Nobody may take it for a record of the run's writers, by its number.
             origin = (self.run_id, f"mlflow-{attempt}-{rank}", attempt, rank)
             is_epoch = key in epochs
@@ -209,24 +216,19 @@ class OwnRun:
         order = np.lexsort((joined["step"], time_ms, joined["rank"], joined["attempt"]))
         return joined.take(order)
 
-    def _list(self, kind: str) -> list[Batch]:
-        batches = [batch for batch in self._scan() if batch.kind == kind]
-        return sorted(batches, key=self._position)
+    def _find_attempt(self, time_ms: int) -> int:
+        """The attempt that was the newest at a time."""
+        begun = (start.attempt for start in self._starts if start.time_us // 1000 <= time_ms)
+        return max(begun, default=self._starts[0].attempt if self._starts else 0)
 
-    def _position(self, batch: Batch) -> tuple[Any, ...]:
-        return *self._order(batch.writer_id), batch.number
-
-    def _order(self, writer_id: str) -> tuple[Any, ...]:
-        return *self._ranks[writer_id], self._starts[writer_id], writer_id
-
-    def _scan(self) -> Iterator[Batch]:
-        """Every batch once, however often it was sent."""
-        seen: set[tuple[str, int]] = set()
+    def _list(self, *kinds: str) -> list[Batch]:
+        """The batches of some kinds in the order of their numbers, however often they were sent."""
+        found: dict[tuple[str, int], Batch] = {}
         for path in self._paths:
             for batch in read_segment(path, self.run_id):
-                if (batch.writer_id, batch.number) not in seen:
-                    seen.add((batch.writer_id, batch.number))
-                    yield batch
+                if batch.kind in kinds:
+                    found.setdefault((batch.writer_id, batch.number), batch)
+        return sorted(found.values(), key=lambda batch: batch.number)
 
 
 def find_extra(
@@ -246,140 +248,3 @@ def find_extra(
 
 def _identify(time_ms: int, step: int, value: float) -> _Identity:
     return time_ms, step, None if value != value else value
-
-
-@dataclass(slots=True)
-class RunStory:
-    """What is known of a run after some of its lifecycle records.
-
-    Attributes:
-        from_steps: Attempt -> the step that it was resumed from.
-        starts: Attempt -> when it was started.
-        heartbeat_us: When it was last heard of.
-    """
-
-    from_steps: dict[int, int] = field(default_factory=dict)
-    starts: dict[int, int] = field(default_factory=dict)
-    heartbeat_us: int = 0
-    _run: dict[str, Any] = field(default_factory=dict)
-    _project: dict[str, Any] = field(default_factory=dict)
-    _process: dict[str, Any] | None = None
-    _tags: set[str] = field(default_factory=set)
-    _attempt: int = -1
-    _status: str = "running"
-    _created_us: int = 0
-    _updated_us: int = 0
-    _ended_us: int | None = None
-    _exit_code: int | None = None
-    _ending: RunEnding | None = None
-    _config: Mapping[str, Any] | None = None
-    _environment: Mapping[str, Any] | None = None
-
-    @classmethod
-    def tell(cls, records: Iterable[LifecycleRecord]) -> RunStory:
-        """The story that records tell, in persistence order."""
-        story = cls()
-        for record in records:
-            story.apply(record)
-        return story
-
-    def apply(self, record: LifecycleRecord) -> None:
-        """Add one record; what an older attempt says of itself changes nothing."""
-        data: Mapping[str, Any] = record.data or {}
-        self.heartbeat_us = max(self.heartbeat_us, record.time_us)
-        if record.action == "start":
-            self.starts.setdefault(record.attempt, record.time_us)
-            if record.attempt < self._attempt:
-                return
-            if self._attempt < 0:
-                self._created_us = record.time_us
-                self._tags = set(data["run"]["tags"])
-            if data.get("from_step") is not None:
-                self.from_steps[record.attempt] = int(data["from_step"])
-            self._attempt, self._status, self._ended_us = record.attempt, "running", None
-            self._exit_code = self._ending = None
-            self._run, self._project = {**self._run, **data["run"]}, dict(data["project"])
-            self._process = data.get("process")
-        elif record.action == "tag":
-            self._tags.add(data["tag"])
-        elif record.action in ("group", "fields", "edit"):
-            self._run.update(change_belonging(self._run, record))
-        elif record.attempt != self._attempt:
-            return
-        elif record.action == "config":
-            self._config = data
-        elif record.action == "environment":
-            self._environment = data
-        elif record.action == "heartbeat" and self._process is not None:
-            self._process = renew_process(self._process, data)
-        elif record.action == "status":
-            self.end(data["status"], record.time_us)
-            self._exit_code = data.get("exit_code")
-            self._ending = RunEnding.from_data(data.get("ending"))
-        if record.action != "heartbeat":
-            self._updated_us = max(self._updated_us, record.time_us)
-
-    def end(self, status: str, at_us: int) -> None:
-        """The run has ended."""
-        self._status, self._ended_us = status, at_us
-
-    @property
-    def attempt(self) -> int:
-        """The newest attempt; -1 where no start is known."""
-        return self._attempt
-
-    def find_attempt(self, time_ms: int) -> int:
-        """The attempt that was the newest at a time."""
-        begun = (one for one, at_us in self.starts.items() if at_us // 1000 <= time_ms)
-        return max(begun, default=max(0, min(self.starts, default=0)))
-
-    @property
-    def is_running(self) -> bool:
-        """Whether no end is known."""
-        return self._status == "running"
-
-    def to_stored(self, run_id: str) -> StoredRun:
-        """The run."""
-        process = None
-        if self._process is not None:
-            process = msgspec.convert(self._process, ProcessIdentity)
-        loss = find_loss(self._status, process, self.heartbeat_us)
-        created_at, updated_at = format_time(self._created_us), format_time(self._updated_us)
-        run, project = self._run, self._project
-        return StoredRun(
-            project=ProjectRecord(
-                project["id"], project["name"], project["root_path"], created_at, updated_at
-            ),
-            run=RunRecord(
-                id=run_id,
-                project_id=project["id"],
-                project_name=project["name"],
-                status=self._status,
-                parent_run_id=run.get("parent_run_id"),
-                lineage_root_run_id=run.get("lineage_root_run_id"),
-                resume_count=self._attempt,
-                run_path=run["run_path"],
-                git_commit=run.get("git_commit"),
-                strict_mode=bool(run.get("strict_mode")),
-                tags=tuple(sorted(self._tags)),
-                attempt=self._attempt,
-                name=run.get("name"),
-                notes=run.get("notes"),
-                created_at=created_at,
-                updated_at=updated_at,
-                ended_at=None if self._ended_us is None else format_time(self._ended_us),
-                groups=tuple(run.get("groups") or ()),
-            ),
-            state=self._status if loss is None else "lost",
-            config=None if self._config is None else ConfigSnapshot.from_data(self._config),
-            environment=(
-                None
-                if self._environment is None
-                else EnvironmentSnapshot.from_data(self._environment)
-            ),
-            heartbeat_at=format_time(self.heartbeat_us),
-            lost_reason=None if loss is None else loss.message,
-            exit_code=self._exit_code,
-            ending=loss or self._ending,
-            fields=run.get("fields") or {},
-        )

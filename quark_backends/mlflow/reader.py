@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -17,7 +18,7 @@ import msgspec
 
 from quark_backends.mlflow.artifacts import name_loose_payload, name_payload
 from quark_backends.mlflow.client import Missing, MlflowRun, Refused, Server
-from quark_backends.mlflow.lifecycle import OLD_USER_TAG, PARAM_LIMITS, fit, flatten
+from quark_backends.mlflow.lifecycle import PARAM_LIMITS, USER_TAG, fit, flatten
 from quark_backends.mlflow.quark_runs import OwnRun, SegmentCopies, find_extra
 from quark_backends.mlflow.run import WHOLE_TAG
 from quark_core.api import (
@@ -249,7 +250,7 @@ def _list_tags(tags: Mapping[str, str], *, own: bool) -> tuple[str, ...]:
     hidden = ("mlflow.", "quark.") if own else ("mlflow.",)
     shown = [item for item in tags.items() if not item[0].startswith(hidden)]
     if own:
-        old = [key.removeprefix(OLD_USER_TAG) for key in tags if key.startswith(OLD_USER_TAG)]
+        old = [key.removeprefix(USER_TAG) for key in tags if key.startswith(USER_TAG)]
         # A tag without a value is `true` there.
         found = [key if text in ("", "true") else f"{key}={text}" for key, text in shown]
         return tuple(sorted({*old, *found}))
@@ -355,10 +356,10 @@ class MlflowReader:
                     return Columns.empty(kind)
                 return self._read_points(found, query).select(query)
             columns = own.read_all(kind)
-            if kind == MetricRecord.KIND and (own.story.is_running or not _is_whole(found)):
+            if kind == MetricRecord.KIND and (own.is_running or not _is_whole(found)):
                 columns = self._add_newest(found, own, columns)
             if not query.all_attempts:
-                columns = hide_superseded(columns, own.story.from_steps)
+                columns = hide_superseded(columns, own.from_steps)
             return columns.make_all().select(query)
 
     def load_run(self, run_id: str) -> StoredRun:
@@ -366,18 +367,23 @@ class MlflowReader:
         with self._reading(run_id):
             found = self._find(run_id)
             own = self._open_own(found)
-            if own is None or own.story.attempt < 0:
+            if own is None or own.attempt < 0:
                 experiment = self._load_experiments().get(found.experiment_id, "")
                 root = self._find_root(found)
                 return describe_run(found, experiment, self._server.uri, root_run_id=root)
             beaten = found.tags.get("quark.heartbeat_at")
-            if beaten:
-                own.story.heartbeat_us = max(own.story.heartbeat_us, parse_time(beaten))
             status = found.tags.get("quark.status") or STATUSES.get(found.status, "running")
-            if own.story.is_running and status != "running" and found.ended_ms is not None:
-                # The end has come to MLflow, but not to the artifacts.
-                own.story.end(status, found.ended_ms * 1000)
-            return own.story.to_stored(own.run_id)
+            has_ended = status != "running" and found.ended_ms is not None
+            stored = own.describe(
+                parse_time(beaten) if beaten else None,
+                # It may have come to MLflow, but not to the artifacts.
+                (status, (found.ended_ms or 0) * 1000) if has_ended else None,
+            )
+            if _is_whole(found):
+                return stored
+            # Without the particulars of its machine, its environment has another digest.
+            digests = msgspec.structs.replace(stored.digests, environment=None)
+            return replace(stored, digests=digests)
 
     def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
         """See `SupportsRead`."""

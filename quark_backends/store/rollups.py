@@ -27,20 +27,6 @@ import xxhash
 from quark_core.errors import SchemaValidationError
 from quark_core.records.columns import Array, Columns
 
-# Roll-ups: each 64 points of a chunk of one metric summed up, for curves of a few points.
-#
-# A roll-up begins with a header of 40 bytes: version, flags, number of blocks,
-# points of the last block, first step, step's difference, epoch and first time.
-# Then come the blocks' columns, one after the other: low, high, mean and last
-# (float32 where the metric is, float64 otherwise), where in the block low and
-# high are, how many values are not finite, and when the block began (in
-# microseconds since the one before). Where the steps are no straight line or
-# the epochs differ, the blocks' own follow as int64. The last 8 bytes are the
-# xxh3_64 of all before them.
-#
-# Many roll-ups are decoded at once: that is what makes a curve of a million
-# points quick.
-
 BLOCK_POINTS = 64
 """Points that a block stands for; the last one of a chunk may have fewer."""
 

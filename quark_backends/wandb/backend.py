@@ -216,8 +216,6 @@ class Reply(msgspec.Struct, frozen=True):
 Message = OpenRun | Apply | Finish
 
 
-WorkerGone = ChildGone
-
 _MODULE = "quark_backends.wandb.worker"
 # Of another run of the user's, whose service and identity are not ours.
 _DROPPED = (
@@ -235,38 +233,17 @@ _HOST = "https://api.wandb.ai"
 _PLACED = ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_ARTIFACT_DIR")
 
 
-class WorkerProcess:
+def start_worker(folder: Path) -> ChildProcess:
     """A process that mirrors one run; one request at a time, from any thread.
 
     Args:
         folder: Where it may keep files; `worker.log` is what it prints.
+
+    Raises:
+        ChildGone, OSError: It cannot be started.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._child = ChildProcess(
-            _MODULE,
-            "the W&B mirror",
-            folder / "worker.log",
-            _make_environment(folder),
-            finishes=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._child.pid
-
-    def request(self, message: Message, timeout_s: float) -> Reply:
-        """Send a message and wait for the reply.
-
-        Raises:
-            WorkerGone: The process ended meanwhile, or was killed after the timeout.
-        """
-        return self._child.request(message, Reply, timeout_s)
-
-    def end(self, *, wait_s: float = 5.0) -> None:
-        """Give the process up: it ends by itself in this time or is killed."""
-        self._child.end(wait_s=wait_s)
+    log = folder / "worker.log"
+    return ChildProcess(_MODULE, "the W&B mirror", log, _make_environment(folder), finishes=True)
 
 
 def _make_environment(folder: Path) -> dict[str, str]:
@@ -381,7 +358,7 @@ class _SharedWorker:
         self._users = 0
         # Held by whoever talks to the process.
         self._lock = threading.Lock()
-        self._process: WorkerProcess | None = None
+        self._process: ChildProcess | None = None
         self._page = ""
         self._was_used = False
 
@@ -445,13 +422,13 @@ class _SharedWorker:
             return
         self._finish(process)
 
-    def _finish(self, process: WorkerProcess) -> bool:
+    def _finish(self, process: ChildProcess) -> bool:
         """End the W&B run; whether its process could."""
         self._process = None
         try:
             # The process bounds the end itself; what is beyond that is its own end.
-            reply = process.request(Finish(), self._opening.finish_timeout_s + 5.0)
-        except WorkerGone as error:
+            reply = process.request(Finish(), Reply, self._opening.finish_timeout_s + 5.0)
+        except ChildGone as error:
             _log.warning(
                 "backend wandb: run %s was not finished in W&B (%s); "
                 "to send what is left: wandb sync --include-online %s",
@@ -466,7 +443,7 @@ class _SharedWorker:
             _log.log(level, "backend wandb: run %s: %s", self._opening.run_id, reply.text)
         return True
 
-    def _start(self) -> WorkerProcess:
+    def _start(self) -> ChildProcess:
         spec = importlib.util.find_spec("wandb")
         # A folder of that name, such as W&B's own files, counts as a package without an origin.
         if spec is None or spec.origin is None:
@@ -478,19 +455,19 @@ class _SharedWorker:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not self._lease.take():
                 raise _unavailable("another process mirrors this run to W&B; the records wait")
-            process = WorkerProcess(self._folder)
-        except (OSError, WorkerGone) as error:
+            process = start_worker(self._folder)
+        except (OSError, ChildGone) as error:
             raise _unavailable(
                 f"the process of the W&B mirror cannot be started: {error}"
             ) from error
         self._check(self._ask(process, self._opening, _OPEN_TIMEOUT_S))
         return process
 
-    def _ask(self, process: WorkerProcess, message: Message, timeout_s: float) -> Reply:
+    def _ask(self, process: ChildProcess, message: Message, timeout_s: float) -> Reply:
         self._process = None
         try:
-            reply = process.request(message, timeout_s)
-        except WorkerGone as error:
+            reply = process.request(message, Reply, timeout_s)
+        except ChildGone as error:
             raise _unavailable(f"{error}; see {self._folder / 'worker.log'}") from error
         if reply.outcome in ("ok", "rejected"):
             self._process = process

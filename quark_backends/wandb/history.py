@@ -641,7 +641,7 @@ class RowMaker:
                 part = newest.get((place, record.rank))
                 if part is None or key in part.values:
                     mark = f"{batch.writer_id}.{batch.number}.{len(parts)}"
-                    part = _begin_part(record, place, mark, native=self._state.steps != "counted")
+                    part = _begin_part(record, place, mark)
                     newest[place, record.rank] = part
                     parts.append(part)
                 part.values[key] = value
@@ -657,7 +657,7 @@ class RowMaker:
         parts: list[Part] = []
         for (name, place, _), rows in found.items():
             mark = f"{batch.writer_id}.{batch.number}.{len(parts)}"
-            part = _begin_part(rows[0], place, mark, native=self._state.steps != "counted")
+            part = _begin_part(rows[0], place, mark)
             key = self._keys.find(rank_prefix(rows[0]) + decode_name(name))
             part.values[key] = Rows(*tabulate_samples(rows))
             parts.append(part)
@@ -682,10 +682,8 @@ class RowMaker:
             name = self._curves.distribution(record)
             return [(name, shrink(Histogram(record.counts, record.bin_edges)))]
         values = self._curves.list_values(record)
-        if (
-            state.steps != "counted"
-            and isinstance(record, SystemTelemetryRecord)
-            and (record.step is not None or record.epoch is not None)
+        if isinstance(record, SystemTelemetryRecord) and (
+            record.step is not None or record.epoch is not None
         ):
             # The writer mirrors these into metrics, whose rows have them.
             return [pair for pair in values if _RUNTIME not in pair[0]]
@@ -739,17 +737,18 @@ def shrink(histogram: Histogram) -> Histogram:
     return Histogram(tuple(counts), tuple(edges))
 
 
-def _begin_part(record: StreamRecord, place: Place, mark: str, *, native: bool) -> Part:
+def _begin_part(record: StreamRecord, place: Place, mark: str) -> Part:
     values: dict[str, Any] = {"quark/time": record.time_us / 1e6, "quark/attempt": record.attempt}
     is_metric = isinstance(record, MetricRecord)
     is_main = is_metric and not record.rank
-    if is_main or not native:
+    if is_main:
         if place.step is not None:
             values["quark/step"] = place.step
         if place.epoch is not None:
             values["quark/epoch"] = place.epoch
-        axis = next((key for key in ("quark/step", "quark/epoch") if key in values), "quark/time")
-        if native and axis == "quark/step":
+        # Of a step it is W&B's own.
+        axis = "quark/epoch" if place.epoch is not None else "quark/time"
+        if place.step is not None:
             axis = ""
     else:
         # Of its own: what rides in a step's row stands at another place than that.

@@ -65,7 +65,7 @@ class WandbState(msgspec.Struct):
         parameters: Likewise parameters.
         left_out: Kind -> records that have no curve.
         steps: What W&B's own `_step` is: `own`, the run's steps; `kept`, those until they
-            no longer ascended; `counted`, the number of the row. "" before that is known.
+            no longer ascended.
         sent_step: The newest `_step` of a row that W&B has.
         has_steps: Whether a metric has come with a step.
         newest_steps: The lowest step of each of the newest two batches of metrics.
@@ -98,7 +98,7 @@ class WandbState(msgspec.Struct):
     layers: list[str] = []
     parameters: list[str] = []
     left_out: dict[str, int] = {}
-    steps: str = ""
+    steps: str = "own"
     sent_step: int = -1
     has_steps: bool = False
     newest_steps: list[int] = []
@@ -123,7 +123,7 @@ HISTORY_KEY = "quark/seq"
 _BLOCK_BYTES = 32768
 _PIECE = struct.Struct("<IHB")
 _HEADER_BYTES = 7
-_FULL, _FIRST, _LAST = 1, 2, 4
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def mark_artifact(artifact: Any) -> str:
@@ -205,8 +205,6 @@ class LogFile:
 #
 # W&B makes a folder for each process, and its server takes the rows of the second one for the first
 # ones of the run. So a process that ends puts what it has written behind what those before it have.
-
-_OFFLINE_FOLDERS_FULL, _OFFLINE_FOLDERS_FIRST, _MIDDLE, _OFFLINE_FOLDERS_LAST = 1, 2, 3, 4
 
 
 def join_folders(root: Path, wandb_id: str, record_type: Any) -> Path | None:
@@ -328,22 +326,22 @@ class _Joiner:
 
     def _cut(self, data: bytes) -> Iterator[bytes]:
         """The pieces of a record, as LevelDB's log has them; see `log_file`."""
-        kind_of_first = _OFFLINE_FOLDERS_FULL
+        kind_of_first = _FULL
         while True:
             room = _BLOCK_BYTES - self._offset % _BLOCK_BYTES
             if room < _PIECE.size:
                 yield bytes(room)
                 continue
             part, data = data[: room - _PIECE.size], data[room - _PIECE.size :]
-            if kind_of_first == _OFFLINE_FOLDERS_FULL:
-                kind = _OFFLINE_FOLDERS_FIRST if data else _OFFLINE_FOLDERS_FULL
+            if kind_of_first == _FULL:
+                kind = _FIRST if data else _FULL
             else:
-                kind = _MIDDLE if data else _OFFLINE_FOLDERS_LAST
+                kind = _MIDDLE if data else _LAST
             checksum = zlib.crc32(part, zlib.crc32(bytes([kind])))
             yield _PIECE.pack(checksum, len(part), kind) + part
             if not data:
                 return
-            kind_of_first = _OFFLINE_FOLDERS_FIRST
+            kind_of_first = _FIRST
 
 
 def _read_marks(history: Any) -> list[str]:

@@ -297,8 +297,6 @@ class WandbMirror:
             last = None  # W&B writes nowhere else for this run
         if last is not None and not last.synced:
             self._find_rows(last)
-        if not state.steps:
-            state.steps = "counted" if state.wandb_id else "own"
         self._run = init_run(self._wandb, self._opening, state)
         if self._run.disabled:
             self._notes.append("WANDB_MODE is disabled, so W&B keeps nothing of it")
@@ -412,8 +410,6 @@ class WandbMirror:
             self._defined.update(new)
             state.metric_keys += [key for key in new if key not in state.metric_keys]
             return
-        if part.axis == "quark/step":
-            return  # what all keys have that are not defined otherwise
         for key in part.values:
             if key in self._defined or key in ("quark/time", "quark/attempt"):
                 continue

@@ -304,9 +304,8 @@ def init_run(wandb: Any, opening: OpenRun, state: WandbState) -> Any:
         for key in AXES:
             run.define_metric(key, hidden=True, summary="none")
         define_steps(run, state)
-        native = state.steps != "counted"
         for pattern, kind in (("layers/*", "layer"), ("params_stats/*", "parameter")):
-            axis = f"quark/{kind}_step" if native else "quark/step"
+            axis = f"quark/{kind}_step"
             run.define_metric(pattern, step_metric=axis, step_sync=False, hidden=True)
         return run
     raise BackendUnavailable(

@@ -43,7 +43,6 @@ from quark_core.backends.contract import (
     Backend,
     BackendDefinition,
     Capability,
-    SupportsGroups,
 )
 from quark_core.errors import BackendContractError, BackendRejected, BackendUnavailable
 from quark_core.records import RECORD_TYPES
@@ -51,7 +50,15 @@ from quark_core.records.names import MAX_NAME_LENGTH
 from quark_core.records.query import Query
 from quark_core.testing.coordination_conformance import CoordinationConformance
 from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
-from quark_core.testing.kit import BackendKit, Observation, Observe, Opener, Outage, bound_time
+from quark_core.testing.kit import (
+    BackendKit,
+    Observation,
+    Observe,
+    Opener,
+    Outage,
+    bound_time,
+    needs,
+)
 from quark_core.testing.process_conformance import ProcessConformance
 from quark_core.testing.reading_conformance import (
     ArtifactConformance,
@@ -102,11 +109,9 @@ class WritingConformance(BackendKit):
     # Writing.
 
     def test_a_written_batch_is_in_the_store(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """After write() returns, the store itself has the records."""
-        backend = open_backend()
-        backend.write(maker.start())
         for step in range(3):
             # Looked at after each: what waits for the next batch is not in the store.
             backend.write(maker.metrics(("train/loss", step, 0.5), ("train/acc", step, 0.25)))
@@ -176,25 +181,20 @@ class WritingConformance(BackendKit):
 
     @pytest.mark.parametrize("kind", sorted(RECORD_TYPES))
     def test_a_kind_is_taken(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe, kind: str
+        self, backend: Any, maker: BatchMaker, observe: Observe, kind: str
     ) -> None:
         """A backend may pass over what it does not show, and never stumbles over it."""
-        backend = open_backend()
-        backend.write(maker.start())
         backend.write(maker.samples(kind))
         backend.write(maker.metrics(("later", 7, 0.5)))
         assert ("later", 7, 0.5) in observe()
 
     @pytest.mark.parametrize("kind", sorted(set(RECORD_TYPES) - {"lifecycle"}))
-    def test_a_kind_is_read_back(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker, kind: str
-    ) -> None:
+    @needs(Capability.READ)
+    def test_a_kind_is_read_back(self, backend: Any, maker: BatchMaker, kind: str) -> None:
         """Every field of it, where reading is declared."""
-        reader = self._open_as(definition, open_backend, Capability.READ)
-        reader.write(maker.start())
         batch = maker.samples(kind)
-        reader.write(batch)
-        assert list(reader.read(self.RUN_ID, kind, Query()).to_records()) == batch.to_records()
+        backend.write(batch)
+        assert list(backend.read(self.RUN_ID, kind, Query()).to_records()) == batch.to_records()
 
     def test_runs_are_kept_apart(
         self,
@@ -220,21 +220,17 @@ class WritingConformance(BackendKit):
     # Going on.
 
     def test_a_gap_in_the_numbers_is_accepted(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """A batch that was quarantined or dropped does not stop those after it."""
-        backend = open_backend()
-        backend.write(maker.start())
         maker.metrics(("m", 0, 0.0))
         backend.write(maker.metrics(("m", 1, 1.0)))
         assert observe() == [("m", 1, 1.0)]
 
     def test_a_run_that_ended_goes_on(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, open_backend: Opener, maker: BatchMaker, observe: Observe
     ) -> None:
         """A new attempt after a status, and a late batch of the first one."""
-        backend = open_backend()
-        backend.write(maker.start())
         backend.write(maker.metrics(("m", 0, 0.0)))
         backend.write(maker.lifecycle(("status", {"status": "failed"})))
         backend.close()
@@ -254,11 +250,9 @@ class WritingConformance(BackendKit):
         ]
 
     def test_another_writer_of_an_attempt_is_taken(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """Ranks and forked processes number their batches each for itself."""
-        backend = open_backend()
-        backend.write(maker.start())
         rank = BatchMaker(self.RUN_ID, rank=1, writer_id="rank1")
         for step in range(3):
             backend.write(maker.metrics(("m", step, 1.0)))
@@ -269,11 +263,9 @@ class WritingConformance(BackendKit):
     # Refusing.
 
     def test_malformed_bytes_are_rejected(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """A body that cannot be read is refused for good where it is read, and stops nothing."""
-        backend = open_backend()
-        backend.write(maker.start())
         good = maker.metrics(("m", 0, 0.0))
         torn = msgspec.structs.replace(maker.lifecycle(("heartbeat", {})), body=good.body[:9])
         with pytest.raises(BackendRejected):
@@ -282,11 +274,9 @@ class WritingConformance(BackendKit):
         assert observe() == [("m", 0, 0.0)]
 
     def test_a_kind_of_a_later_version_stops_nothing(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """It is kept, passed over or rejected; nothing else is raised."""
-        backend = open_backend()
-        backend.write(maker.start())
         later = msgspec.structs.replace(maker.metrics(("m", 0, 0.0)), kind="hologram")
         with contextlib.suppress(BackendRejected):
             backend.write(later)
@@ -314,11 +304,9 @@ class WritingConformance(BackendKit):
     # Closing.
 
     def test_what_was_written_survives_closing(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, open_backend: Opener, maker: BatchMaker, observe: Observe
     ) -> None:
         """close() loses nothing, and the next opening goes on where it was."""
-        backend = open_backend()
-        backend.write(maker.start())
         backend.write(maker.metrics(("m", 0, 0.0)))
         backend.close()
         assert observe() == [("m", 0, 0.0)]
@@ -361,50 +349,34 @@ def _bits(value: float) -> object:
 class OnceConformance(BackendKit):
     """Standard tests of backends that declare IDEMPOTENT, GROUPS or REPLAY."""
 
+    @needs(Capability.IDEMPOTENT)
     def test_a_batch_delivered_twice_is_there_once(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        maker: BatchMaker,
-        observe: Observe,
+        self, opened: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """The lane repeats a batch whose acknowledgement it has not seen."""
-        self._need(definition, Capability.IDEMPOTENT)
-        backend = open_backend()
         first, second = maker.start(), maker.metrics(("m", 0, 0.0), ("m", 0, 0.0))
         for batch in (first, first, second, second):
-            backend.write(batch)
+            opened.write(batch)
         assert observe() == [("m", 0, 0.0), ("m", 0, 0.0)]
 
+    @needs(Capability.IDEMPOTENT)
     def test_a_reply_lost_by_a_crash_duplicates_nothing(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        maker: BatchMaker,
-        observe: Observe,
+        self, opened: Any, open_backend: Opener, maker: BatchMaker, observe: Observe
     ) -> None:
         """The process dies between the store's commit and the lane's note of it."""
-        self._need(definition, Capability.IDEMPOTENT)
-        backend = open_backend()
         batches = [maker.start(), maker.metrics(("m", 0, 0.0)), maker.metrics(("m", 1, 1.0))]
         for batch in batches:
-            backend.write(batch)
+            opened.write(batch)
         again = open_backend()
         for batch in batches:
             again.write(batch)
         assert observe() == [("m", 0, 0.0), ("m", 1, 1.0)]
 
+    @needs(Capability.IDEMPOTENT)
     def test_other_content_under_a_known_number_is_rejected(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        maker: BatchMaker,
-        observe: Observe,
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """Two processes that share an identity by mistake are found out."""
-        self._need(definition, Capability.IDEMPOTENT)
-        backend = open_backend()
-        backend.write(maker.start())
         batch = maker.metrics(("m", 0, 0.0))
         backend.write(batch)
         other = BatchMaker(self.RUN_ID).metrics(("m", 0, 9.0))
@@ -412,35 +384,25 @@ class OnceConformance(BackendKit):
             backend.write(msgspec.structs.replace(other, number=batch.number))
         assert observe() == [("m", 0, 0.0)]
 
+    @needs(Capability.GROUPS)
     def test_a_group_is_stored_whole_or_not_at_all(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        maker: BatchMaker,
-        observe: Observe,
+        self, opened: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """A refused batch takes the others of its group back."""
-        self._need(definition, Capability.GROUPS)
-        backend = open_backend()
-        assert isinstance(backend, SupportsGroups)
-        backend.write_group([maker.start(), maker.metrics(("m", 0, 0.0))])
+        opened.write_group([maker.start(), maker.metrics(("m", 0, 0.0))])
         good = maker.metrics(("m", 1, 1.0))
         torn = msgspec.structs.replace(maker.lifecycle(("heartbeat", {})), body=good.body[:9])
         with pytest.raises(BackendRejected):
-            backend.write_group([good, torn])
+            opened.write_group([good, torn])
         assert observe() == [("m", 0, 0.0)]
-        backend.write(good)
+        opened.write(good)
         assert observe() == [("m", 0, 0.0), ("m", 1, 1.0)]
 
+    @needs(Capability.IDEMPOTENT)
     def test_old_batches_that_come_late_are_there_once(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        maker: BatchMaker,
-        observe: Observe,
+        self, open_backend: Opener, maker: BatchMaker, observe: Observe
     ) -> None:
         """A journal of the first attempt is delivered again when the second has begun."""
-        self._need(definition, Capability.IDEMPOTENT)
         first = [maker.start(), maker.metrics(("m", 0, 0.0)), maker.metrics(("m", 1, 1.0))]
         resumed = BatchMaker(
             self.RUN_ID, attempt=1, writer_id="resumed", started_us=FIRST_TIME_US + 10**6
@@ -460,38 +422,30 @@ class OnceConformance(BackendKit):
             ("m", 2, 2.0),
         ]
 
+    @needs(Capability.IDEMPOTENT)
     def test_equal_values_are_no_duplicates(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        maker: BatchMaker,
-        observe: Observe,
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """Identity decides, never content."""
-        self._need(definition, Capability.IDEMPOTENT)
-        backend = open_backend()
-        backend.write(maker.start())
         for _ in range(3):
             backend.write(maker.metrics(("m", 0, 0.5), ("m", 0, 0.5)))
         assert observe() == [("m", 0, 0.5)] * 6
 
-    def test_batches_are_given_back_as_they_came(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.REPLAY)
+    def test_batches_are_given_back_as_they_came(self, opened: Any, maker: BatchMaker) -> None:
         """From a number on, at most so many, byte by byte, and of that writer only."""
-        backend = self._open_as(definition, open_backend, Capability.REPLAY)
         other = BatchMaker(self.RUN_ID, writer_id="other", started_us=FIRST_TIME_US + 10**6)
         batches = [maker.start(), *(maker.metrics(("m", step, 0.5)) for step in range(5))]
         for batch in batches:
-            backend.write(batch)
-        backend.write(other.metrics(("m", 0, 9.0)))
-        found = backend.read_batches(self.RUN_ID, maker.writer_id, 0, 100)
+            opened.write(batch)
+        opened.write(other.metrics(("m", 0, 9.0)))
+        found = opened.read_batches(self.RUN_ID, maker.writer_id, 0, 100)
         assert [each.number for each in found] == [each.number for each in batches]
         assert [each.to_records() for each in found] == [each.to_records() for each in batches]
-        some = backend.read_batches(self.RUN_ID, maker.writer_id, 2, 3)
+        some = opened.read_batches(self.RUN_ID, maker.writer_id, 2, 3)
         assert [each.number for each in some] == [2, 3, 4]
-        assert backend.read_batches(self.RUN_ID, maker.writer_id, 6, 3) == []
-        assert backend.read_batches(self.RUN_ID, "absent", 0, 3) == []
+        assert opened.read_batches(self.RUN_ID, maker.writer_id, 6, 3) == []
+        assert opened.read_batches(self.RUN_ID, "absent", 0, 3) == []
 
 
 class BackendConformance(

@@ -32,7 +32,7 @@ from quark_core.records.sweeps import (
 )
 from quark_core.system.process import ProcessIdentity, current_process
 from quark_core.testing.fakes import ODD_TEXT, BatchMaker
-from quark_core.testing.kit import RUN_ID, BackendKit, Opener
+from quark_core.testing.kit import RUN_ID, BackendKit, Opener, needs
 from quark_core.testing.trial_workers import begin_run, end_run, run_id_of, value_of, when_reached
 
 _NAME = "Suche 'nach' 学習率; 1"
@@ -47,9 +47,10 @@ class SweepKit(BackendKit):
 
     MAX_FAILURES = 3
 
-    def _open_store(self, definition: BackendDefinition, open_backend: Opener) -> Any:
-        """The backend opened, where it coordinates; else the test is skipped."""
-        return self._open_as(definition, open_backend, Capability.COORDINATION)
+    @pytest.fixture
+    def store(self, opened: Any) -> Any:
+        """The backend opened."""
+        return opened
 
     def _make_sweep(self, store: Any, trials: int, **definition: Any) -> str:
         """A new sweep with so many trials; returns its id."""
@@ -99,11 +100,11 @@ class SweepKit(BackendKit):
 class CoordinationConformance(SweepKit):
     """Standard tests of backends that declare COORDINATION."""
 
+    @needs(Capability.COORDINATION)
     def test_a_sweep_is_the_same_for_all_who_open_it(
-        self, definition: BackendDefinition, open_backend: Opener
+        self, store: Any, open_backend: Opener
     ) -> None:
         """By project and name, with one definition; a sweep that is not there is an error."""
-        store = self._open_store(definition, open_backend)
         space = {"lr": [0.5, 1, None, True], "text": ODD_TEXT, "": {"deep": [[]]}}
         made = store.open_sweep("vision", _NAME, space, max_failures=2)
         assert (made.project, made.name, made.state) == ("vision", _NAME, "running")
@@ -133,11 +134,9 @@ class CoordinationConformance(SweepKit):
             with pytest.raises(SchemaValidationError):
                 call()
 
-    def test_trials_are_added_once_for_each_key(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_trials_are_added_once_for_each_key(self, store: Any, open_backend: Opener) -> None:
         """All of a call or none, in their order, with numbers that have no gaps."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 0)
         values = {"lr": 1e-300, "n": 2**53, "on": False, "none": None, "name": ODD_TEXT, "l": [1.0]}
         new = [NewTrial(parameters=values, origin={"rung": 0}), NewTrial(parameters={})]
@@ -164,11 +163,9 @@ class CoordinationConformance(SweepKit):
         assert store.list_trials(sweep_id, start=9) == []
         assert dict(store.load_sweep(sweep_id).counts) == {"waiting": 3}
 
-    def test_each_claim_gets_another_trial(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_each_claim_gets_another_trial(self, store: Any, open_backend: Opener) -> None:
         """By their number, each with the token 1 and a lease; then there is none to have."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 3)
         stores = [store, open_backend(), store]
         held = [self._hold(each, sweep_id, worker=_ELSEWHERE) for each in stores]
@@ -181,11 +178,11 @@ class CoordinationConformance(SweepKit):
         assert store.list_trials(sweep_id) == held
         assert dict(store.load_sweep(sweep_id).counts) == {"running": 3}
 
+    @needs(Capability.COORDINATION)
     def test_a_claim_that_is_asked_for_again_is_the_same(
-        self, definition: BackendDefinition, open_backend: Opener
+        self, store: Any, open_backend: Opener
     ) -> None:
         """As after a lost reply; but never once somebody else has the trial."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 2)
         request = {"request_id": "first", "worker": _ELSEWHERE}
         first = self._hold(store, sweep_id, **request)
@@ -199,9 +196,9 @@ class CoordinationConformance(SweepKit):
         assert self._claim(store, sweep_id, **brief) is None
         assert self._find(store, taken) == taken
 
-    def test_a_wish_is_heeded(self, definition: BackendDefinition, open_backend: Opener) -> None:
+    @needs(Capability.COORDINATION)
+    def test_a_wish_is_heeded(self, store: Any) -> None:
         """A trial of that number or that the search finds, or none, also where others wait."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 4)
         small = TrialWish(where="param.lr > 0.3 and failures == 0")
         assert self._hold(store, sweep_id, wish=small).number == 3
@@ -212,11 +209,9 @@ class CoordinationConformance(SweepKit):
         assert self._claim(store, sweep_id, wish=TrialWish(number=9)) is None
         assert self._hold(store, sweep_id).number == 0
 
-    def test_a_lease_that_is_over_frees_its_trial(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_a_lease_that_is_over_frees_its_trial(self, store: Any) -> None:
         """After those that wait; whoever held it decides nothing any more."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 2)
         late = self._hold(store, sweep_id, worker=_ELSEWHERE, lease_s=_BRIEF_S)
         time.sleep(2 * _BRIEF_S)
@@ -238,11 +233,9 @@ class CoordinationConformance(SweepKit):
             assert store.settle_trial(sweep_id, 0, token, told, lease_s=_LONG_S) == done
         assert self._find(store, holder) == done
 
-    def test_a_late_result_counts_while_nobody_else_has_the_trial(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_a_late_result_counts_while_nobody_else_has_the_trial(self, store: Any) -> None:
         """By its run, or without one: a lease that is over is no reason to lose work."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 2)
         for number in range(2):
             trial = self._hold(store, sweep_id, worker=_ELSEWHERE, lease_s=_BRIEF_S,
@@ -258,11 +251,9 @@ class CoordinationConformance(SweepKit):
             assert (now.state, now.token, now.values) == ("completed", 1, (value_of(number, 1),))
         assert self._claim(store, sweep_id) is None
 
-    def test_a_lease_is_renewed_by_its_holder(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_a_lease_is_renewed_by_its_holder(self, store: Any) -> None:
         """Without a run by `settle_trial`, with one by its heartbeats."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         trial = self._hold(store, sweep_id, worker=_ELSEWHERE, lease_s=60.0)
         renewed = store.settle_trial(sweep_id, 0, 1, None, lease_s=_LONG_S)
@@ -277,11 +268,9 @@ class CoordinationConformance(SweepKit):
         assert (after.state, after.token) == ("running", 1)
 
     @pytest.mark.parametrize("shift_s", [-_HOUR_S, _HOUR_S], ids=["behind", "ahead"])
-    def test_the_clock_of_a_worker_decides_nothing(
-        self, definition: BackendDefinition, open_backend: Opener, shift_s: float
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_the_clock_of_a_worker_decides_nothing(self, store: Any, shift_s: float) -> None:
         """Whose heartbeats are an hour off holds its trial, and no longer than others."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 2)
         trial = self._hold(store, sweep_id, worker=_ELSEWHERE, lease_s=_LONG_S)
         maker = begin_run(store, trial, shift_s)
@@ -306,11 +295,11 @@ class CoordinationConformance(SweepKit):
         store.write(maker.lifecycle(("heartbeat", {})))
         return trial
 
+    @needs(Capability.COORDINATION)
     def test_a_process_that_has_ended_frees_its_trial_at_once(
-        self, definition: BackendDefinition, open_backend: Opener
+        self, store: Any, definition: BackendDefinition
     ) -> None:
         """One of the store's host; a pid of another host says nothing, however it reads."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         gone = _find_ended()
         elsewhere = msgspec.structs.replace(gone, host="elsewhere")
@@ -324,11 +313,9 @@ class CoordinationConformance(SweepKit):
         taken = (self._hold_soon if definition.remote else self._hold)(store, sweep_id)
         assert (taken.token, taken.losses) == (3, 1)
 
-    def test_a_trial_that_is_lost_again_and_again_is_broken(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_a_trial_that_is_lost_again_and_again_is_broken(self, store: Any) -> None:
         """Whatever it does to its workers, it does it to no more than so many."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         trial = self._hold(store, sweep_id, worker=_ELSEWHERE, lease_s=_BRIEF_S)
         for loss in range(1, MOST_LOSSES):
@@ -343,9 +330,9 @@ class CoordinationConformance(SweepKit):
         assert (broken.losses, broken.is_final) == (MOST_LOSSES, True)
         assert self._claim(store, sweep_id) is None
 
-    def test_a_run_has_its_trial(self, definition: BackendDefinition, open_backend: Opener) -> None:
+    @needs(Capability.COORDINATION)
+    def test_a_run_has_its_trial(self, store: Any) -> None:
         """By the claim in its start; it is superseded once somebody has claimed the trial since."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         store.write(BatchMaker(RUN_ID).start())
         assert (store.load_run(RUN_ID).trial, store.load_run(RUN_ID).superseded) == (None, False)
@@ -364,12 +351,12 @@ class CoordinationConformance(SweepKit):
 
     @pytest.mark.parametrize("case", ["plain", "failed", "interrupted", "pruned", "told_failed",
                                       "nonsense"])  # fmt: skip
+    @needs(Capability.COORDINATION)
     def test_the_end_of_a_run_settles_its_trial(
-        self, definition: BackendDefinition, open_backend: Opener, case: str
+        self, store: Any, open_backend: Opener, case: str
     ) -> None:
         """In the batch that tells it, once however often that comes."""
         status, told, state, failures = _ENDS[case]
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         trial = self._hold(store, sweep_id)
         maker = begin_run(store, trial)
@@ -388,11 +375,9 @@ class CoordinationConformance(SweepKit):
         if again_to_have is not None:
             assert (again_to_have.token, again_to_have.losses) == (2, 0)
 
-    def test_a_failure_that_is_told_again_is_counted_once(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_a_failure_that_is_told_again_is_counted_once(self, store: Any) -> None:
         """Without a run, after a lost reply; and by its run besides."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         trial = self._hold(store, sweep_id)
         maker = begin_run(store, trial)
@@ -403,11 +388,9 @@ class CoordinationConformance(SweepKit):
         store.write(maker.lifecycle(("status", {"status": "failed"})))
         assert self._find(store, trial).failures == 1
 
-    def test_a_score_that_comes_after_the_end_of_the_run_is_taken(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_a_score_that_comes_after_the_end_of_the_run_is_taken(self, store: Any) -> None:
         """Once, by the newest token, of a trial that has completed without one."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         trial = self._hold(store, sweep_id)
         maker = begin_run(store, trial)
@@ -419,11 +402,9 @@ class CoordinationConformance(SweepKit):
         now = self._find(store, trial)
         assert (now.state, now.token, now.values) == ("completed", 1, (1.0,))
 
-    def test_a_trial_whose_runs_fail_is_broken(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_a_trial_whose_runs_fail_is_broken(self, store: Any) -> None:
         """After `max_failures` runs of it, and tokens rise through all of that."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         for failures in range(1, self.MAX_FAILURES + 1):
             trial = self._hold(store, sweep_id)
@@ -435,11 +416,9 @@ class CoordinationConformance(SweepKit):
         assert (now.state, now.is_final) == ("broken", True)
         assert self._claim(store, sweep_id) is None
 
-    def test_a_superseded_run_is_kept_and_decides_nothing(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_a_superseded_run_is_kept_and_decides_nothing(self, store: Any) -> None:
         """Its records are there to its end; the trial is that of the newest claim."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         late = self._hold(store, sweep_id, worker=_ELSEWHERE, lease_s=_BRIEF_S)
         late_maker = begin_run(store, late)
@@ -461,11 +440,9 @@ class CoordinationConformance(SweepKit):
         assert self._find(store, holder) == done
         assert not store.load_run(run_id_of(holder)).superseded
 
-    def test_paused_and_cancelled_sweeps_give_nothing(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_paused_and_cancelled_sweeps_give_nothing(self, store: Any) -> None:
         """What runs is finished; what waits is cancelled, for good."""
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 4)
         running = self._hold(store, sweep_id)
         suspended = self._hold(store, sweep_id)
@@ -490,11 +467,9 @@ class CoordinationConformance(SweepKit):
         assert self._find(store, running).state == "completed"
         assert self._find(store, held).state == "cancelled"
 
-    def test_entries_are_numbered_without_gaps(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_entries_are_numbered_without_gaps(self, store: Any, open_backend: Opener) -> None:
         """Each log for itself; a call that comes again appends nothing."""
-        store = self._open_store(definition, open_backend)
         other: Any = open_backend()
         log, beside = f"{self._make_sweep(store, 0)}/optuna", "another log"
         assert store.read_entries(log, 0) == []
@@ -513,19 +488,16 @@ class CoordinationConformance(SweepKit):
         assert store.read_entries(log, 5) == []
         assert store.read_entries(beside, 0) == ["b"]
 
-    def test_fields_are_compared_and_set(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.COORDINATION)
+    def test_fields_are_compared_and_set(self, backend: Any) -> None:
         """Of runs, groups and projects; None is a field that is not there."""
-        store = self._open_store(definition, open_backend)
-        store.write(maker.start())
-        project = store.load_run(RUN_ID).project.name
+        project = backend.load_run(RUN_ID).project.name
 
         def of_run(*values: Any) -> bool:
-            return bool(store.compare_and_set(RUN_ID, *values, by="kit@test"))
+            return bool(backend.compare_and_set(RUN_ID, *values, by="kit@test"))
 
         def of_group(path: str, *values: Any) -> bool:
-            return bool(store.compare_and_set_group(project, path, *values, by="kit@test"))
+            return bool(backend.compare_and_set_group(project, path, *values, by="kit@test"))
 
         for compare in (
             of_run,
@@ -538,9 +510,9 @@ class CoordinationConformance(SweepKit):
             assert compare("owner", "anna", {"a": [1, None]})
             assert compare("owner", {"a": [1, None]}, None)
             assert compare("owner", None, 1.5)
-        assert dict(store.load_run(RUN_ID).fields) == {"owner": 1.5}
+        assert dict(backend.load_run(RUN_ID).fields) == {"owner": 1.5}
         with pytest.raises(RunNotFoundError):
-            store.compare_and_set("absent", "owner", None, 1, by="kit@test")
+            backend.compare_and_set("absent", "owner", None, 1, by="kit@test")
 
 
 _ENDS: dict[str, tuple[str, Any, str, int]] = {

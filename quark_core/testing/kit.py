@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 
@@ -106,6 +106,25 @@ class OldStore:
     metrics: Observation
 
 
+_Test = TypeVar("_Test", bound=Callable[..., None])
+
+
+def needs(capability: Capability) -> Callable[[_Test], _Test]:
+    """A test of backends that declare a capability; it is skipped for others."""
+
+    def mark(test: _Test) -> _Test:
+        vars(test)["needs"] = capability
+        return test
+
+    return mark
+
+
+def find_need(request: pytest.FixtureRequest) -> Capability | None:
+    """The capability that a test needs, or None."""
+    need: Capability | None = getattr(request.function, "needs", None)
+    return need
+
+
 class BackendKit:
     """The fixtures of the kit; an author overrides those of the first half."""
 
@@ -162,6 +181,14 @@ class BackendKit:
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
     @pytest.fixture(autouse=True)
+    def _skip_undeclared(
+        self, request: pytest.FixtureRequest, definition: BackendDefinition
+    ) -> None:
+        need = find_need(request)
+        if need is not None and need not in definition.capabilities:
+            pytest.skip(f"{definition.name} does not declare {need}")
+
+    @pytest.fixture(autouse=True)
     def _time_bound(self, request: pytest.FixtureRequest) -> Iterator[None]:
         is_long = request.node.name.endswith("[long]")
         limit_s = self.TIME_LIMIT_S * (_LONG_TIMES if is_long else 1)
@@ -201,20 +228,20 @@ class BackendKit:
         """The first writer of the run."""
         return BatchMaker(self.RUN_ID)
 
+    @pytest.fixture
+    def opened(self, request: pytest.FixtureRequest, open_backend: Opener) -> Any:
+        """The backend opened, with what the test needs of it."""
+        backend, need = open_backend(), find_need(request)
+        assert need is None or isinstance(backend, PROTOCOLS.get(need, Backend))
+        return backend
+
+    @pytest.fixture
+    def backend(self, opened: Any, maker: BatchMaker) -> Any:
+        """The backend opened, with the start of `maker`'s run written."""
+        opened.write(maker.start())
+        return opened
+
     def _find_expectation(self, request: pytest.FixtureRequest) -> str | None:
         """Why a test is expected to fail, or None."""
         name: str = request.node.name
         return self.EXPECTED_FAILURES.get(name) or self.EXPECTED_FAILURES.get(name.split("[")[0])
-
-    def _need(self, definition: BackendDefinition, capability: Capability) -> None:
-        if capability not in definition.capabilities:
-            pytest.skip(f"{definition.name} does not declare {capability}")
-
-    def _open_as(
-        self, definition: BackendDefinition, open_backend: Opener, capability: Capability
-    ) -> Any:
-        """The backend opened, where it declares a capability; else the test is skipped."""
-        self._need(definition, capability)
-        backend = open_backend()
-        assert isinstance(backend, PROTOCOLS.get(capability, Backend))
-        return backend

@@ -95,16 +95,14 @@ class ProcessConformance(BackendKit):
 
     def test_two_processes_write_one_run(
         self,
+        backend: Any,
         definition: BackendDefinition,
         config: BackendConfig,
         open_backend: Opener,
-        maker: BatchMaker,
         observe: Observe,
         tmp_path: Path,
     ) -> None:
         """Each with a writer of its own, at once: everything of both is there, once."""
-        backend = open_backend()
-        backend.write(maker.start())
         backend.close()
         plans: list[list[Batch]] = []
         for index in range(2):

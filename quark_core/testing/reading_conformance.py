@@ -25,7 +25,7 @@ from quark_core.records.query import Query
 from quark_core.records.runs import SettingOrigin
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
 from quark_core.testing.fakes import FIRST_TIME_US, ODD_TEXT, BatchMaker, make_samples
-from quark_core.testing.kit import RUN_ID, BackendKit, Opener
+from quark_core.testing.kit import RUN_ID, BackendKit, Opener, needs
 
 _ODD_TEXTS = {
     "scripts": ODD_TEXT,
@@ -56,13 +56,11 @@ _QUERIES = {
 class ReadingConformance(BackendKit):
     """Standard tests of backends that declare READ."""
 
-    def test_records_are_read_as_they_were_written(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.READ)
+    def test_records_are_read_as_they_were_written(self, opened: Any, maker: BatchMaker) -> None:
         """Every field of metrics and events comes back."""
-        reader = self._open_as(definition, open_backend, Capability.READ)
         metadata = JsonObject({"split": 'a,b\n"c"', "k": [1, 2.5, None]})
-        reader.write(maker.start())
+        opened.write(maker.start())
         metrics = maker.metrics(
             ("a/b", 3, 0.1),
             ("c", None, 2.0),
@@ -71,40 +69,31 @@ class ReadingConformance(BackendKit):
         )
         events = maker.events("saved", "loaded", payload=metadata, status="ok")
         for batch in (metrics, events):
-            reader.write(batch)
+            opened.write(batch)
         for batch in (metrics, events):
-            found = reader.read(self.RUN_ID, batch.kind, Query()).to_records()
+            found = opened.read(self.RUN_ID, batch.kind, Query()).to_records()
             assert list(found) == batch.to_records()
 
     @pytest.mark.parametrize("query", _QUERIES.values(), ids=_QUERIES)
-    def test_filters(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        maker: BatchMaker,
-        query: Query,
-    ) -> None:
+    @needs(Capability.READ)
+    def test_filters(self, backend: Any, maker: BatchMaker, query: Query) -> None:
         """Each filter keeps what it says, in persistence order."""
-        reader = self._open_as(definition, open_backend, Capability.READ)
-        reader.write(maker.start())
         batches = [
             maker.metrics(*[("a/x", step, float(step)) for step in range(4)]),
             maker.metrics(("a/y", 3, math.nan), ("b", None, 1.0)),
             maker.metrics(*[("a/x", step, float(step)) for step in range(4, 7)], ("b", 2, 1.5)),
         ]
         for batch in batches:
-            reader.write(batch)
+            backend.write(batch)
         expected = [r for batch in batches for r in batch.to_records() if _fits(query, r)]
         expected = expected[-query.limit :] if query.limit else expected
         expected = [] if query.limit == 0 else expected
-        found = reader.read(self.RUN_ID, "metric", query).to_records()
+        found = backend.read(self.RUN_ID, "metric", query).to_records()
         assert [r.id for r in found] == [r.id for r in expected]
 
-    def test_persistence_order(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.READ)
+    def test_persistence_order(self, opened: Any, maker: BatchMaker) -> None:
         """Attempt, rank, start of the writer, sequence: whatever arrived first."""
-        reader = self._open_as(definition, open_backend, Capability.READ)
         later = {"attempt": 1, "started_us": FIRST_TIME_US + 10**6}
         resumed = BatchMaker(self.RUN_ID, writer_id="resumed", **later)
         other = BatchMaker(self.RUN_ID, rank=1, writer_id="rank1")
@@ -121,24 +110,21 @@ class ReadingConformance(BackendKit):
             maker.metrics(("m", 2, 2.0)),
         ]
         for batch in batches:
-            reader.write(batch)
-        found = reader.read(self.RUN_ID, "metric", Query())
+            opened.write(batch)
+        found = opened.read(self.RUN_ID, "metric", Query())
         assert found["value"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
         assert found["attempt"].tolist() == [0, 0, 0, 0, 0, 1]
         assert found["rank"].tolist() == [0, 0, 0, 0, 1, 0]
 
-    def test_a_rank_is_read_by_itself(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.READ)
+    def test_a_rank_is_read_by_itself(self, backend: Any, maker: BatchMaker) -> None:
         """`rank` is a filter as any other: it comes before the limit."""
-        reader = self._open_as(definition, open_backend, Capability.READ)
-        reader.write(maker.start())
         other = BatchMaker(self.RUN_ID, rank=1, writer_id="rank1")
-        reader.write(maker.metrics(*[("m", step, float(step)) for step in range(5)]))
-        reader.write(other.metrics(*[("m", step, 10.0 + step) for step in range(5)]))
+        backend.write(maker.metrics(*[("m", step, float(step)) for step in range(5)]))
+        backend.write(other.metrics(*[("m", step, 10.0 + step) for step in range(5)]))
 
         def read(**filters: Any) -> list[float]:
-            return list(reader.read(self.RUN_ID, "metric", Query(**filters))["value"])
+            return list(backend.read(self.RUN_ID, "metric", Query(**filters))["value"])
 
         assert read(rank=0) == [0.0, 1.0, 2.0, 3.0, 4.0]
         assert read(rank=0, limit=2) == [3.0, 4.0]
@@ -146,14 +132,12 @@ class ReadingConformance(BackendKit):
         assert read(rank=2) == []
         assert read(limit=6) == [4.0, 10.0, 11.0, 12.0, 13.0, 14.0]
 
-    def test_lifecycle_is_applied(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.READ)
+    def test_lifecycle_is_applied(self, opened: Any, maker: BatchMaker) -> None:
         """Project, tags, config, status and exit code come back; a late status changes nothing."""
-        reader = self._open_as(definition, open_backend, Capability.READ)
-        reader.write(maker.start(project="vision", tags=["b", "a"]))
-        reader.write(maker.lifecycle(("tag", {"tag": "c"})))
-        running = reader.load_run(self.RUN_ID)
+        opened.write(maker.start(project="vision", tags=["b", "a"]))
+        opened.write(maker.lifecycle(("tag", {"tag": "c"})))
+        running = opened.load_run(self.RUN_ID)
         assert (running.run.status, running.project.name) == ("running", "vision")
         assert running.run.tags == ("a", "b", "c")
         assert running.config is not None
@@ -164,55 +148,47 @@ class ReadingConformance(BackendKit):
         resumed = BatchMaker(
             self.RUN_ID, attempt=1, writer_id="resumed", started_us=FIRST_TIME_US + 10**6
         )
-        reader.write(resumed.start())
-        reader.write(maker.lifecycle(("status", {"status": "failed"})))
-        assert reader.load_run(self.RUN_ID).run.status == "running"
+        opened.write(resumed.start())
+        opened.write(maker.lifecycle(("status", {"status": "failed"})))
+        assert opened.load_run(self.RUN_ID).run.status == "running"
         status = {"status": "interrupted", "exit_code": 3}
-        reader.write(resumed.lifecycle(("status", status)))
-        ended = reader.load_run(self.RUN_ID)
+        opened.write(resumed.lifecycle(("status", status)))
+        ended = opened.load_run(self.RUN_ID)
         assert (ended.run.status, ended.state) == ("interrupted", "interrupted")
         assert ended.exit_code == 3
         assert ended.run.resume_count == 1
         assert ended.run.ended_at is not None
-        assert [stored.run.id for stored in reader.list_runs()] == [self.RUN_ID]
-        assert reader.list_runs(project="other") == []
+        assert [stored.run.id for stored in opened.list_runs()] == [self.RUN_ID]
+        assert opened.list_runs(project="other") == []
 
-    def test_unknown_runs_are_said_to_be_unknown(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.READ)
+    def test_unknown_runs_are_said_to_be_unknown(self, backend: Any) -> None:
         """Reading a run that is not there is no empty answer."""
-        reader = self._open_as(definition, open_backend, Capability.READ)
-        reader.write(maker.start())
         with pytest.raises(RunNotFoundError):
-            reader.load_run("absent")
+            backend.load_run("absent")
         with pytest.raises(RunNotFoundError):
-            reader.read("absent", "metric", Query())
+            backend.read("absent", "metric", Query())
 
     @pytest.mark.parametrize("text", _ODD_TEXTS.values(), ids=_ODD_TEXTS)
-    def test_odd_texts_are_kept(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker, text: str
-    ) -> None:
+    @needs(Capability.READ)
+    def test_odd_texts_are_kept(self, opened: Any, maker: BatchMaker, text: str) -> None:
         """Wherever a user may write one."""
-        reader = self._open_as(definition, open_backend, Capability.READ)
         values = JsonObject({"text": text, "key": {text: 1}})
-        reader.write(maker.start(tags=["a"]))
-        reader.write(maker.lifecycle(("config", {"values": dict(values), "notes": []})))
+        opened.write(maker.start(tags=["a"]))
+        opened.write(maker.lifecycle(("config", {"values": dict(values), "notes": []})))
         metrics = maker.metrics(("m", 0, 1.0), description=text, metadata=values)
         events = maker.events("e", payload=values)
         for batch in (metrics, events):
-            reader.write(batch)
-            found = reader.read(self.RUN_ID, batch.kind, Query()).to_records()
+            opened.write(batch)
+            found = opened.read(self.RUN_ID, batch.kind, Query()).to_records()
             assert list(found) == batch.to_records()
-        config = reader.load_run(self.RUN_ID).config
+        config = opened.load_run(self.RUN_ID).config
         assert config is not None
         assert config.values == values
 
-    def test_reading_while_writing(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.READ)
+    def test_reading_while_writing(self, backend: Any, maker: BatchMaker) -> None:
         """Readers in other threads see a growing, gap-free beginning."""
-        reader = self._open_as(definition, open_backend, Capability.READ)
-        reader.write(maker.start())
         done = threading.Event()
         wrong: list[object] = []
 
@@ -220,11 +196,11 @@ class ReadingConformance(BackendKit):
             seen = 0
             try:
                 while not done.is_set():
-                    values = reader.read(self.RUN_ID, "metric", Query())["value"].tolist()
+                    values = backend.read(self.RUN_ID, "metric", Query())["value"].tolist()
                     if len(values) < seen or values != [float(i) for i in range(len(values))]:
                         wrong.append(values)
                     seen = len(values)
-                    if reader.load_run(self.RUN_ID).run.status != "running":
+                    if backend.load_run(self.RUN_ID).run.status != "running":
                         wrong.append("it runs")
             except Exception as error:  # noqa: BLE001 - whatever it is, the test must show it
                 wrong.append(error)
@@ -234,23 +210,23 @@ class ReadingConformance(BackendKit):
             thread.start()
         try:
             for step in range(50):
-                reader.write(maker.metrics(("m", step, float(step))))
+                backend.write(maker.metrics(("m", step, float(step))))
         finally:
             done.set()
             for thread in threads:
                 thread.join()
         assert wrong == []
-        assert reader.read(self.RUN_ID, "metric", Query()).count == 50
+        assert backend.read(self.RUN_ID, "metric", Query()).count == 50
 
+    @needs(Capability.READ)
     def test_what_was_written_is_read_after_closing(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+        self, opened: Any, open_backend: Opener, maker: BatchMaker
     ) -> None:
         """By a backend that was opened for reading only, without a run."""
-        backend = self._open_as(definition, open_backend, Capability.READ)
-        backend.write(maker.start(project="vision"))
+        opened.write(maker.start(project="vision"))
         batch = maker.metrics(("m", 0, 0.5), ("m", 1, math.nan))
-        backend.write(batch)
-        backend.close()
+        opened.write(batch)
+        opened.close()
         reader: Any = open_backend(run_id=None, project=None, run_path=None, read_only=True)
         found = reader.read(self.RUN_ID, "metric", Query())
         assert [repr(value) for value in found["value"].tolist()] == ["0.5", "nan"]
@@ -285,27 +261,23 @@ _RUN = RUN_ID
 class ArtifactConformance(BackendKit):
     """Standard tests of payloads."""
 
+    @needs(Capability.ARTIFACTS)
     def test_a_payload_comes_back_as_it_was(
-        self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
+        self, backend: Any, open_backend: Opener, tmp_path: Path
     ) -> None:
         """Whatever bytes it has, given once or twice, and after the backend was closed."""
-        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
-        backend.write(BatchMaker(_RUN).start())
         contents = [b"", b"\x00", bytes(range(256)) * 5000]
         for content in (*contents, contents[1]):
             backend.put_payload(_make_payload(tmp_path, content))
         backend.close()
-        again = self._open_as(definition, open_backend, Capability.ARTIFACTS)
+        again: Any = open_backend()
         for content in contents:
             with again.open_payload(_RUN, hashlib.sha256(content).hexdigest()) as file:
                 assert file.read() == content
 
-    def test_a_payload_is_taken_when_it_is_put(
-        self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
-    ) -> None:
+    @needs(Capability.ARTIFACTS)
+    def test_a_payload_is_taken_when_it_is_put(self, backend: Any, tmp_path: Path) -> None:
         """The file that it came from may go, and the payload's source is left as it is."""
-        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
-        backend.write(BatchMaker(_RUN).start())
         payload = _make_payload(tmp_path, b"kept")
         backend.put_payload(payload)
         assert payload.path.read_bytes() == b"kept"
@@ -313,22 +285,17 @@ class ArtifactConformance(BackendKit):
         with backend.open_payload(_RUN, payload.sha256) as file:
             assert file.read() == b"kept"
 
-    def test_a_payload_that_is_not_there_says_so(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.ARTIFACTS)
+    def test_a_payload_that_is_not_there_says_so(self, backend: Any) -> None:
         """By ArtifactNotFoundError."""
-        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
-        backend.write(BatchMaker(_RUN).start())
         with pytest.raises(ArtifactNotFoundError):
             backend.open_payload(_RUN, "0" * 64)
 
+    @needs(Capability.ARTIFACTS)
     def test_a_record_and_its_payload_are_found_together(
-        self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
+        self, backend: Any, definition: BackendDefinition, tmp_path: Path, maker: BatchMaker
     ) -> None:
         """As the lane brings them: the payload first, and both again after a lost reply."""
-        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
-        maker = BatchMaker(_RUN)
-        backend.write(maker.start())
         payload = _make_payload(tmp_path, b"weights" * 1000)
         (sample, _) = make_samples("artifact", _RUN)
         record = msgspec.structs.replace(
@@ -344,12 +311,9 @@ class ArtifactConformance(BackendKit):
         with backend.open_payload(_RUN, payload.sha256) as file:
             assert file.read() == b"weights" * 1000
 
-    def test_a_payload_that_is_cut_short_is_not_taken(
-        self, definition: BackendDefinition, open_backend: Opener, tmp_path: Path
-    ) -> None:
+    @needs(Capability.ARTIFACTS)
+    def test_a_payload_that_is_cut_short_is_not_taken(self, backend: Any, tmp_path: Path) -> None:
         """Bytes that are not what their hash says are refused, and never given out."""
-        backend = self._open_as(definition, open_backend, Capability.ARTIFACTS)
-        backend.write(BatchMaker(_RUN).start())
         payload = _make_payload(tmp_path, b"whole")
         payload.path.write_bytes(b"who")
         with pytest.raises((BackendRejected, BackendUnavailable)):
@@ -382,12 +346,11 @@ class FollowingConformance(BackendKit):
     than READ is held to the same answers.
     """
 
+    @needs(Capability.READ)
     def test_a_window_has_every_extreme_of_its_points(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+        self, backend: Any, maker: BatchMaker
     ) -> None:
         """However few entries; each curve is exact where the window holds few points."""
-        backend = self._open_as(definition, open_backend, Capability.READ)
-        backend.write(maker.start())
         values = [math.sin(step / 9) for step in range(600)]
         values[333], values[477], values[500] = 50.0, -50.0, math.nan
         for begin in range(0, 600, 150):
@@ -423,39 +386,34 @@ class FollowingConformance(BackendKit):
         with pytest.raises(RunNotFoundError):
             read_series_many(backend, "absent", CurveQuery.build(["m"], entries=5))
 
-    def test_ranks_and_attempts_have_curves_of_their_own(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.READ)
+    def test_ranks_and_attempts_have_curves_of_their_own(self, opened: Any) -> None:
         """And none has steps that run twice; what a later attempt hides is in none."""
-        backend = self._open_as(definition, open_backend, Capability.READ)
         first, second = BatchMaker(_RUN), BatchMaker(_RUN, rank=1, writer_id="rank1")
-        backend.write(first.start())
-        backend.write(first.metrics(*[("m", step, float(step)) for step in range(60)]))
-        backend.write(second.metrics(*[("m", step, 500.0 + step) for step in range(60)]))
+        opened.write(first.start())
+        opened.write(first.metrics(*[("m", step, float(step)) for step in range(60)]))
+        opened.write(second.metrics(*[("m", step, 500.0 + step) for step in range(60)]))
         later = BatchMaker(_RUN, attempt=1, writer_id="later", started_us=FIRST_TIME_US + 999)
-        backend.write(later.start(from_step=40))
-        backend.write(later.metrics(("m", 40, -1.0), ("m", 41, -2.0)))
-        each = _read_curves(backend, ["m"], ranks=EACH_RANK).curves
+        opened.write(later.start(from_step=40))
+        opened.write(later.metrics(("m", 40, -1.0), ("m", 41, -2.0)))
+        each = _read_curves(opened, ["m"], ranks=EACH_RANK).curves
         assert [(c.attempt, c.rank, c.points) for c in each] == [(0, 0, 40), (0, 1, 40), (1, 0, 2)]
         assert [c.step.tolist() for c in each[:2]] == [list(range(40))] * 2
-        across = _read_curves(backend, ["m"], entries=20).curves
+        across = _read_curves(opened, ["m"], entries=20).curves
         assert [(c.attempt, c.rank, c.ranks) for c in across] == [
             (0, None, (0, 1)),
             (1, None, (0,)),
         ]
         assert (across[0].points, across[0].low.min(), across[0].high.max()) == (80, 0.0, 539.0)
         assert np.diff(across[0].step).min() > 0
-        one = _read_curves(backend, ["m"], ranks=[1]).curves
+        one = _read_curves(opened, ["m"], ranks=[1]).curves
         assert [(c.attempt, c.rank) for c in one] == [(0, 1)]
-        every = _read_curves(backend, ["m"], entries=20, all_attempts=True).curves
+        every = _read_curves(opened, ["m"], entries=20, all_attempts=True).curves
         assert [c.points for c in every] == [120, 2]
 
-    def test_what_came_since_a_cursor_comes_once(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.READ)
+    def test_what_came_since_a_cursor_comes_once(self, backend: Any, maker: BatchMaker) -> None:
         """Nothing is missing between a curve and what is added to it, and nothing there twice."""
-        backend = self._open_as(definition, open_backend, Capability.READ)
-        backend.write(maker.start())
         backend.write(maker.metrics(("m", 0, 0.0), ("n", 0, 9.0)))
         found = _read_curves(backend, ["m", "late"])
         assert [curve.step.tolist() for curve in found.curves] == [[0]]
@@ -478,12 +436,9 @@ class FollowingConformance(BackendKit):
         with pytest.raises(RunNotFoundError):
             read_changes(backend, "absent", {})
 
-    def test_a_cursor_of_what_is_hidden_now_is_stale(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.READ)
+    def test_a_cursor_of_what_is_hidden_now_is_stale(self, backend: Any, maker: BatchMaker) -> None:
         """Who has read it is told to read anew, and not given more to add to it."""
-        backend = self._open_as(definition, open_backend, Capability.READ)
-        backend.write(maker.start())
         backend.write(maker.metrics(*[("m", step, float(step)) for step in range(6)]))
         found = _read_curves(backend, ["m"])
         later = BatchMaker(_RUN, attempt=1, writer_id="later", started_us=FIRST_TIME_US + 999)
@@ -495,12 +450,9 @@ class FollowingConformance(BackendKit):
         assert [curve.points for curve in again.curves] == [4, 1]
         assert not read_changes(backend, _RUN, again.cursor, keys=["m"])
 
-    def test_a_cursor_of_what_was_replaced_is_stale(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.READ)
+    def test_a_cursor_of_what_was_replaced_is_stale(self, backend: Any, maker: BatchMaker) -> None:
         """As long as an attempt repeats steps, and no more once it has come further."""
-        backend = self._open_as(definition, open_backend, Capability.READ)
-        backend.write(maker.start())
         backend.write(maker.metrics(*[("m", step, float(step)) for step in range(6)]))
         later = BatchMaker(_RUN, attempt=1, writer_id="later", started_us=FIRST_TIME_US + 999)
         for step, left, is_stale in ((4, 5, True), (5, 4, True), (6, 4, False), (7, 4, False)):
@@ -516,12 +468,11 @@ class FollowingConformance(BackendKit):
             assert [curve.points for curve in again.curves] == [left, step - 3]
             assert not read_changes(backend, _RUN, again.cursor, keys=["m"])
 
+    @needs(Capability.READ)
     def test_what_is_never_hidden_is_followed_over_attempts(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+        self, backend: Any, maker: BatchMaker
     ) -> None:
         """A later attempt hides no events: each of them comes once to who follows only those."""
-        backend = self._open_as(definition, open_backend, Capability.READ)
-        backend.write(maker.start())
         backend.write(maker.metrics(*[("m", step, float(step)) for step in range(6)]))
         backend.write(maker.events("saved"))
         heads = read_heads(backend, _RUN, kinds=["event"])
@@ -534,12 +485,9 @@ class FollowingConformance(BackendKit):
         assert sorted(changes.records["event"]["event_type"]) == ["out of memory", "resumed"]
         assert not read_changes(backend, _RUN, changes.cursor, kinds=["event"])
 
-    def test_much_that_came_is_given_in_parts(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.CHANGES)
+    def test_much_that_came_is_given_in_parts(self, backend: Any, maker: BatchMaker) -> None:
         """Each leads to the next one, and a mark says when there is something to ask for."""
-        backend = self._open_as(definition, open_backend, Capability.CHANGES)
-        backend.write(maker.start())
         marks = [read_mark(backend, _RUN)]
         for begin in range(0, 200, 20):
             rows = [("m", step, float(step)) for step in range(begin, begin + 20)]

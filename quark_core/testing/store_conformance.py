@@ -35,7 +35,7 @@ from quark_core.runs.reading import iterate, read_series, reduce_columns
 from quark_core.runs.run_search import build_page_search, build_search, find_page, find_runs
 from quark_core.search.fallback import search_page_by_reading, summarize_by_reading
 from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
-from quark_core.testing.kit import RUN_ID, BackendKit, Observe, Opener
+from quark_core.testing.kit import RUN_ID, BackendKit, Observe, Opener, needs
 
 _RUN = RUN_ID
 
@@ -43,32 +43,28 @@ _RUN = RUN_ID
 class StoreConformance(BackendKit):
     """Standard tests of resumed runs, curves, parts, search and generations."""
 
-    def test_points_that_a_resumed_run_does_again_are_hidden(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.READ)
+    def test_points_that_a_resumed_run_does_again_are_hidden(self, opened: Any) -> None:
         """Readers leave them out, unless they ask for all attempts."""
-        backend = self._open_as(definition, open_backend, Capability.READ)
         first = BatchMaker(_RUN)
-        backend.write(first.start())
-        backend.write(first.metrics(*[("m", step, float(step)) for step in range(6)]))
-        backend.write(first.metrics(("m", None, 9.0)))
+        opened.write(first.start())
+        opened.write(first.metrics(*[("m", step, float(step)) for step in range(6)]))
+        opened.write(first.metrics(("m", None, 9.0)))
         second = BatchMaker(_RUN, attempt=1, writer_id="writer1", started_us=FIRST_TIME_US + 999)
-        backend.write(second.start(from_step=4))
-        backend.write(second.metrics(("m", 4, 40.0)))
+        opened.write(second.start(from_step=4))
+        opened.write(second.metrics(("m", 4, 40.0)))
 
         def read(**filters: Any) -> list[float]:
-            return list(backend.read(_RUN, "metric", Query(**filters))["value"])
+            return list(opened.read(_RUN, "metric", Query(**filters))["value"])
 
         assert read() == [0.0, 1.0, 2.0, 3.0, 40.0]
         assert read(step_min=3) == [3.0, 40.0]
         assert read(limit=2) == [3.0, 40.0]
         assert read(all_attempts=True) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 9.0, 40.0]
 
-    def test_an_attempt_that_repeats_steps_replaces_them(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.READ)
+    def test_an_attempt_that_repeats_steps_replaces_them(self, opened: Any) -> None:
         """Also where it does not say from where it goes on: each rank has each step once."""
-        backend = self._open_as(definition, open_backend, Capability.READ)
         for attempt, begin in enumerate((0, 60, 70, 80)):
             maker = BatchMaker(
                 _RUN,
@@ -77,13 +73,13 @@ class StoreConformance(BackendKit):
                 started_us=FIRST_TIME_US + 10_000 * attempt,
             )
             other = BatchMaker(_RUN, attempt=attempt, rank=1, writer_id=f"rank{attempt}")
-            backend.write(maker.start())
+            opened.write(maker.start())
             for step in range(begin, 100 if attempt in (0, 3) else begin + 20):
-                backend.write(maker.metrics(("m", step, attempt + step / 100)))
-                backend.write(other.metrics(("m", step, -1.0 - attempt)))
+                opened.write(maker.metrics(("m", step, attempt + step / 100)))
+                opened.write(other.metrics(("m", step, -1.0 - attempt)))
 
         def read(**filters: Any) -> Columns:
-            found: Columns = backend.read(_RUN, "metric", Query(**filters))
+            found: Columns = opened.read(_RUN, "metric", Query(**filters))
             return found
 
         rows = read(rank=0)
@@ -92,44 +88,42 @@ class StoreConformance(BackendKit):
         assert read(rank=1)["step"].tolist() == list(range(100))
         assert read(rank=0, step_min=65, step_max=72)["attempt"].tolist() == [1] * 5 + [2] * 3
         assert read(all_attempts=True).count == 320
-        assert sum(part.count for part in iterate(backend, _RUN, "metric", Query(), 17)) == 200
+        assert sum(part.count for part in iterate(opened, _RUN, "metric", Query(), 17)) == 200
         for points in (None, 10):
-            curve = read_series(backend, _RUN, "m", points, rank=0)
+            curve = read_series(opened, _RUN, "m", points, rank=0)
             assert (curve.points, curve.step[0]) == (100, 0)
             assert np.diff(curve.step).min() > 0
-        (found,) = summarize_by_reading(backend, _RUN).metrics.values()
+        (found,) = summarize_by_reading(opened, _RUN).metrics.values()
         assert (found.count, found.last_step, found.low, found.high) == (200, 99, -4.0, 3.99)
-        backend.write(maker.lifecycle(("status", {"status": "completed", "exit_code": 0})))
-        if isinstance(backend, SupportsSearch):
-            (summed,) = backend.summarize(_RUN).metrics.values()
+        opened.write(maker.lifecycle(("status", {"status": "completed", "exit_code": 0})))
+        if isinstance(opened, SupportsSearch):
+            (summed,) = opened.summarize(_RUN).metrics.values()
             assert summed == found
 
-    def test_an_attempt_replaces_no_more_than_it_repeats(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.READ)
+    def test_an_attempt_replaces_no_more_than_it_repeats(self, opened: Any) -> None:
         """Series by series, and what goes back within an attempt stays."""
-        backend = self._open_as(definition, open_backend, Capability.READ)
         first = BatchMaker(_RUN)
-        backend.write(first.start())
+        opened.write(first.start())
         for step in range(0, 50, 10):
-            backend.write(first.metrics(("loss", step, 0.0), ("val", step, 0.0)))
-        backend.write(first.metrics(("loss", 20, 0.5), ("once", 3, 0.0)))
+            opened.write(first.metrics(("loss", step, 0.0), ("val", step, 0.0)))
+        opened.write(first.metrics(("loss", 20, 0.5), ("once", 3, 0.0)))
         for epoch in range(4):
-            backend.write(first.metrics(("acc", None, 0.0), epoch=epoch))
-        backend.write(first.metrics(("plain", None, 0.0), epoch=None))
-        backend.write(first.layers(10, {"head": 1.0}))
-        backend.write(first.layers(20, {"head": 1.0}))
-        backend.write(first.events("saved", step=20))
+            opened.write(first.metrics(("acc", None, 0.0), epoch=epoch))
+        opened.write(first.metrics(("plain", None, 0.0), epoch=None))
+        opened.write(first.layers(10, {"head": 1.0}))
+        opened.write(first.layers(20, {"head": 1.0}))
+        opened.write(first.events("saved", step=20))
         second = BatchMaker(_RUN, attempt=1, writer_id="writer1", started_us=FIRST_TIME_US + 999)
-        backend.write(second.start())
+        opened.write(second.start())
         # Another cadence, and late evaluations of what the first attempt has come to.
-        backend.write(second.metrics(("loss", 15, 1.0), ("loss", 25, 1.0), ("val", 20, 1.0)))
-        backend.write(second.metrics(("loss", 5, 2.0), ("acc", None, 1.0), epoch=2))
-        backend.write(second.metrics(("plain", None, 1.0), epoch=None))
-        backend.write(second.layers(20, {"head": 2.0}))
+        opened.write(second.metrics(("loss", 15, 1.0), ("loss", 25, 1.0), ("val", 20, 1.0)))
+        opened.write(second.metrics(("loss", 5, 2.0), ("acc", None, 1.0), epoch=2))
+        opened.write(second.metrics(("plain", None, 1.0), epoch=None))
+        opened.write(second.layers(20, {"head": 2.0}))
 
         def read(key: str) -> list[tuple[int, float]]:
-            rows = backend.read(_RUN, "metric", Query(equals={"metric_key": key}))
+            rows = opened.read(_RUN, "metric", Query(equals={"metric_key": key}))
             return list(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True))
 
         assert read("loss") == [(0, 0.0), (10, 0.0), (30, 0.0), (40, 0.0), (15, 1.0), (25, 1.0),
@@ -138,18 +132,14 @@ class StoreConformance(BackendKit):
         assert read("once") == [(3, 0.0)]
         assert [value for _, value in read("acc")] == [0.0, 0.0, 0.0, 1.0]
         assert [value for _, value in read("plain")] == [0.0, 1.0]
-        layers = backend.read(_RUN, "layer", Query())
+        layers = opened.read(_RUN, "layer", Query())
         shown = sorted(zip(layers["step"].tolist(), layers["norm"].tolist(), strict=True))
         assert shown == [(10, 1.0)] * 2 + [(20, 2.0)] * 2
-        assert backend.read(_RUN, "event", Query(equals={"event_type": "saved"})).count == 1
+        assert opened.read(_RUN, "event", Query(equals={"event_type": "saved"})).count == 1
 
-    def test_a_curve_keeps_every_extreme(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.SERIES)
+    def test_a_curve_keeps_every_extreme(self, backend: Any, maker: BatchMaker) -> None:
         """However few entries it has, and it says how many points they stand for."""
-        backend = self._open_as(definition, open_backend, Capability.SERIES)
-        maker = BatchMaker(_RUN)
-        backend.write(maker.start())
         values = [math.sin(step / 9) for step in range(1_000)]
         values[333], values[777], values[500] = 50.0, -50.0, math.nan
         for begin in range(0, 1_000, 100):
@@ -172,40 +162,34 @@ class StoreConformance(BackendKit):
         with pytest.raises(RunNotFoundError):
             backend.read_series("absent", "m", max_points=5)
 
-    def test_a_curve_is_of_one_rank_or_across_ranks(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.SERIES)
+    def test_a_curve_is_of_one_rank_or_across_ranks(self, opened: Any) -> None:
         """Never of one rank after another, and it says of which."""
-        backend = self._open_as(definition, open_backend, Capability.SERIES)
         first, second = BatchMaker(_RUN), BatchMaker(_RUN, rank=1, writer_id="rank1")
-        backend.write(first.start())
-        backend.write(first.metrics(*[("m", step, float(step)) for step in range(300)]))
-        backend.write(second.metrics(*[("m", step, 500.0 + step) for step in range(300)]))
-        backend.write(second.metrics(("own", 3, 7.0), ("own", 4, 8.0)))
-        own = backend.read_series(_RUN, "own", max_points=None)
+        opened.write(first.start())
+        opened.write(first.metrics(*[("m", step, float(step)) for step in range(300)]))
+        opened.write(second.metrics(*[("m", step, 500.0 + step) for step in range(300)]))
+        opened.write(second.metrics(("own", 3, 7.0), ("own", 4, 8.0)))
+        own = opened.read_series(_RUN, "own", max_points=None)
         assert (own.ranks, own.exact, own.last.tolist()) == ((1,), True, [7.0, 8.0])
-        one = backend.read_series(_RUN, "m", max_points=None, rank=1)
+        one = opened.read_series(_RUN, "m", max_points=None, rank=1)
         assert (one.ranks, one.exact) == ((1,), True)
         assert one.last.tolist() == [500.0 + step for step in range(300)]
         for max_points in (None, 300, 3, 1):
-            across = backend.read_series(_RUN, "m", max_points=max_points)
+            across = opened.read_series(_RUN, "m", max_points=max_points)
             assert (across.ranks, across.exact, across.points) == ((0, 1), False, 600)
             assert len(across) == (max_points or 300)
             assert np.diff(across.step).min(initial=1) > 0
             np.testing.assert_array_equal(across.low, across.low_step)
             np.testing.assert_array_equal(across.high, 500.0 + across.high_step)
             np.testing.assert_allclose(across.mean, (across.low + across.high) / 2)
-        parts = list(backend.iterate(_RUN, "metric", Query(rank=1), rows=64))
+        parts = list(opened.iterate(_RUN, "metric", Query(rank=1), rows=64))
         assert {rank for part in parts for rank in part["rank"].tolist()} == {1}
         assert sum(part.count for part in parts) == 302
 
-    def test_parts_are_what_a_read_returns(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.SERIES)
+    def test_parts_are_what_a_read_returns(self, backend: Any, maker: BatchMaker) -> None:
         """In its order, no part much larger than asked for."""
-        backend = self._open_as(definition, open_backend, Capability.SERIES)
-        maker = BatchMaker(_RUN)
-        backend.write(maker.start())
         for step in range(50):
             backend.write(maker.metrics(("a", step, 1.0), ("b", step, 2.0)))
         for query in (Query(), Query(step_min=10, step_max=30), Query(equals={"metric_key": "b"})):
@@ -216,39 +200,35 @@ class StoreConformance(BackendKit):
         with pytest.raises(RunNotFoundError):
             list(backend.iterate("absent", "metric", Query(), rows=20))
 
-    def test_summaries_are_what_reading_says(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.SEARCH)
+    def test_summaries_are_what_reading_says(self, opened: Any) -> None:
         """At once after each write; and runs are found by them."""
-        backend = self._open_as(definition, open_backend, Capability.SEARCH)
         maker = BatchMaker(_RUN)
-        backend.write(maker.start(tags=["x"]))
+        opened.write(maker.start(tags=["x"]))
         for step in range(3):
-            backend.write(maker.metrics(("m", step, 3.0 - step), ("bad", step, math.inf)))
-            found = backend.summarize(_RUN)
-            assert found.metrics == summarize_by_reading(backend, _RUN).metrics
+            opened.write(maker.metrics(("m", step, 3.0 - step), ("bad", step, math.inf)))
+            found = opened.summarize(_RUN)
+            assert found.metrics == summarize_by_reading(opened, _RUN).metrics
             assert (found.newest_step, found.metrics["m"].last) == (step, 3.0 - step)
         other = BatchMaker("run1", writer_id="writer1", started_us=FIRST_TIME_US + 1_000_000)
-        backend.write(other.start(project="another"))
-        assert [run.run_id for run in backend.search(RunSearch())] == ["run1", _RUN]
-        assert [run.run_id for run in backend.search(RunSearch(project="another"))] == ["run1"]
-        assert len(backend.search(RunSearch(limit=1))) == 1
+        opened.write(other.start(project="another"))
+        assert [run.run_id for run in opened.search(RunSearch())] == ["run1", _RUN]
+        assert [run.run_id for run in opened.search(RunSearch(project="another"))] == ["run1"]
+        assert len(opened.search(RunSearch(limit=1))) == 1
         with pytest.raises(RunNotFoundError):
-            backend.summarize("absent")
+            opened.summarize("absent")
 
-    def test_pages_are_what_a_search_finds(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.PAGES)
+    def test_pages_are_what_a_search_finds(self, opened: Any) -> None:
         """Each run once, whatever it is sorted by, with the columns that were asked for."""
-        backend = self._open_as(definition, open_backend, Capability.PAGES)
         for place in range(7):
             maker = BatchMaker(
                 f"run{place}", writer_id=f"writer{place}", started_us=FIRST_TIME_US + 1_000 * place
             )
-            backend.write(maker.start(project="one" if place % 3 else "two", tags=["x", "y"]))
+            opened.write(maker.start(project="one" if place % 3 else "two", tags=["x", "y"]))
             if place:
                 value = math.nan if place == 4 else place % 3 / 2
-                backend.write(maker.metrics(("m@1", 0, 2.0), ("m@1", place, value)))
+                opened.write(maker.metrics(("m@1", 0, 2.0), ("m@1", place, value)))
         columns = ["m@1", "min(m@1)", "config.lr", "tags", "state", "created", "absent", "step"]
         for order_by in (None, "m@1", "-min(m@1)", "step", "config.lr"):
             rows: list[Any] = []
@@ -257,31 +237,27 @@ class StoreConformance(BackendKit):
                 asked = build_page_search(
                     order_by=order_by, columns=columns, limit=3, after=after, count=True
                 )
-                page = backend.search_page(asked)
+                page = opened.search_page(asked)
                 assert (page.count, page.columns) == (7, tuple(columns))
                 rows += page.rows
                 after = page.next
                 if after is None:
                     break
             whole = build_page_search(order_by=order_by, columns=columns, limit=7)
-            assert repr(rows) == repr(list(search_page_by_reading(backend, whole).rows))
+            assert repr(rows) == repr(list(search_page_by_reading(opened, whole).rows))
         with pytest.raises(SchemaValidationError):
-            backend.search_page(build_page_search(order_by="m@1", after="AAAA"))
-        names = backend.list_names(None, "", 10)
+            opened.search_page(build_page_search(order_by="m@1", after="AAAA"))
+        names = opened.list_names(None, "", 10)
         assert (names.metrics, [tag.tag for tag in names.tags]) == (("m@1",), ["x", "y"])
         assert [(key.key, key.types, key.values) for key in names.config] == [
             ("lr", ("number",), (0.1,))
         ]
-        assert backend.list_names("two", "x", 10).tags[0].runs == 3
-        assert backend.list_names("one", "absent", 10).metrics == ()
+        assert opened.list_names("two", "x", 10).tags[0].runs == 3
+        assert opened.list_names("one", "absent", 10).metrics == ()
 
-    def test_a_grid_is_what_the_records_say(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.GRID)
+    def test_a_grid_is_what_the_records_say(self, backend: Any, maker: BatchMaker) -> None:
         """Of each cell the maximum, of what is not finite a mark, in the order of the model."""
-        backend = self._open_as(definition, open_backend, Capability.GRID)
-        maker = BatchMaker(_RUN)
-        backend.write(maker.start())
         for step in range(30):
             norms = {"stem": 1.0 + step, "head": math.nan if step == 7 else 3.0, "a": None}
             backend.write(maker.layers(step, norms, nan_count=int(step == 9)))
@@ -307,12 +283,9 @@ class StoreConformance(BackendKit):
         with pytest.raises(RunNotFoundError):
             backend.read_grid("absent", GridQuery.build("layer", "norm"))
 
-    def test_generations_replace_what_was_before_them(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.GENERATIONS)
+    def test_generations_replace_what_was_before_them(self, backend: Any) -> None:
         """Readers take everything from an analyzer's newest replacing one on."""
-        backend = self._open_as(definition, open_backend, Capability.GENERATIONS)
-        backend.write(BatchMaker(_RUN).start())
 
         def write(replaces: bool, *names: str) -> int:
             events: list[StreamRecord] = [
@@ -334,13 +307,9 @@ class StoreConformance(BackendKit):
         assert write(True) == 5
         assert read() == []
 
-    def test_a_removed_run_is_hidden_and_comes_back(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.REMOVAL)
+    def test_a_removed_run_is_hidden_and_comes_back(self, backend: Any, maker: BatchMaker) -> None:
         """Out of the trash as it was, or never again once the trash is emptied."""
-        backend = self._open_as(definition, open_backend, Capability.REMOVAL)
-        maker = BatchMaker(_RUN)
-        backend.write(maker.start())
         backend.write(maker.metrics(("m", 0, 0.5)))
         backend.write(maker.lifecycle(("status", {"status": "completed"})))
         other = BatchMaker("run1", writer_id="writer1", started_us=FIRST_TIME_US + 1_000_000)
@@ -366,13 +335,9 @@ class StoreConformance(BackendKit):
             backend.restore_runs([_RUN])
         assert [stored.run.id for stored in backend.list_runs()] == ["run1"]
 
-    def test_an_edit_changes_the_run_and_is_an_event(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.EDITS)
+    def test_an_edit_changes_the_run_and_is_an_event(self, backend: Any, maker: BatchMaker) -> None:
         """While the run goes on and after its end; who did what, and what was before."""
-        backend = self._open_as(definition, open_backend, Capability.EDITS)
-        maker = BatchMaker(_RUN)
-        backend.write(maker.start())
         with pytest.raises(RunNotFoundError):
             backend.edit_run("absent", RunEdit(name="a"), by="anna@box")
         before = backend.load_run(_RUN).run
@@ -408,12 +373,9 @@ class StoreConformance(BackendKit):
             {"before": "second", "after": None},
         ]
 
-    def test_archived_runs_are_searched_where_that_is_asked_for(
-        self, definition: BackendDefinition, open_backend: Opener
-    ) -> None:
+    @needs(Capability.EDITS)
+    def test_archived_runs_are_searched_where_that_is_asked_for(self, backend: Any) -> None:
         """Lists and reads have them anyway."""
-        backend = self._open_as(definition, open_backend, Capability.EDITS)
-        backend.write(BatchMaker(_RUN).start())
         other = BatchMaker("run1", writer_id="writer1", started_us=FIRST_TIME_US + 1_000_000)
         backend.write(other.start())
         backend.edit_run(_RUN, RunEdit(archived=True), by="anna@box")
@@ -429,13 +391,11 @@ class StoreConformance(BackendKit):
         assert search(archived=True) == ["run1", _RUN]
         assert {stored.run.id for stored in backend.list_runs()} == {"run1", _RUN}
 
+    @needs(Capability.EDITS)
     def test_a_request_to_stop_stands_for_the_newest_attempt(
-        self, definition: BackendDefinition, open_backend: Opener
+        self, backend: Any, maker: BatchMaker
     ) -> None:
         """The first one does, every one is an event, and who resumes the run is not asked."""
-        backend = self._open_as(definition, open_backend, Capability.EDITS)
-        maker = BatchMaker(_RUN)
-        backend.write(maker.start())
         assert backend.find_stop(_RUN) is None
         with pytest.raises(RunNotFoundError):
             backend.request_stop("absent", by="anna@box")
@@ -467,36 +427,30 @@ class StoreConformance(BackendKit):
 class PrimaryConformance(BackendKit):
     """Standard tests of backends that declare PRIMARY."""
 
-    def test_one_attempt_is_started_once(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.PRIMARY)
+    def test_one_attempt_is_started_once(self, backend: Any) -> None:
         """Of two processes that resume a run at the same moment, one is refused."""
-        self._need(definition, Capability.PRIMARY)
-        backend = open_backend()
-        backend.write(maker.start())
         with pytest.raises(BackendRejected):
             backend.write(BatchMaker(self.RUN_ID, writer_id="other").start())
 
+    @needs(Capability.PRIMARY)
     def test_batches_of_a_run_that_was_never_started_are_rejected(
-        self, definition: BackendDefinition, open_backend: Opener
+        self, open_backend: Opener
     ) -> None:
         """A primary knows every run that it holds records of."""
-        self._need(definition, Capability.PRIMARY)
         with pytest.raises(BackendRejected):
             open_backend().write(BatchMaker("absent").metrics(("m", 0, 0.0)))
 
+    @needs(Capability.PRIMARY)
+    @pytest.mark.usefixtures("backend")
     def test_opening_for_reading_changes_nothing(
         self,
         definition: BackendDefinition,
         config: BackendConfig,
-        open_backend: Opener,
         maker: BatchMaker,
         observe: Observe,
     ) -> None:
         """What is opened read-only reads, and refuses to write."""
-        self._need(definition, Capability.PRIMARY)
-        backend = open_backend()
-        backend.write(maker.start())
         reader = definition.open(dataclasses.replace(config, read_only=True))
         assert isinstance(reader, SupportsRead)
         assert reader.load_run(self.RUN_ID).run.id == self.RUN_ID
@@ -504,11 +458,11 @@ class PrimaryConformance(BackendKit):
             reader.write(maker.metrics(("m", 0, 0.0)))
         assert observe() == []
 
+    @needs(Capability.PRIMARY)
     def test_two_of_it_in_one_process_do_not_know_of_each_other(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+        self, open_backend: Opener, maker: BatchMaker
     ) -> None:
         """As two sessions of one process have it: closing one leaves the other open."""
-        self._need(definition, Capability.PRIMARY)
         one, other = open_backend(), open_backend(run_id="run1")
         second = BatchMaker("run1", writer_id="writer1")
         one.write(maker.start())
@@ -527,12 +481,11 @@ class PrimaryConformance(BackendKit):
 class BelongingConformance(BackendKit):
     """Standard tests of backends that declare BELONGING."""
 
+    @needs(Capability.BELONGING)
     def test_a_run_has_the_groups_and_fields_that_its_records_say(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
+        self, backend: Any, maker: BatchMaker
     ) -> None:
         """Those of a batch that comes twice once; progress goes when the run ends."""
-        backend = self._open_as(definition, open_backend, Capability.BELONGING)
-        backend.write(maker.start())
         batch = maker.lifecycle(
             ("group", {"add": ["paper/fig3", "idea"]}),
             ("fields", {"set": {"gpu": "V100", "n": {"x": 1.5}}}),
@@ -559,12 +512,9 @@ class BelongingConformance(BackendKit):
         ):
             assert [r.run_id for r in find_runs(backend, build_search(where=where))] == found
 
-    def test_projects_and_groups_are_described(
-        self, definition: BackendDefinition, open_backend: Opener, maker: BatchMaker
-    ) -> None:
+    @needs(Capability.BELONGING)
+    def test_projects_and_groups_are_described(self, backend: Any, maker: BatchMaker) -> None:
         """What is said of them stays whatever their runs do; a run is grouped after its end too."""
-        backend = self._open_as(definition, open_backend, Capability.BELONGING)
-        backend.write(maker.start())
         backend.write(maker.lifecycle(("group", {"add": ["paper/fig3"]})))
         backend.write(maker.lifecycle(("status", {"status": "completed"})))
         project = backend.load_run(_RUN).project.name

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from quark_core.backends.contract import BackendConfig, BackendDefinition
+from quark_core.backends.contract import BackendConfig, BackendDefinition, Capability
 from quark_core.backends.coordination import AppendedEntries
 from quark_core.records import parse_time
 from quark_core.testing.coordination_conformance import SweepKit
 from quark_core.testing.fakes import BatchMaker
-from quark_core.testing.kit import RUN_ID, Opener
+from quark_core.testing.kit import RUN_ID, Opener, needs
 from quark_core.testing.trial_workers import (
     Note,
     TrialWorkers,
@@ -52,21 +52,17 @@ class WorkersConformance(SweepKit):
         """Other processes, which open the backend for themselves."""
         if sys.platform == "win32":
             pytest.skip("workers are forked, which Windows cannot")
-        self._open_store(definition, open_backend).close()
+        open_backend().close()
         with TrialWorkers(tmp_path / "workers", definition, config) as workers:
             yield workers
 
     @pytest.mark.parametrize("size", _SIZES)
+    @needs(Capability.COORDINATION)
     def test_a_dozen_workers_have_each_trial_once(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        workers: TrialWorkers,
-        size: str,
+        self, workers: TrialWorkers, store: Any, size: str
     ) -> None:
         """Also where every call comes twice, as after a lost reply."""
         trials = 36 if size == "short" else 400
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, trials)
         for index in range(_WORKERS):
             workers.start(
@@ -86,18 +82,14 @@ class WorkersConformance(SweepKit):
         assert sorted(_gather(notes, "counted")) == sorted(claims)
 
     @pytest.mark.parametrize("size", _SIZES)
+    @needs(Capability.COORDINATION)
     def test_killed_and_stopped_workers_lose_no_trial(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        workers: TrialWorkers,
-        size: str,
+        self, workers: TrialWorkers, store: Any, size: str
     ) -> None:
         """SIGKILL at any moment, SIGSTOP for longer than a lease: each trial is finished once."""
         if sys.platform == "win32":
             raise NotImplementedError("workers are forked, which Windows cannot")
         trials, faults = (24, 5) if size == "short" else (400, 40)
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, trials)
         chance = random.Random(trials)
         names = iter(f"w{index}" for index in range(_WORKERS + faults))
@@ -168,17 +160,13 @@ class WorkersConformance(SweepKit):
 
     @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be stopped here")
     @pytest.mark.parametrize("when", ["while_it_runs", "after_its_result"])
+    @needs(Capability.COORDINATION)
     def test_a_worker_that_was_stopped_comes_too_late(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        workers: TrialWorkers,
-        when: str,
+        self, workers: TrialWorkers, store: Any, when: str
     ) -> None:
         """Beyond its lease somebody else has the trial, whose result is the one that counts."""
         if sys.platform == "win32":
             raise NotImplementedError("workers are forked, which Windows cannot")
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 1)
         task = WorkerTask(name="late", what="hold", sweep_id=sweep_id, lease_s=_LEASE_S / 4)
         workers.start(task)
@@ -210,16 +198,12 @@ class WorkersConformance(SweepKit):
         assert (done.state, done.token, done.values) == ("completed", 2, (value_of(0, 2),))
 
     @pytest.mark.parametrize("size", _SIZES)
+    @needs(Capability.COORDINATION)
     def test_nobody_sees_an_entry_before_one_of_a_lower_number(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        workers: TrialWorkers,
-        size: str,
+        self, workers: TrialWorkers, store: Any, size: str
     ) -> None:
         """A dozen append, each call's entries together; readers look on all the while."""
         turns = 6 if size == "short" else 60
-        store = self._open_store(definition, open_backend)
         log = f"{self._make_sweep(store, 0)}/reports"
         total = _WORKERS * sum(1 + turn % 3 for turn in range(turns))
         readers = [f"r{index}" for index in range(2)]
@@ -250,17 +234,12 @@ class WorkersConformance(SweepKit):
             assert [note.texts for note in notes[name]] == [tuple(found)]
 
     @pytest.mark.parametrize("size", _SIZES)
+    @needs(Capability.COORDINATION)
     def test_a_field_that_a_dozen_raise_loses_no_step(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        maker: BatchMaker,
-        workers: TrialWorkers,
-        size: str,
+        self, maker: BatchMaker, workers: TrialWorkers, store: Any, size: str
     ) -> None:
         """What was compared was still so when it was set."""
         turns = 2 if size == "short" else 12
-        store = self._open_store(definition, open_backend)
         store.write(maker.start())
         for index in range(_WORKERS):
             workers.start(WorkerTask(name=f"w{index}", what="fields", where="n", count=turns))
@@ -270,16 +249,12 @@ class WorkersConformance(SweepKit):
         assert store.load_run(RUN_ID).fields["n"] == raised
 
     @pytest.mark.parametrize("size", _SIZES)
+    @needs(Capability.COORDINATION)
     def test_trials_that_a_dozen_add_are_those_of_the_first(
-        self,
-        definition: BackendDefinition,
-        open_backend: Opener,
-        workers: TrialWorkers,
-        size: str,
+        self, workers: TrialWorkers, store: Any, size: str
     ) -> None:
         """Under one key; and those of other keys are all there, each key's together."""
         turns = 2 if size == "short" else 20
-        store = self._open_store(definition, open_backend)
         sweep_id = self._make_sweep(store, 0)
         for index in range(_WORKERS):
             workers.start(

@@ -15,7 +15,6 @@ HEAVY = [
     "mlflow",
     "wandb",
     "sqlalchemy",
-    "alembic",
     "numpy",
     "rich",
     "psutil",

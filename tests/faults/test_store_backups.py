@@ -416,12 +416,9 @@ def test_a_store_of_journals_is_copied_too(tmp_path, monkeypatch):
 
 def test_a_store_of_an_older_version_is_copied_as_it_is(tmp_path):
     shutil.copytree(
-        Path(__file__).parents[1] / "assets" / "stores" / "1" / "store", tmp_path / ".quark"
+        Path(__file__).parents[1] / "assets" / "stores" / "5" / "store", tmp_path / ".quark"
     )
     before = (tmp_path / ".quark" / "quark.db").read_bytes()
-    if not (tmp_path / ".quark" / "store.json").exists():
-        marker = {"format": "quark-tracker embedded store", "schema_version": 1}
-        (tmp_path / ".quark" / "store.json").write_text(json.dumps(marker))
     assert back_up_store(tmp_path, tmp_path / "backup").counts["runs"] > 0
     assert (tmp_path / ".quark" / "quark.db").read_bytes() == before
     assert quark.search_runs(storage_dir=tmp_path / "backup")

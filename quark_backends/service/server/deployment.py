@@ -679,8 +679,7 @@ class Deployment:
         """Make the store of a workspace, or migrate it; returns its version."""
         if not self.control.is_sqlite:
             return self.find_database(workspace).create()
-        from quark_backends.store.databases.migration import migrate
-        from quark_backends.store.databases.sqlite import ensure_store
+        from quark_backends.store.databases.sqlite import ensure_store, migrate
 
         root = self.find_root(workspace)
         ensure_store(root)
@@ -696,7 +695,8 @@ class Deployment:
             return self.find_database(workspace).read_version() or 0
         from contextlib import closing
 
-        from quark_backends.store.databases.sqlite import find_store, open_database, read_version
+        from quark_backends.store.databases.sqlite import find_store, read_version
+        from quark_backends.store.databases.write_ahead_log import open_database
 
         # Opening it as a store would migrate it, and nobody has asked for that.
         layout = find_store(self.find_root(workspace))

@@ -23,8 +23,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from quark_backends.service.server.deployment import CONTROL_VERSION, STEPS
-from quark_backends.store.databases.migration import alembic_lock, upgrade_tables
+from quark_backends.store.databases.postgres import VERSION_TABLE, set_version
 from quark_backends.store.databases.sqlite import SCHEMA_VERSION
+from quark_backends.store.databases.tables import POSTGRESQL, list_statements
 from quark_backends.store.upkeep.backup import BackupFolder
 from quark_core.config.redaction import redact_text
 from quark_core.errors import SessionStoreError
@@ -43,7 +44,7 @@ _FOLDER = "postgresql"
 _INDEX = f"{_FOLDER}/tables.json"
 _WORKSPACES = "quark\\_ws\\_%"
 _VERSION_TABLES = {CONTROL_SCHEMA: ("control_version", "version")}
-_STORE_VERSION = ("alembic_version", "version_num")
+_STORE_VERSION = (VERSION_TABLE, "version")
 
 
 class _Table(msgspec.Struct, frozen=True):
@@ -189,8 +190,11 @@ def _load_schema(core: Connection, schema: _Schema, name: str, folder: Path) -> 
         for step in STEPS[: schema.version]:
             step(core)
     else:
-        with alembic_lock():
-            upgrade_tables(core, f"{schema.version:04d}")
+        for statement in (
+            *list_statements(POSTGRESQL, schema.version),
+            *set_version(schema.version),
+        ):
+            core.exec_driver_sql(statement)
     for table in schema.tables:
         core.exec_driver_sql(f"DELETE FROM {_quote(table.name)}")
         cursor = _raw(core).cursor()

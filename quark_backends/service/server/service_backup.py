@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quark_backends.store.databases.layout import LOG_SUFFIX
-from quark_backends.store.databases.sqlite import open_database
+from quark_backends.store.databases.write_ahead_log import open_database
 from quark_backends.store.upkeep.backup import (
     BackupFolder,
     BackupManifest,

@@ -123,7 +123,9 @@ class WorkspaceStore(SupportsCoordination, Protocol):
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """What `read` returns, in parts."""
 
-    def read_batches(self, run_id: str, writer_id: str, *bounds: int) -> list[Batch]:
+    def read_batches(
+        self, run_id: str, writer_id: str, start: int, limit: int, limit_bytes: int | None = None
+    ) -> list[Batch]:
         """A writer's batches in order: from a number on, so many, of so many bytes."""
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:

@@ -123,6 +123,7 @@ class Turnstile:
 _INDEX_SUFFIX = "-shm"
 _WITH_DATABASE = ("", LOG_SUFFIX, _INDEX_SUFFIX)
 _DELETED = (-1, -1)
+_CHANGE_TIMEOUT_S = 30.0
 
 # Of the index: two equal heads, then how many frames are in the database already.
 _HEAD = struct.Struct("=IIIBBHIIII8s8x")
@@ -137,6 +138,45 @@ class FilesChanged(sqlite3.OperationalError):
 
 class PutBack(FilesChanged):
     """The store is an older copy of itself, log included: it lacks what was committed in it."""
+
+
+@contextmanager
+def changing(folder: Path) -> Iterator[None]:
+    """Keep all others out who change which files a store's folder has.
+
+    Raises:
+        TimeoutError: Another process has been at it for too long: it may have been stopped there.
+    """
+    if sys.platform == "win32":  # where a file that somebody has open cannot be deleted
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        deadline_s = time.monotonic() + _CHANGE_TIMEOUT_S
+        while not _lock_folder(descriptor):
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"another process is at it for {_CHANGE_TIMEOUT_S:g} s already")
+            time.sleep(0.005)
+        try:
+            yield
+        finally:
+            # A child that was forked meanwhile has the descriptor too, and would keep the lock.
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _lock_folder(descriptor: int) -> bool:
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: as good as it can be
+        return True
+    return True
 
 
 def identify(path: str) -> tuple[int, int] | None:
@@ -440,7 +480,7 @@ def find_refusal(url: URL) -> str | None:
 _log = logging.getLogger("quark")
 
 # A machine that has far too much to do may keep whoever writes waiting for seconds.
-_CONNECTION_PATIENCE_S = 30.0
+_BEGIN_TIMEOUT_S = 30.0
 # How long the end of a process waits for all threads that are at connections.
 _IN_USE_S = 5.0
 
@@ -684,7 +724,7 @@ class SqliteConnection(sqlite3.Connection):
         try:
             # The last try says what is wrong, after the one place or the other was waited for.
             if self.turnstile is None or not self.turnstile.pass_through(
-                self._try_to_begin, _CONNECTION_PATIENCE_S
+                self._try_to_begin, _BEGIN_TIMEOUT_S
             ):
                 self.execute("BEGIN IMMEDIATE")
         except BaseException:

@@ -34,6 +34,9 @@ LOG_SUFFIX = "-wal"
 OWNER_SUFFIX = "-owner"
 """Ends the name of the note which file the log was written for."""
 
+APPLICATION_ID = 0x51524B31
+"""Marks a database file as ours ("QRK1"), kept in SQLite's application_id."""
+
 _DATABASE_ENDS = ("", "-wal", "-shm", "-journal", OWNER_SUFFIX)
 _FOLDERS = ("runs", "trash", "launches")
 
@@ -125,9 +128,15 @@ def find_network_filesystem(path: Path, mounts: str | None = None) -> str | None
 
 
 class KeepsPayloads:
-    """Implements `SupportsArtifacts` over the directories of runs."""
+    """Implements `SupportsArtifacts` over the directories of runs, and says where those lie."""
 
     _layout: StoreLayout
+
+    def _place(self, stored: StoredRun) -> StoredRun:
+        return self._layout.place(stored)
+
+    def _place_summary(self, summary: RunSummary) -> RunSummary:
+        return self._layout.place_summary(summary)
 
     def put_payload(self, payload: Payload) -> None:
         """See `SupportsArtifacts`."""

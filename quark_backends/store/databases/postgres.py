@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +22,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrBinaryDumper, TextBinaryLoader, TextLoader
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
-from quark_backends.store.databases.connection import find_refusal
+from quark_backends.store.databases.connection import find_refusal, writing
 from quark_backends.store.databases.sqlite import SCHEMA_VERSION
 from quark_core.config.redaction import redact_text
 from quark_core.errors import (
@@ -343,8 +343,14 @@ class PostgresPool:
             name="quark",
         )
 
-    def take(self, schema: str) -> PostgresConnection:
+    def take(
+        self, schema: str, *, statement_timeout_s: int = _STATEMENT_TIMEOUT_S
+    ) -> PostgresConnection:
         """A connection that sees the tables of a schema; closing it gives it back.
+
+        Args:
+            schema: The schema.
+            statement_timeout_s: How long a statement may take.
 
         Raises:
             SessionStoreError: None was to be had in time.
@@ -356,7 +362,7 @@ class PostgresPool:
             raise SessionStoreError(
                 f"the database {self.name} cannot be reached: {redact_text(str(error))}"
             ) from error
-        return PostgresConnection(raw, _settings(schema, _STATEMENT_TIMEOUT_S), self._pool.putconn)
+        return PostgresConnection(raw, _settings(schema, statement_timeout_s), self._pool.putconn)
 
     @contextmanager
     def begin_search(self, schema: str) -> Iterator[Connection]:
@@ -364,19 +370,6 @@ class PostgresPool:
         with self._find_engine().connect() as connection, connection.begin():
             connection.exec_driver_sql(_settings(schema, _STATEMENT_TIMEOUT_S))
             yield connection
-
-    @contextmanager
-    def begin_migration(self, schema: str) -> Iterator[Connection]:
-        """A connection of SQLAlchemy in a transaction that may alter the tables of a schema."""
-        from sqlalchemy.pool import NullPool
-
-        engine = make_engine(self.url, poolclass=NullPool)
-        try:
-            with engine.connect() as connection, connection.begin():
-                connection.exec_driver_sql(_settings(schema, _MIGRATION_TIMEOUT_S))
-                yield connection
-        finally:
-            engine.dispose()
 
     def close(self) -> None:
         """Close all connections."""
@@ -474,6 +467,19 @@ def _settings(schema: str, statement_timeout_s: int) -> str:
 def quote_schema(schema: str) -> str:
     """The name of a schema as SQL has it."""
     return sql.Identifier(schema).as_string(None)
+
+
+VERSION_TABLE = "store_version"
+"""The table whose one row has the version of a store's tables."""
+
+
+def set_version(version: int) -> tuple[str, ...]:
+    """The statements that say which version a store's tables have."""
+    return (
+        f"CREATE TABLE IF NOT EXISTS {VERSION_TABLE} (version bigint NOT NULL)",
+        f"DELETE FROM {VERSION_TABLE}",
+        f"INSERT INTO {VERSION_TABLE} VALUES ({version})",
+    )
 
 
 _Result = TypeVar("_Result")
@@ -627,10 +633,6 @@ class PostgresDatabase:
                 were left as they were.
             SessionStoreError: The database cannot be reached.
         """
-        from sqlalchemy.exc import SQLAlchemyError
-
-        from quark_backends.store.databases.migration import alembic_lock, upgrade_tables
-
         for attempt in range(_ATTEMPTS):
             version = self.read_version()
             if version is not None and version > SCHEMA_VERSION:
@@ -638,18 +640,27 @@ class PostgresDatabase:
             if version == SCHEMA_VERSION:
                 return version
             try:
-                with alembic_lock(), self._pool.begin_migration(self.schema) as core:
-                    upgrade_tables(core, f"{SCHEMA_VERSION:04d}")
-            except (SQLAlchemyError, psycopg.Error) as error:
+                self._make_tables(since=version)
+            except psycopg.Error as error:
                 # Another process that migrates too makes one of the two fail.
                 if attempt == _ATTEMPTS - 1:
-                    reason = redact_text(str(getattr(error, "orig", None) or error))
+                    reason = redact_text(str(error))
                     raise SchemaMigrationError(
                         f"{self.name} cannot be migrated to schema version {SCHEMA_VERSION}: "
                         f"{reason}. It was left as it was."
                     ) from error
                 time.sleep(_FIRST_PAUSE_S * 4**attempt)
         return self.migrate()
+
+    def _make_tables(self, *, since: int | None) -> None:
+        from quark_backends.store.databases.tables import POSTGRESQL, list_statements
+
+        connection = self._pool.take(self.schema, statement_timeout_s=_MIGRATION_TIMEOUT_S)
+        with closing(connection), writing(connection):
+            for statement in list_statements(POSTGRESQL, since=since):
+                connection.execute(statement)
+            for statement in set_version(SCHEMA_VERSION):
+                connection.execute(statement)
 
     def close(self) -> None:
         """Close the connections, unless other stores have them too."""
@@ -658,7 +669,7 @@ class PostgresDatabase:
 
     def _read_version(self, connection: PostgresConnection) -> int | None:
         try:
-            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+            row = connection.execute(f"SELECT version FROM {VERSION_TABLE}").fetchone()
         except psycopg.errors.UndefinedTable:
             return None
         except psycopg.Error as error:

@@ -323,8 +323,3 @@ CREATE TABLE output (
     FOREIGN KEY(generation_pk) REFERENCES generation (pk)
 );
 CREATE INDEX output_by_generation ON output (generation_pk, kind);
-CREATE TABLE alembic_version (
-    version_num VARCHAR(32) NOT NULL,
-    CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
-);
-INSERT INTO alembic_version (version_num) VALUES ('0006');

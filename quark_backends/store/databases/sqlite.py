@@ -1,4 +1,4 @@
-"""Opens the store's SQLite file: makes it whole or not at all, refuses what is not ours."""
+"""Opens the store's SQLite file: makes it, refuses what is not ours, migrates an older one."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import logging
 import os
 import shutil
 import sqlite3
-import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from quark_backends.store.databases.connection import Descriptors, SqliteConnection
+import msgspec
+
+from quark_backends.store.databases.connection import SqliteConnection, changing
 from quark_backends.store.databases.layout import (
+    APPLICATION_ID,
     DATABASE,
     MARKER,
     OWNER_SUFFIX,
@@ -32,32 +32,28 @@ from quark_backends.store.databases.write_ahead_log import (
     has_strange_log,
     measure_log,
     note_owner,
+    open_database,
     set_strange_log_aside,
 )
-from quark_core.errors import SessionStoreError, StoreUnavailableError
+from quark_core.errors import SchemaMigrationError, SessionStoreError, StoreUnavailableError
+from quark_core.records import format_time
+from quark_core.records.base import now_us
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 from quark_core.system.folders import read_plain_file
-
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None  # type: ignore[assignment]
-
+from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 SCHEMA_VERSION = CURRENT_SCHEMA_VERSION
 """Version of the tables, kept in SQLite's user_version."""
 
-APPLICATION_ID = 0x51524B31
-"""Marks a database file as ours ("QRK1"), kept in SQLite's application_id."""
+OLDEST_VERSION = 5
+"""The oldest version that is migrated."""
 
 _FORMAT = "quark-tracker embedded store"
-_BUSY_TIMEOUT_S = 10.0
 # What processes make in a store's folder by themselves.
 _IGNORE = ".gitignore"
 _OF_RUNS = frozenset({_IGNORE, "aside", "launches", "runs", "sources", f"{DATABASE}{OWNER_SUFFIX}"})
 # Nobody's training waits for it.
 _CHECKPOINT_S = 600.0
-_CHANGE_TIMEOUT_S = 30.0
 
 
 def ensure_store(storage_dir: Path) -> StoreLayout:
@@ -182,45 +178,6 @@ def _add_database(layout: StoreLayout) -> None:
         raise SessionStoreError(f"no database could be made in {layout.root}: {error}") from error
 
 
-@contextmanager
-def changing(folder: Path) -> Iterator[None]:
-    """Keep all others out who change which files a store's folder has.
-
-    Raises:
-        TimeoutError: Another process has been at it for too long: it may have been stopped there.
-    """
-    if sys.platform == "win32":  # where a file that somebody has open cannot be deleted
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        deadline_s = time.monotonic() + _CHANGE_TIMEOUT_S
-        while not _lock(descriptor):
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"another process is at it for {_CHANGE_TIMEOUT_S:g} s already")
-            time.sleep(0.005)
-        try:
-            yield
-        finally:
-            # A child that was forked meanwhile has the descriptor too, and would keep the lock.
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    if sys.platform == "win32":
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: as good as it can be
-        return True
-    return True
-
-
 def find_store(storage_dir: Path) -> StoreLayout | None:
     """The store under a storage root, or None where there is none.
 
@@ -271,7 +228,7 @@ def _is_remains(layout: StoreLayout) -> bool:
 def connect(layout: StoreLayout, *, read_only: bool = False) -> SqliteConnection:
     """A connection in autocommit mode, usable from any one thread at a time.
 
-    A store of an older version is migrated first; see `migration.open_older`.
+    A store of an older version is migrated first; see `_open_older`.
 
     Raises:
         StoreUnavailableError: It is to be read, and there is none at this place now.
@@ -312,9 +269,7 @@ def connect(layout: StoreLayout, *, read_only: bool = False) -> SqliteConnection
     except sqlite3.Error as error:
         raise SessionStoreError(f"the store {layout.db_path} cannot be opened: {error}") from error
     connection.close()
-    from quark_backends.store.databases.migration import open_older
-
-    return open_older(layout, read_only=read_only)
+    return _open_older(layout, read_only=read_only)
 
 
 def _open_own(layout: StoreLayout, *, read_only: bool) -> SqliteConnection:
@@ -340,37 +295,6 @@ def _open_own(layout: StoreLayout, *, read_only: bool) -> SqliteConnection:
                 f"aside: {error}. Check the permissions of {layout.root}."
             ) from error
     return open_database(path, "mode=ro" if read_only else "mode=rw")
-
-
-def open_database(path: Path, parameters: str) -> SqliteConnection:
-    """Open a database file as it is, whatever is in it, and read its head.
-
-    Args:
-        path: The file, which must exist.
-        parameters: Of SQLite's URI, such as `mode=ro`.
-
-    Raises:
-        sqlite3.Error: It cannot be opened or read.
-    """
-    with Descriptors.opening:
-        before = Descriptors.list_open()
-        connection = sqlite3.connect(
-            # The path goes into a URI: a "?" or "%" in it must not be read as syntax.
-            f"file:{quote(str(path))}?{parameters}",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-            timeout=_BUSY_TIMEOUT_S,
-            cached_statements=64,
-            factory=WritingConnection if parameters.startswith("mode=rw") else SqliteConnection,
-        )
-        try:
-            connection.execute("PRAGMA user_version").fetchone()
-        except BaseException:
-            connection.close()
-            raise
-        connection.descriptors = Descriptors(str(path), before)
-    return connection
 
 
 def checkpoint_file(layout: StoreLayout) -> int:
@@ -402,7 +326,7 @@ def read_version(connection: sqlite3.Connection, root: Path) -> int:
     """
     application_id = connection.execute("PRAGMA application_id").fetchone()[0]
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    if application_id != APPLICATION_ID or version < 1:
+    if application_id != APPLICATION_ID or version < OLDEST_VERSION:
         raise _foreign(root)
     if version > SCHEMA_VERSION:
         raise _newer(root, version)
@@ -724,3 +648,205 @@ def _no_room(db_path: Path, error: Exception) -> SessionStoreError:
         f"the store {db_path} can only be read from a copy, and none could be made in "
         f"{tempfile.gettempdir()}: {error}. Set TMPDIR to a folder that has room for it."
     )
+
+
+# Brings a store of an older version to the tables of today.
+#
+# One transaction holds all of it, SQLite's `user_version` included, so a store
+# is of the old version or of the new one, whenever the process is killed and
+# however many begin at once. Nothing that was stored is rewritten, which is why
+# no backup is taken: a migration that rewrites or drops something must take one.
+#
+# A store is not migrated under a living run of an older Quark: that one could
+# open no further connection, and would not keep the summaries current. It can
+# be read meanwhile, from a migrated copy.
+
+_FIRST_WAIT_S = 10.0
+_LONG_WAIT_S = 600.0
+
+
+class _NotNowError(SchemaMigrationError):
+    """The store is sound, but this process may not alter it at this time."""
+
+
+def migrate(storage_dir: Path, migrated_at: str) -> int:
+    """Migrate the store under a storage root, and return the version that it has then.
+
+    A store that has the current version is left as it is.
+
+    Args:
+        storage_dir: The storage root.
+        migrated_at: What the marker says of when it was done.
+
+    Raises:
+        SchemaMigrationError: There is no store of ours, it is newer than this
+            Quark, damaged, in use by an older one, or cannot be written. It
+            was left as it was.
+    """
+    try:
+        layout = find_store(storage_dir)
+        if layout is None:
+            raise SchemaMigrationError(
+                f"storage_dir {storage_dir} holds no Quark store (no .quark folder)"
+            )
+        if layout.db_path.exists():
+            with closing(open_still(layout.db_path)) as connection:
+                version = read_version(connection, layout.root)
+            if version < SCHEMA_VERSION:
+                _upgrade(layout.db_path, layout.root, wait_s=_LONG_WAIT_S)
+        _renew_marker(layout, migrated_at)
+    except (_NotNowError, SessionStoreError, OSError, sqlite3.Error) as error:
+        raise SchemaMigrationError(str(error)) from error
+    return SCHEMA_VERSION
+
+
+def _open_older(layout: StoreLayout, *, read_only: bool) -> SqliteConnection:
+    """A connection to a store that was found to be of an older version.
+
+    The store is migrated where it lies. Where that is not possible now, it is
+    read from a migrated copy, and refused for writing.
+
+    Raises:
+        SessionStoreError: It cannot be migrated; the message says why.
+    """
+    try:
+        try:
+            _upgrade(
+                layout.db_path, layout.root, wait_s=_FIRST_WAIT_S if read_only else _LONG_WAIT_S
+            )
+        except _NotNowError as error:
+            if not read_only:
+                raise
+            reason = str(error)
+        else:
+            _finish(layout)
+            return connect(layout, read_only=read_only)
+        copy = keep_copy(
+            layout.db_path, "migrated", lambda copy: _copy_and_upgrade(layout, copy, reason)
+        )
+        return open_database(copy, "mode=ro")
+    except SchemaMigrationError as error:
+        raise SessionStoreError(str(error)) from error
+    except sqlite3.Error as error:
+        raise SessionStoreError(f"the store {layout.db_path} cannot be opened: {error}") from error
+
+
+def _copy_and_upgrade(layout: StoreLayout, copy: Path, reason: str) -> None:
+    _log.info("reading the store %s from a migrated copy: %s", layout.root, reason)
+    copy_database(layout.db_path, copy)
+    # Runs that live in the store do not live in its copy.
+    _upgrade(copy, layout.root, wait_s=_FIRST_WAIT_S, is_copy=True)
+
+
+def _upgrade(db_path: Path, root: Path, *, wait_s: float, is_copy: bool = False) -> None:
+    """Bring a database to the current version; does nothing where it has it.
+
+    Args:
+        db_path: The database.
+        root: What messages call the store.
+        wait_s: How long to wait for another process that writes or migrates.
+        is_copy: Whether nobody else knows the database.
+
+    Raises:
+        SchemaMigrationError: It cannot be done; nothing was altered.
+        SessionStoreError: It is no store of ours, or that of a newer Quark.
+    """
+    try:
+        with closing(open_database(db_path, "mode=rw")) as connection:
+            if read_version(connection, root) < SCHEMA_VERSION:
+                connection.execute("PRAGMA synchronous=FULL")
+                _run_transaction(connection, root, wait_s, is_copy=is_copy)
+    except sqlite3.Error as error:
+        what = f"the store {root} cannot be migrated to schema version {SCHEMA_VERSION}"
+        name = getattr(error, "sqlite_errorname", "")
+        if is_unwritable(error):
+            raise _NotNowError(f"{what}: it cannot be written here ({error})") from error
+        if name.startswith("SQLITE_BUSY"):
+            raise _NotNowError(
+                f"{what}: another process has been writing to it for {wait_s:.0f} s; try again"
+            ) from error
+        raise SchemaMigrationError(f"{what}: {error}. It was left as it was.") from error
+
+
+def _run_transaction(
+    connection: SqliteConnection, root: Path, wait_s: float, *, is_copy: bool
+) -> None:
+    from quark_backends.store.databases.tables import SQLITE, list_statements
+
+    try:
+        _begin(connection, root, wait_s)
+        version = read_version(connection, root)
+        if version == SCHEMA_VERSION:
+            return  # another process was first
+        _check_whole(connection, root)
+        if not is_copy:
+            _refuse_living_runs(connection, root, version)
+            _log.warning(
+                "migrating the store %s from schema version %d to %d; an older Quark cannot "
+                "open it any more",
+                root,
+                version,
+                SCHEMA_VERSION,
+            )
+        for statement in list_statements(SQLITE, since=version):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    finally:
+        connection.rollback()
+
+
+def _begin(connection: sqlite3.Connection, root: Path, wait_s: float) -> None:
+    """Begin, so that no other process writes until the end."""
+    first_s = min(wait_s, _FIRST_WAIT_S)
+    connection.execute(f"PRAGMA busy_timeout={first_s * 1000:.0f}")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        name = getattr(error, "sqlite_errorname", "")
+        if first_s == wait_s or not name.startswith("SQLITE_BUSY"):
+            raise
+        _log.warning("waiting for another process that migrates or writes the store %s", root)
+        connection.execute(f"PRAGMA busy_timeout={(wait_s - first_s) * 1000:.0f}")
+        connection.execute("BEGIN IMMEDIATE")
+
+
+def _check_whole(connection: sqlite3.Connection, root: Path) -> None:
+    found = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
+    if found != ["ok"]:
+        raise SchemaMigrationError(
+            f"the store {root} is damaged ({found[0]}), so it is not migrated and was left as it "
+            "was. Put a backup in its place, or save what can be read with `sqlite3 .recover`."
+        )
+
+
+def _refuse_living_runs(connection: sqlite3.Connection, root: Path, version: int) -> None:
+    living = []
+    rows = connection.execute(
+        "SELECT id, process, heartbeat_us FROM run WHERE status = 'running' ORDER BY pk"
+    )
+    for run_id, process, heartbeat_us in rows:
+        identity = msgspec.json.decode(process, type=ProcessIdentity)
+        if find_lost_reason("running", identity, heartbeat_us) is None:
+            living.append(run_id)
+    if living:
+        more = f" and {len(living) - 1} more" if len(living) > 1 else ""
+        raise _NotNowError(
+            f"the store {root} has schema version {version} and run {living[0]}{more} of an older "
+            f"Quark is writing to it, so it cannot be migrated to {SCHEMA_VERSION} now: wait until "
+            "it has ended, or choose another storage_dir. Reading works meanwhile."
+        )
+
+
+def _finish(layout: StoreLayout) -> None:
+    """What is good to do after a migration, and is done later where it fails."""
+    try:
+        _renew_marker(layout, format_time(now_us()))
+    except OSError as error:
+        _log.warning("the store %s is migrated, but not its marker: %s", layout.root, error)
+
+
+def _renew_marker(layout: StoreLayout, migrated_at: str) -> None:
+    marker = read_marker(layout)
+    if marker is None or marker.get("schema_version") != SCHEMA_VERSION:
+        write_marker(layout.root, migrated_at=migrated_at)

@@ -34,8 +34,11 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Dialect
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
+
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 
 METADATA = MetaData()
 
@@ -455,34 +458,78 @@ entry = Table(
 )
 
 
+ADDED: dict[int, frozenset[str]] = {
+    6: frozenset(
+        "sweep trial log entry run.sweep_id run.trial_number run.trial_token run_by_trial".split()
+    ),
+}
+"""What each version has that the one before has not: tables, columns of others, and indexes.
+
+A version only adds. What it adds is described above, as all tables are.
+"""
+
+SQLITE = sqlite.dialect()
+POSTGRESQL = postgresql.dialect()  # type: ignore[no-untyped-call]
 _HEAD = (
     "-- Made from tables.py by `python -m quark_backends.store.databases.tables`; do not edit.\n"
 )
-# Alembic keeps here which migrations a store has; a new store has all of them.
-_ALEMBIC = """CREATE TABLE alembic_version (
-    version_num VARCHAR(32) NOT NULL,
-    CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
-);
-INSERT INTO alembic_version (version_num) VALUES ('0006');
-"""
+
+
+def list_statements(
+    dialect: Dialect, version: int = CURRENT_SCHEMA_VERSION, *, since: int | None = None
+) -> list[str]:
+    """The statements that make the tables of a version.
+
+    Args:
+        dialect: `SQLITE` or `POSTGRESQL`.
+        version: The version.
+        since: The version of the tables that are there; None where there are none.
+    """
+    later = _find_added(version)
+    new = None if since is None else _find_added(since) - later
+    statements = []
+    for table in _leave_out(later).sorted_tables:
+        is_new = new is None or table.name in new
+        for column in table.columns:
+            if new is not None and f"{table.name}.{column.name}" in new:
+                text = CreateColumn(column).compile(dialect=dialect)
+                statements.append(f"ALTER TABLE {table.name} ADD COLUMN {text}")
+        if is_new:
+            statements.append(str(CreateTable(table).compile(dialect=dialect)).strip())
+        statements += [
+            str(CreateIndex(index).compile(dialect=dialect)).strip()
+            for index in sorted(table.indexes, key=lambda index: str(index.name))
+            if index.name not in later and (is_new or index.name in (new or ()))
+        ]
+    return statements
+
+
+def _leave_out(names: frozenset[str]) -> MetaData:
+    """The tables without some of them, and without some of their columns."""
+    if not names:
+        return METADATA
+    metadata = MetaData()
+    for table in METADATA.sorted_tables:
+        if table.name not in names:
+            for column in table.to_metadata(metadata).columns:
+                # A column of the database's own is not named where a table is made.
+                column.system = f"{table.name}.{column.name}" in names
+    return metadata
+
+
+def _find_added(version: int) -> frozenset[str]:
+    """What versions after one have added."""
+    return frozenset().union(*(names for added, names in ADDED.items() if added > version))
 
 
 def render_schema() -> str:
     """The statements that make all tables in SQLite."""
-    statements = []
-    dialect = sqlite.dialect()
-    for table in METADATA.sorted_tables:
-        statements.append(CreateTable(table).compile(dialect=dialect))
-        statements += [
-            CreateIndex(index).compile(dialect=dialect)
-            for index in sorted(table.indexes, key=lambda index: str(index.name))
-        ]
     lines = [
         line.rstrip().replace("\t", "    ")
-        for statement in statements
-        for line in f"{str(statement).strip()};".splitlines()
+        for statement in list_statements(SQLITE)
+        for line in f"{statement};".splitlines()
     ]
-    return _HEAD + "\n".join(lines) + "\n" + _ALEMBIC
+    return _HEAD + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

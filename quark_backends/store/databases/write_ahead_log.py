@@ -20,9 +20,16 @@ import time
 import weakref
 from contextlib import closing, suppress
 from pathlib import Path
+from urllib.parse import quote
 
-from quark_backends.store.databases.connection import FilesChanged, SqliteConnection, identify
-from quark_backends.store.databases.layout import LOG_SUFFIX, OWNER_SUFFIX
+from quark_backends.store.databases.connection import (
+    Descriptors,
+    FilesChanged,
+    SqliteConnection,
+    changing,
+    identify,
+)
+from quark_backends.store.databases.layout import APPLICATION_ID, LOG_SUFFIX, OWNER_SUFFIX
 from quark_core.system.folders import read_plain_file
 from quark_core.system.process import importing
 
@@ -87,8 +94,6 @@ def set_strange_log_aside(db_path: Path) -> None:
             _log.error("%s is not a file, and was renamed to %s", path, aside)
     if not has_strange_log(db_path) or not _is_store(db_path):
         return
-    from quark_backends.store.databases.sqlite import changing
-
     log = db_path.with_name(f"{db_path.name}{LOG_SUFFIX}")
     aside = find_aside(log)
     with changing(db_path.parent):
@@ -107,8 +112,6 @@ def set_strange_log_aside(db_path: Path) -> None:
 
 def _is_store(db_path: Path) -> bool:
     """Whether a file is a store by its head; any other may be there by mistake."""
-    from quark_backends.store.databases.sqlite import APPLICATION_ID
-
     try:
         with db_path.open("rb") as file:
             head = file.read(72)
@@ -138,6 +141,7 @@ def _read_note(db_path: Path) -> tuple[int, int] | None:
         return None
 
 
+_BUSY_TIMEOUT_S = 10.0
 # How long whoever stops writing waits for those who read, and for the disk.
 _PATIENCE_S = 1.0
 _BUSY_MS = 100
@@ -249,6 +253,37 @@ class WritingConnection(SqliteConnection):
         super().close()
 
 
+def open_database(path: Path, parameters: str) -> SqliteConnection:
+    """Open a database file as it is, whatever is in it, and read its head.
+
+    Args:
+        path: The file, which must exist.
+        parameters: Of SQLite's URI, such as `mode=ro`.
+
+    Raises:
+        sqlite3.Error: It cannot be opened or read.
+    """
+    with Descriptors.opening:
+        before = Descriptors.list_open()
+        connection = sqlite3.connect(
+            # The path goes into a URI: a "?" or "%" in it must not be read as syntax.
+            f"file:{quote(str(path))}?{parameters}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=_BUSY_TIMEOUT_S,
+            cached_statements=64,
+            factory=WritingConnection if parameters.startswith("mode=rw") else SqliteConnection,
+        )
+        try:
+            connection.execute("PRAGMA user_version").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        connection.descriptors = Descriptors(str(path), before)
+    return connection
+
+
 def find_log(db_path: Path) -> Path:
     """Where the write-ahead log of a database lies, if there is one."""
     return db_path.with_name(f"{db_path.name}{LOG_SUFFIX}")
@@ -340,8 +375,6 @@ def replace_database(db_path: Path, why: str, *, with_log: bool = True) -> None:
     Raises:
         FilesChanged: There is no room, or the copy is damaged too; nothing was altered.
     """
-    from quark_backends.store.databases.sqlite import changing
-
     log = db_path.with_name(f"{db_path.name}{LOG_SUFFIX}")
     new = db_path.with_name(f"{db_path.name}.new{os.getpid()}-{os.urandom(4).hex()}")
     new_log = new.with_name(f"{new.name}{LOG_SUFFIX}")
@@ -425,8 +458,6 @@ def read_main_head(db_path: Path, run_id: str, writer_id: str) -> int | None:
         -1 where it has no such writer; None where it cannot be read now, as while somebody
         brings the log into it.
     """
-    from quark_backends.store.databases.sqlite import open_database
-
     try:
         with closing(open_database(db_path, "mode=ro&immutable=1")) as connection:
             row = connection.execute(
@@ -441,8 +472,6 @@ def read_main_head(db_path: Path, run_id: str, writer_id: str) -> int | None:
 
 def main() -> None:
     """Replace the database that is named on the command line."""
-    from quark_backends.store.databases.sqlite import open_database
-
     db_path = Path(sys.argv[1])
     with closing(open_database(db_path, "mode=rw")) as connection:
         connection.begin_write()

@@ -32,13 +32,6 @@ from quark_backends.store.databases.sqlite import connect
 from quark_backends.store.databases.write_ahead_log import empty_log, find_log
 from quark_core.errors import SessionStoreError
 
-# Lets the threads of a process take turns at writing with other processes, little and often.
-#
-# What makes a commit slow is the disk's sync, and under `synchronous=FULL` nobody else writes
-# meanwhile. Here SQLite commits without it, and the log is synced when the database is free again:
-# whoever syncs it then syncs what others have committed, too. Nobody is answered before that, so
-# what was answered survives a power loss as it does under FULL.
-
 T = TypeVar("T")
 
 # Where the database is busy though nobody writes: somebody mends or empties its log.

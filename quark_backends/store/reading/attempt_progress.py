@@ -27,11 +27,6 @@ from quark_core.records.attempts import (
 from quark_core.records.codec import DecodedBody
 from quark_core.records.schema import column_types
 
-# How far the attempts of a run have come with each series, which says what they have replaced.
-#
-# Of chunks the index tells the highest step, and one chunk of each series the first. What is not
-# compacted yet is read, and remembered, so that it is read once.
-
 _log = logging.getLogger("quark")
 
 _KEPT_CHUNKS = 100_000

@@ -318,7 +318,7 @@ def _not_empty(parts: Sequence[Columns]) -> list[Columns]:
 # points otherwise. At the edges of a window points are read, so that low, high and
 # count of each entry are those of the points in the window.
 
-_CURVE_SETS_COLUMNS = ("step", "epoch", "time_us", "value")
+_POINT_COLUMNS = ("step", "epoch", "time_us", "value")
 # So many blocks are taken apart where that puts their points in order: a million points.
 _SORTED_BLOCKS = 16_384
 
@@ -386,9 +386,7 @@ def read_curves(
                 curve
                 for rank, its in sorted(by_rank.items())
                 if (
-                    curve := _curve_sets_read_rank(
-                        rows, cache, key, (attempt, rank), its, bound, window
-                    )
+                    curve := _read_rank_curve(rows, cache, key, (attempt, rank), its, bound, window)
                 )
             ]
             if ranks is None and curves:
@@ -435,7 +433,7 @@ def _find_shares(
     return found
 
 
-def _curve_sets_read_rank(
+def _read_rank_curve(
     rows: StoredRows,
     cache: BlockCache,
     key: str,
@@ -453,18 +451,18 @@ def _curve_sets_read_rank(
                 blocks = AxisBlocks.join([*parts, *folded]).order()
                 # Where points go back from one chunk to another, blocks lie over each other.
                 if folded or len(blocks) > _SORTED_BLOCKS or not blocks.has_overlaps:
-                    return _curve_sets_group(key, whose, blocks, entries)
+                    return _group_points(key, whose, blocks, entries)
     except SchemaValidationError:
         pass  # a roll-up is damaged; the points themselves are there
     points = [part for share in shares for part in _load_points(rows, cache, share, window)]
     if folded:
         assert entries is not None
         more = [summarize_axis(_join(points), window.axis)] if points else []
-        return _curve_sets_group(key, whose, AxisBlocks.join([*more, *folded]).order(), entries)
+        return _group_points(key, whose, AxisBlocks.join([*more, *folded]).order(), entries)
     if not points:
         return None
     joined = _join(points)
-    arrays = (joined[name] for name in _CURVE_SETS_COLUMNS)
+    arrays = (joined[name] for name in _POINT_COLUMNS)
     return make_curve(key, *whose, *arrays, axis=window.axis, entries=entries)
 
 
@@ -604,12 +602,12 @@ def _join(parts: Iterable[Columns]) -> Columns:
     count = sum(part.count for part in found)
     arrays = {
         name: found[0][name] if len(found) == 1 else np.concatenate([part[name] for part in found])
-        for name in _CURVE_SETS_COLUMNS
+        for name in _POINT_COLUMNS
     }
     return Columns(_KIND, count, arrays)
 
 
-def _curve_sets_group(key: str, whose: tuple[int, int], found: AxisBlocks, entries: int) -> Curve:
+def _group_points(key: str, whose: tuple[int, int], found: AxisBlocks, entries: int) -> Curve:
     """Entries of about equally many blocks."""
     count = len(found.least)
     size = min(entries, count)

@@ -8,17 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from quark_backends.store.batch_bodies import make_rows
 from quark_backends.store.databases.connection import StoreConnection, close_with, writing
+from quark_backends.store.reading import table_rows
 from quark_backends.store.reading.table_rows import (
     ROW_SIZE,
     RUN_QUERY,
     RUN_TABLES,
-    load_group,
-    load_groups,
-    load_project,
     read_settings,
     read_stop,
     run_not_found,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from quark_backends.store.reading.stored_rows import BlockCache, StoredRows, WriterRow
     from quark_core.backends.contract import Batch, Generation, StoredRun
     from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
-    from quark_core.backends.edits import StoredGroup, StoredProject
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import RunConfiguration, RunLabel
     from quark_core.backends.series import Series
@@ -46,7 +44,23 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
     from quark_core.records.runs import StopRequest
-    from quark_core.records.sweeps import StoredSweep, StoredTrial
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _of_moment(
+    function: Callable[Concatenate[StoreConnection, P], T],
+) -> Callable[Concatenate[StoreReader, P], T]:
+    """A method of a reader that asks its connection, at one moment of the store."""
+
+    @wraps(function)
+    def ask(self: StoreReader, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.begin() as connection:
+            return function(connection, *args, **kwargs)
+
+    return ask
 
 
 class StoreReader:
@@ -101,7 +115,7 @@ class StoreReader:
         from quark_core.records.columns import Columns
 
         every = replace(query, limit=None)
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             rows = self._stored_rows(connection)
             parts = [
                 rows.load(writer, kind, every)
@@ -122,7 +136,7 @@ class StoreReader:
         """One metric as a curve; see `SupportsSeries`."""
         from quark_backends.store.reading.curves import read_curve
 
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             writers = find_writers(connection, run_id, rank)
             rows = self._stored_rows(connection)
             return read_curve(rows, writers, key, max_points, all_attempts)
@@ -133,7 +147,7 @@ class StoreReader:
         from quark_backends.store.reading.incremental_reads import read_heads
         from quark_core.backends.curves import CurveSet
 
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             writers = find_writers(connection, run_id)
             if self._tails is None:
                 self._tails = MetricTails()
@@ -151,7 +165,7 @@ class StoreReader:
         """How far a run has come; see `SupportsChanges`."""
         from quark_backends.store.reading.incremental_reads import read_heads
 
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             return read_heads(self._stored_rows(connection), find_run(connection, run_id))
 
     def read_changes(
@@ -167,7 +181,7 @@ class StoreReader:
         """What came since a cursor; see `SupportsChanges`."""
         from quark_backends.store.reading.incremental_reads import read_changes
 
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             return read_changes(
                 self._stored_rows(connection),
                 find_run(connection, run_id),
@@ -183,7 +197,7 @@ class StoreReader:
         """A figure over rows and steps; see `SupportsGrid`."""
         from quark_backends.store.reading.curves import load_grid
 
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             writers = find_writers(connection, run_id, query.rank)
             return load_grid(self._stored_rows(connection), writers, query)
 
@@ -221,7 +235,7 @@ class StoreReader:
         """
         from quark_backends.store.reading.incremental_reads import replay_batches
 
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             for writer in find_writers(connection, run_id):
                 if writer.writer_id == writer_id:
                     return replay_batches(
@@ -236,7 +250,7 @@ class StoreReader:
 
     def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
         """Outputs of analyzers; see `SupportsGenerations`."""
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             return read_outputs(connection, run_id, kind, analyzer)
 
     def iterate_outputs(
@@ -259,14 +273,14 @@ class StoreReader:
             RunNotFoundError: The store has no such run, or has it in the trash.
             SessionStoreError: The store cannot be read.
         """
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             row = connection.execute(f"{RUN_QUERY} WHERE run.id = ?", (run_id,)).fetchone()
             find_run(connection, run_id)
         return to_stored_run(row)
 
     def find_stop(self, run_id: str) -> StopRequest | None:
         """See `SupportsEdits`."""
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             row = connection.execute("SELECT stop FROM run WHERE id = ?", (run_id,)).fetchone()
         if row is None:
             raise run_not_found(run_id)
@@ -290,7 +304,7 @@ class StoreReader:
                 its id: only those that come after it.
         """
         listed = _list_newest(project, limit, store_name, after)
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             rows = connection.execute(f"{RUN_QUERY} {listed[0]}", listed[1]).fetchall()
         return [to_stored_run(row) for row in rows]
 
@@ -305,51 +319,16 @@ class StoreReader:
         """About how many bytes each of the runs has that `list_runs` returns."""
         listed = _list_newest(project, limit, store_name, after)
         sql = f"SELECT {ROW_SIZE} FROM {RUN_TABLES} {listed[0]}"
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             return [size for (size,) in connection.execute(sql, listed[1])]
 
-    def list_groups(self, project: str | None, store_name: str | None = None) -> list[StoredGroup]:
-        """See `SupportsBelonging`."""
-        with self._lock, self._moment() as connection:
-            return load_groups(connection, project, store_name)
-
-    def load_group(self, project: str, path: str) -> StoredGroup:
-        """One group, described or not."""
-        with self._lock, self._moment() as connection:
-            return load_group(connection, project, path)
-
-    def load_project(self, project: str, store_name: str | None = None) -> StoredProject:
-        """See `SupportsBelonging`."""
-        with self._lock, self._moment() as connection:
-            return load_project(connection, project, store_name)
-
-    def list_sweeps(self, project: str | None) -> list[StoredSweep]:
-        """See `SupportsCoordination`."""
-        from quark_backends.store.reading import table_rows
-
-        with self._lock, self._moment() as connection:
-            return table_rows.list_sweeps(connection, project)
-
-    def load_sweep(self, sweep_id: str) -> StoredSweep:
-        """See `SupportsCoordination`."""
-        from quark_backends.store.reading import table_rows
-
-        with self._lock, self._moment() as connection:
-            return table_rows.load_sweep(connection, sweep_id)
-
-    def list_trials(self, sweep_id: str, start: int, limit: int | None) -> list[StoredTrial]:
-        """See `SupportsCoordination`."""
-        from quark_backends.store.reading import table_rows
-
-        with self._lock, self._moment() as connection:
-            return table_rows.list_trials(connection, sweep_id, start, limit)
-
-    def read_entries(self, log: str, start: int, limit: int) -> list[str]:
-        """See `SupportsCoordination`."""
-        from quark_backends.store.reading import table_rows
-
-        with self._lock, self._moment() as connection:
-            return table_rows.read_entries(connection, log, start, limit)
+    list_groups = _of_moment(table_rows.list_groups)
+    load_group = _of_moment(table_rows.load_group)
+    load_project = _of_moment(table_rows.load_project)
+    list_sweeps = _of_moment(table_rows.list_sweeps)
+    load_sweep = _of_moment(table_rows.load_sweep)
+    list_trials = _of_moment(table_rows.list_trials)
+    read_entries = _of_moment(table_rows.read_entries)
 
     def list_configurations(
         self, *, project: str | None = None, limit: int | None = None
@@ -367,7 +346,7 @@ class StoreReader:
         if limit is not None:
             sql += " LIMIT ?"
             arguments.append(limit)
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             rows = connection.execute(sql, arguments).fetchall()
         return [
             Configuration(run_id, archived_us is not None, read_settings(config))
@@ -389,8 +368,14 @@ class StoreReader:
         if limit is not None:
             sql += " LIMIT ?"
             arguments.append(limit)
-        with self._lock, self._moment() as connection:
+        with self.begin() as connection:
             return [Label(*row) for row in connection.execute(sql, arguments).fetchall()]
+
+    @contextmanager
+    def begin(self) -> Iterator[StoreConnection]:
+        """A transaction for reading, of one thread at a time."""
+        with self._lock, self._moment() as connection:
+            yield connection
 
     def _stored_rows(self, connection: StoreConnection) -> StoredRows:
         from quark_backends.store.reading.stored_rows import StoredRows

@@ -23,14 +23,13 @@ from sqlalchemy import (
 )
 
 from quark_backends.store.databases.tables import METADATA
-from quark_backends.store.reading.search import (
+from quark_backends.store.reading.search_conditions import (
+    SearchConditions,
     StoredNames,
-    cut_numbers,
     find_alive,
     is_visible,
 )
-from quark_backends.store.reading.search_conditions import SearchConditions
-from quark_backends.store.reading.table_rows import read_texts
+from quark_backends.store.reading.table_rows import cut_numbers, read_texts
 from quark_core.backends.run_pages import (
     PageCursor,
     PageSearch,

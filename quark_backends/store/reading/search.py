@@ -6,16 +6,14 @@ import sqlite3
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from quark_backends.store.databases.connection import close_with
 from quark_backends.store.reading.table_rows import (
     ROW_SIZE,
     RUN_COLUMNS,
     RUN_TABLES,
+    cut_numbers,
     run_not_found,
     to_stored_run,
 )
@@ -24,23 +22,18 @@ from quark_core.config.redaction import redact_text
 from quark_core.errors import SessionStoreError
 from quark_core.records import format_time
 from quark_core.records.base import now_us
-from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Connection, Engine
+    from sqlalchemy import Connection, Engine
 
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
-    from quark_core.records.query import RunSearch, Scope
+    from quark_core.records.query import RunSearch
 
-# Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
-_MANY = 500
 # Of texts of runs that are decoded at once: some become forty times as much.
 _PART_BYTES = 2**20
 _METRIC_BYTES = 40
 # Runs a statement, written for SQLite, with values for its places.
 Ask = Callable[[str, Sequence[Any]], Iterable[Sequence[Any]]]
-# Tables whose column `key` has the names of a scope.
-_KEYED = {"config": "run_config", "field": "run_field", "fingerprint": "run_fingerprint"}
 
 
 class RunFinder:
@@ -129,7 +122,11 @@ class RunFinder:
         from sqlalchemy import select
 
         from quark_backends.store.databases.tables import METADATA
-        from quark_backends.store.reading.search_conditions import SearchConditions
+        from quark_backends.store.reading.search_conditions import (
+            SearchConditions,
+            StoredNames,
+            find_alive,
+        )
         from quark_core.search.resolution import resolve_names
 
         run = METADATA.tables["run"]
@@ -295,32 +292,6 @@ def _list_newest(ask: Ask, search: RunSearch, store_name: str | None) -> list[in
     return [pk for (pk,) in ask(sql, values)]
 
 
-def find_alive(connection: Connection) -> tuple[int, ...]:
-    """Runs that say they are running, and are: what SQL cannot tell.
-
-    There are never many: each is a process of this host, or of another one
-    that was heard of in the last minute.
-    """
-    from sqlalchemy import select
-
-    from quark_backends.store.databases.tables import METADATA
-
-    run = METADATA.tables["run"]
-    rows = connection.execute(
-        select(run.c.pk, run.c.process, run.c.heartbeat_us).where(
-            run.c.status == "running", run.c.trashed_us.is_(None)
-        )
-    )
-    return tuple(
-        pk
-        for pk, process, heartbeat_us in rows
-        if find_lost_reason(
-            "running", msgspec.json.decode(process, type=ProcessIdentity), heartbeat_us
-        )
-        is None
-    )
-
-
 def _load_summaries(ask: Ask, run_pks: Sequence[int]) -> Iterator[RunSummary]:
     """The runs of these numbers, in their order."""
     for part in _cut_by_size(ask, run_pks):
@@ -436,87 +407,3 @@ def _load_metrics(ask: Ask, run_pks: Sequence[int]) -> dict[int, _Metrics]:
     for row in rows:
         by_run.setdefault(row[0], {})[keys[row[1]]] = row
     return {pk: _Metrics(named_rows) for pk, named_rows in by_run.items()}
-
-
-def cut_numbers(run_pks: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Numbers in parts, of which each is few enough for one statement."""
-    numbers = iter(run_pks)
-    while part := tuple(islice(numbers, _MANY)):
-        yield part
-
-
-def is_visible(project: str | None, store_name: str | None) -> list[ColumnElement[bool]]:
-    """What is true of a run that is searched: its project and store, and that it is not trashed."""
-    from quark_backends.store.databases.tables import METADATA
-    from quark_backends.store.reading.search_conditions import is_of_project
-
-    run = METADATA.tables["run"].c
-    conditions: list[ColumnElement[bool]] = [run.trashed_us.is_(None)]
-    if project is not None:
-        conditions.append(is_of_project(project))
-    if store_name is not None:
-        conditions.append(run.store_name == store_name)
-    return conditions
-
-
-class StoredNames:
-    """The names that the runs of a project have (see `Vocabulary`).
-
-    Attributes:
-        metric_names: Stored key -> number, of the metrics that were found.
-    """
-
-    def __init__(self, connection: Connection, project: str | None, store_name: str | None) -> None:
-        from quark_backends.store.databases.tables import METADATA
-
-        self._connection = connection
-        self._tables = METADATA.tables
-        self._is_searched = is_visible(project, store_name)
-        self.metric_names: dict[str, int] = {}
-
-    def has_runs(self) -> bool:
-        """Whether there is any run."""
-        from sqlalchemy import select
-
-        run = self._tables["run"]
-        found = select(run.c.pk).where(*self._is_searched).limit(1)
-        return self._connection.scalar(found) is not None
-
-    def has(self, scope: Scope, name: str) -> bool:
-        """Whether a run has the name."""
-        from sqlalchemy import select
-
-        keyed = _KEYED.get(scope)
-        if keyed is not None:
-            table = self._tables[keyed]
-            return self._is_used(table, table.c.key == name)
-        names, table = self._tables["name"], self._tables["run_metric"]
-        pk = self._connection.scalar(select(names.c.pk).where(names.c.text == name))
-        if pk is None or not self._is_used(table, table.c.name_pk == pk):
-            return False
-        self.metric_names[name] = pk
-        return True
-
-    def list_names(self, scope: Scope) -> Iterable[str]:
-        """All names."""
-        from sqlalchemy import select
-
-        keyed = _KEYED.get(scope)
-        if keyed is not None:
-            table = self._tables[keyed]
-            texts = self._connection.scalars(select(table.c.key).distinct()).all()
-        else:
-            texts = self._connection.scalars(select(self._tables["name"].c.text)).all()
-        return [text for text in texts if self.has(scope, text)]
-
-    def _is_used(self, table: Any, condition: Any) -> bool:
-        from sqlalchemy import select
-
-        run = self._tables["run"]
-        statement = (
-            select(table.c.run_pk)
-            .join_from(table, run, table.c.run_pk == run.c.pk)
-            .where(condition, *self._is_searched)
-            .limit(1)
-        )
-        return self._connection.scalar(statement) is not None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import (
     ColumnElement,
+    Connection,
     Double,
     FromClause,
+    Table,
     and_,
     case,
     cast,
@@ -40,10 +43,12 @@ from quark_core.records.query import (
     Or,
     OrderBy,
     RunSearch,
+    Scope,
     Value,
 )
 from quark_core.search.evaluation import parse_period
 from quark_core.search.resolution import RUN_FIELDS
+from quark_core.system.process import ProcessIdentity, find_lost_reason
 
 _run = METADATA.tables["run"]
 _project = METADATA.tables["project"]
@@ -51,7 +56,13 @@ _run_tag = METADATA.tables["run_tag"]
 _run_metric = METADATA.tables["run_metric"]
 _run_group_member = METADATA.tables["run_group_member"]
 _run_fingerprint = METADATA.tables["run_fingerprint"]
-_GIVEN = {"config": METADATA.tables["run_config"], "field": METADATA.tables["run_field"]}
+_name = METADATA.tables["name"]
+_GIVEN: dict[Scope, Table] = {
+    "config": METADATA.tables["run_config"],
+    "field": METADATA.tables["run_field"],
+}
+# Tables whose column `key` has the names of a scope.
+_KEYED: dict[Scope, Table] = {**_GIVEN, "fingerprint": _run_fingerprint}
 
 _COMPARE: dict[Operator, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -333,3 +344,81 @@ def _compare_time(column: ColumnElement[Any], sign: Operator, text: str) -> Colu
             return column >= end_us
         case ">=":
             return column >= start_us
+
+
+def find_alive(connection: Connection) -> tuple[int, ...]:
+    """Runs that say they are running, and are: what SQL cannot tell.
+
+    There are never many: each is a process of this host, or of another one
+    that was heard of in the last minute.
+    """
+    rows = connection.execute(
+        select(_run.c.pk, _run.c.process, _run.c.heartbeat_us).where(
+            _run.c.status == "running", _run.c.trashed_us.is_(None)
+        )
+    )
+    return tuple(
+        pk
+        for pk, process, heartbeat_us in rows
+        if find_lost_reason(
+            "running", msgspec.json.decode(process, type=ProcessIdentity), heartbeat_us
+        )
+        is None
+    )
+
+
+def is_visible(project: str | None, store_name: str | None) -> list[ColumnElement[bool]]:
+    """What is true of a run that is searched: its project and store, and that it is not trashed."""
+    conditions: list[ColumnElement[bool]] = [_run.c.trashed_us.is_(None)]
+    if project is not None:
+        conditions.append(is_of_project(project))
+    if store_name is not None:
+        conditions.append(_run.c.store_name == store_name)
+    return conditions
+
+
+class StoredNames:
+    """The names that the runs of a project have (see `Vocabulary`).
+
+    Attributes:
+        metric_names: Stored key -> number, of the metrics that were found.
+    """
+
+    def __init__(self, connection: Connection, project: str | None, store_name: str | None) -> None:
+        self._connection = connection
+        self._is_searched = is_visible(project, store_name)
+        self.metric_names: dict[str, int] = {}
+
+    def has_runs(self) -> bool:
+        """Whether there is any run."""
+        found = select(_run.c.pk).where(*self._is_searched).limit(1)
+        return self._connection.scalar(found) is not None
+
+    def has(self, scope: Scope, name: str) -> bool:
+        """Whether a run has the name."""
+        table = _KEYED.get(scope)
+        if table is not None:
+            return self._is_used(table, table.c.key == name)
+        pk = self._connection.scalar(select(_name.c.pk).where(_name.c.text == name))
+        if pk is None or not self._is_used(_run_metric, _run_metric.c.name_pk == pk):
+            return False
+        self.metric_names[name] = pk
+        return True
+
+    def list_names(self, scope: Scope) -> Iterable[str]:
+        """All names."""
+        table = _KEYED.get(scope)
+        if table is not None:
+            texts = self._connection.scalars(select(table.c.key).distinct()).all()
+        else:
+            texts = self._connection.scalars(select(_name.c.text)).all()
+        return [text for text in texts if self.has(scope, text)]
+
+    def _is_used(self, table: Any, condition: Any) -> bool:
+        statement = (
+            select(table.c.run_pk)
+            .join_from(table, _run, table.c.run_pk == _run.c.pk)
+            .where(condition, *self._is_searched)
+            .limit(1)
+        )
+        return self._connection.scalar(statement) is not None

@@ -6,13 +6,14 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
 from quark_core.backends.contract import StoredRun
-from quark_core.backends.coordination import MOST_READ_CHARACTERS, unknown_sweep
+from quark_core.backends.coordination import MOST_ENTRIES, MOST_READ_CHARACTERS, unknown_sweep
 from quark_core.backends.edits import StoredGroup, StoredProject, gather_groups, unknown_project
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import (
@@ -30,7 +31,6 @@ from quark_core.records.runs import (
     RunProgress,
     RunStatus,
     StopRequest,
-    renew_digests,
 )
 from quark_core.records.sweeps import TRIAL_STATES, StoredSweep, StoredTrial, TrialClaim
 from quark_core.system.process import ProcessIdentity, find_loss
@@ -38,6 +38,9 @@ from quark_core.system.process import ProcessIdentity, find_loss
 T = TypeVar("T")
 
 _log = logging.getLogger("quark")
+
+# Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
+_MOST_PARAMETERS = 500
 
 RUN_COLUMNS = """
     run.id, project_id, project.name, project.root_path, project.created_us,
@@ -104,6 +107,13 @@ class _Row(NamedTuple):
     newest_token: int | None
 
 
+def cut_numbers(run_pks: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Numbers in parts, of which each is few enough for one statement."""
+    numbers = iter(run_pks)
+    while part := tuple(islice(numbers, _MOST_PARAMETERS)):
+        yield part
+
+
 def to_stored_run(row: Sequence[Any]) -> StoredRun:
     """The run that a row of `RUN_QUERY` is."""
     of = _Row(*row)
@@ -112,10 +122,6 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
     identity = msgspec.convert(known, ProcessIdentity) if known else _NOBODY
     loss = find_loss(of.status, identity, of.heartbeat_us)
     trial = _read_claim(of)
-    settings = _read(of, "config", _read_config, _UNREADABLE)
-    digests = RunDigests(
-        of.config_digest, of.structure_digest, of.code_digest, of.environment_digest
-    )
     return StoredRun(
         project=ProjectRecord(
             of.project_id,
@@ -126,7 +132,7 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         ),
         run=_to_run(of),
         state=of.status if loss is None else "lost",
-        config=settings,
+        config=_read(of, "config", _read_config, _UNREADABLE),
         environment=_read(of, "environment", _read_environment, EnvironmentSnapshot(JsonObject())),
         heartbeat_at=format_time(of.heartbeat_us),
         lost_reason=None if loss is None else loss.message,
@@ -134,7 +140,9 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         ending=loss or RunEnding.from_data(known.get("ending")),
         stop=_read(of, "stop", read_stop, None),
         fields=read_mapping(of.fields),
-        digests=digests if settings is None else renew_digests(digests, settings.values),
+        digests=RunDigests(
+            of.config_digest, of.structure_digest, of.code_digest, of.environment_digest
+        ),
         progress=_read_progress(of.progress),
         trial=trial,
         superseded=trial is not None and _is_newer(of.newest_token, trial.token),
@@ -283,10 +291,16 @@ def run_not_found(run_id: str) -> RunNotFoundError:
     return RunNotFoundError(f"run_id {run_id}: this store has no such run")
 
 
-def load_groups(
-    connection: StoreConnection, project: str | None, store_name: str | None = None
+def list_groups(
+    connection: StoreConnection, project: str | None = None, store_name: str | None = None
 ) -> list[StoredGroup]:
-    """See `SupportsBelonging.list_groups`; inside a transaction."""
+    """See `SupportsBelonging.list_groups`; inside a transaction.
+
+    Args:
+        connection: The store.
+        project: Only those of this project.
+        store_name: Only of runs that were started for a storage root of this label.
+    """
     return gather_groups(
         _list_members(connection, project, store_name), _list_described(connection, project)
     )
@@ -294,7 +308,7 @@ def load_groups(
 
 def load_group(connection: StoreConnection, project: str, path: str) -> StoredGroup:
     """One group, described or not."""
-    found = next((g for g in load_groups(connection, project) if g.path == path), None)
+    found = next((g for g in list_groups(connection, project) if g.path == path), None)
     return StoredGroup(project=project, path=path) if found is None else found
 
 
@@ -315,7 +329,7 @@ def load_project(
     runs, newest_us = connection.execute(sql, arguments).fetchone()
     return StoredProject(
         project=project,
-        **_belonging_read(*said),
+        **_read_belonging(*said),
         runs=int(runs),
         newest_at=None if newest_us is None else format_time(newest_us),
     )
@@ -349,12 +363,12 @@ def _list_described(connection: StoreConnection, project: str | None) -> list[St
         else connection.execute(f"{sql} WHERE project.name = ?", (project,))
     )
     return [
-        StoredGroup(project=name, path=path, **_belonging_read(*said))
+        StoredGroup(project=name, path=path, **_read_belonging(*said))
         for name, path, *said in rows.fetchall()
     ]
 
 
-def _belonging_read(
+def _read_belonging(
     description: str | None, fields: str | None, tags: str | None
 ) -> dict[str, Any]:
     return {
@@ -375,7 +389,7 @@ _MOST_LISTED = 4_000_000  # characters of the sweeps of a list, of which it has 
 _SWEEP_COLUMNS = "id, project, name, definition, state, created_us, updated_us"
 
 
-class _SweepsRow(NamedTuple):
+class _TrialRow(NamedTuple):
     """A row of `TRIAL_COLUMNS`."""
 
     sweep_id: str
@@ -409,12 +423,12 @@ class _SweepRow(NamedTuple):
     updated_us: int
 
 
-_AnyRow = TypeVar("_AnyRow", _SweepsRow, _SweepRow)
+_AnyRow = TypeVar("_AnyRow", _TrialRow, _SweepRow)
 
 
 def to_stored_trial(row: Sequence[Any]) -> StoredTrial:
     """The trial that a row of `TRIAL_COLUMNS` is."""
-    of = _check_row(row, _SweepsRow, "a trial")
+    of = _check_row(row, _TrialRow, "a trial")
     worker = _read_object(of.worker)
     return StoredTrial(
         sweep_id=of.sweep_id,
@@ -437,7 +451,7 @@ def to_stored_trial(row: Sequence[Any]) -> StoredTrial:
     )
 
 
-def list_sweeps(connection: StoreConnection, project: str | None) -> list[StoredSweep]:
+def list_sweeps(connection: StoreConnection, project: str | None = None) -> list[StoredSweep]:
     """See `SupportsCoordination.list_sweeps`; inside a transaction."""
     sql = f"SELECT {_SWEEP_COLUMNS} FROM sweep"
     arguments = () if project is None else (project,)
@@ -480,7 +494,7 @@ def load_trial(connection: StoreConnection, sweep_id: str, number: int) -> Store
 
 
 def list_trials(
-    connection: StoreConnection, sweep_id: str, start: int, limit: int | None
+    connection: StoreConnection, sweep_id: str, *, start: int = 0, limit: int | None = None
 ) -> list[StoredTrial]:
     """See `SupportsCoordination.list_trials`; inside a transaction."""
     if connection.execute("SELECT 1 FROM sweep WHERE id = ?", (sweep_id,)).fetchone() is None:
@@ -493,14 +507,16 @@ def list_trials(
     return [to_stored_trial(row) for row in connection.execute(sql, arguments).fetchall()]
 
 
-def read_entries(connection: StoreConnection, log: str, start: int, limit: int) -> list[str]:
+def read_entries(
+    connection: StoreConnection, log: str, start: int, *, limit: int = MOST_ENTRIES
+) -> list[str]:
     """See `SupportsCoordination.read_entries`; inside a transaction."""
     # Bounded where they are: a driver may fetch all rows of a statement at once.
     rows = connection.execute(
         "SELECT text FROM (SELECT number, text, sum(length(text)) OVER (ORDER BY number) AS total"
         " FROM entry JOIN log ON pk = log_pk WHERE name = ? AND number >= ?"
         " ORDER BY number LIMIT ?) AS part WHERE total <= ? OR number = ? ORDER BY number",
-        (log, start, limit, MOST_READ_CHARACTERS, start),
+        (log, start, min(limit, MOST_ENTRIES), MOST_READ_CHARACTERS, start),
     ).fetchall()
     return [text for (text,) in rows]
 

@@ -34,10 +34,10 @@ from quark_backends.store.databases.layout import (
 from quark_backends.store.databases.sqlite import (
     copy_database,
     find_store,
-    open_database,
     open_still,
     read_version,
 )
+from quark_backends.store.databases.write_ahead_log import open_database
 from quark_core.delivery.journal_folder import JournalFolder, find_folders
 from quark_core.errors import SessionStoreError, StoreNotFoundError
 from quark_core.records import ArtifactRecord, format_time
@@ -450,8 +450,6 @@ _OBJECTS = Path(ARTIFACT_STORAGE_LAYOUT["object"]).parent.parent.name
 _PARTIAL = Path(ARTIFACT_STORAGE_LAYOUT["partial"]).name
 _LEASE = ".lease"
 _SHA256_DIGITS = 64
-# Stores from before this version have no artifacts, and no trash.
-_ARTIFACTS_SINCE = 2
 # Where the folders of runs lie.
 _PLACES = ("runs", "trash")
 
@@ -519,9 +517,8 @@ def copy_store(backup: BackupFolder, storage_dir: Path, within: str) -> dict[str
     copy_tree(
         backup, layout.root, top, leave_out=lambda path: _is_journal(path) or _is_left_out(path)
     )
-    with _open_copy(backup, top) as (connection, version):
-        kept = " WHERE trashed_us IS NULL" if version >= _ARTIFACTS_SINCE else ""
-        (runs,) = connection.execute(f"SELECT count(*) FROM run{kept}").fetchone()
+    with _open_copy(backup, top) as connection:
+        (runs,) = connection.execute("SELECT count(*) FROM run WHERE trashed_us IS NULL").fetchone()
     return {"runs": runs, "journals": journals}
 
 
@@ -543,9 +540,7 @@ def note_lacking(
     if f"{top}{DATABASE}" not in backup.files:
         return
     missing: dict[str, list[str]] = {}
-    with _open_copy(backup, top) as (connection, version):
-        if version < _ARTIFACTS_SINCE:
-            return
+    with _open_copy(backup, top) as connection:
         for run_id, sha256 in find_named_payloads(connection):
             if not any(path in backup.files for path in find_places(run_id, sha256)):
                 missing.setdefault(run_id, []).append(sha256)
@@ -692,12 +687,13 @@ def _copy_journals(backup: BackupFolder, storage_dir: Path, top: str) -> int:
 
 
 @contextmanager
-def _open_copy(backup: BackupFolder, top: str) -> Iterator[tuple[SqliteConnection, int]]:
-    """The database of a copied store, which is left as it is, and its version."""
+def _open_copy(backup: BackupFolder, top: str) -> Iterator[SqliteConnection]:
+    """The database of a copied store, which is left as it is."""
     copy = backup.locate(f"{top}{DATABASE}")
     try:
         with closing(open_database(copy, "mode=ro&immutable=1")) as connection:
-            yield connection, read_version(connection, copy.parent)
+            read_version(connection, copy.parent)  # refuses what is not ours
+            yield connection
     except sqlite3.Error as error:
         raise SessionStoreError(f"the copied database cannot be read: {error}") from error
 

@@ -38,9 +38,7 @@ _STEP_S = 0.02
 _SHORTEST_PAUSE_S = 0.002
 _LEAST_BYTES = 64 * 1024
 _MOST_BYTES = 16 * 1024 * 1024
-_INCREMENTAL = 2
 _PAGES_AT_ONCE = 16
-_CHECK_EVERY = 100_000  # instructions of SQLite's, some milliseconds
 
 
 class Stopped(Exception):
@@ -119,40 +117,22 @@ class StepPace:
 
 def give_space_back(
     connection: sqlite3.Connection,
-    layout: StoreLayout,
     pace: StepPace,
     on_progress: CollectionProgress | None = None,
-    *,
-    in_steps: bool = False,
-) -> tuple[str, ...]:
+) -> None:
     """Make the database's files smaller by what they hold in vain.
 
     Args:
         connection: In no transaction.
-        layout: Where the store lies.
         pace: How steps are taken.
         on_progress: See `SupportsRemoval`.
-        in_steps: Whether that may be done in steps only, where others wait for the store.
-
-    Returns:
-        What could not be done now, and what to do about it.
     """
-    notes = []
     pace.finish()
     if _read(connection, "freelist_count"):
-        if _read(connection, "auto_vacuum") == _INCREMENTAL:
-            _vacuum_in_steps(connection, pace, on_progress)
-        elif in_steps:
-            notes.append(
-                f"{layout.db_path}, which an older version made, shrinks only as a whole, and "
-                "requests would have to wait for that; what is free in it is used again"
-            )
-        else:
-            notes += _vacuum_at_once(connection, layout, on_progress)
+        _vacuum_in_steps(connection, pace, on_progress)
     pace.finish()
     # The file is then as short as it can be.
     empty_log(connection)
-    return tuple(notes)
 
 
 def _vacuum_in_steps(
@@ -175,49 +155,6 @@ def _vacuum_in_steps(
                 return
         if on_progress is not None:
             on_progress("giving space back", done * page_bytes, total * page_bytes)
-
-
-def _vacuum_at_once(
-    connection: sqlite3.Connection, layout: StoreLayout, on_progress: CollectionProgress | None
-) -> list[str]:
-    """For a store that was not made to shrink in steps: rewrite it, which also makes it such."""
-    page_bytes = _read(connection, "page_size")
-    size_bytes = _read(connection, "page_count") * page_bytes
-    free_bytes = _read(connection, "freelist_count") * page_bytes
-    kept = f"{free_bytes / 1e6:.1f} MB stay in {layout.db_path} and are used again"
-    why = "an older version made it, so it shrinks only as a whole"
-    if alive := _list_alive(connection):
-        return [f"{kept}: {why}, and {', '.join(alive)} still writes; run `quark gc` after that"]
-    needed_bytes = 2 * (size_bytes - free_bytes)
-    if shutil.disk_usage(layout.root).free < needed_bytes:
-        return [f"{kept}: {why}, which takes {needed_bytes / 1e6:.0f} MB of free disk for a while"]
-    if on_progress is not None:
-        on_progress("rewriting the database", 0, size_bytes)
-    # A signal is seen only while Python runs, and SQLite's work is one call.
-    connection.set_progress_handler(lambda: 0, _CHECK_EVERY)
-    try:
-        connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
-        connection.execute("VACUUM")
-    except sqlite3.OperationalError as error:
-        if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
-            raise KeyboardInterrupt from error
-        return [f"{kept}: {why}, and that failed: {error}"]
-    finally:
-        connection.set_progress_handler(None, 0)
-    return []
-
-
-def _list_alive(connection: sqlite3.Connection) -> list[str]:
-    rows = connection.execute(
-        "SELECT id, status, process, heartbeat_us FROM run WHERE status = 'running'"
-    ).fetchall()
-    return [
-        f"run {run_id}"
-        for run_id, status, process, heartbeat_us in rows
-        if not find_lost_reason(
-            status, msgspec.json.decode(process, type=ProcessIdentity), heartbeat_us
-        )
-    ]
 
 
 def _read(connection: sqlite3.Connection, pragma: str) -> int:
@@ -318,7 +255,6 @@ class TrashCollector:
             self._connection.execute("PRAGMA secure_delete=FAST")
         skipped: dict[str, str] = {}
         leftovers: dict[str, int] = {}
-        notes: tuple[str, ...] = ()
         trashed = self._find_trashed(run_ids)
         # Who may be stopped measures no more than it is likely to come to.
         at_once = _MEASURED_AT_ONCE if self._in_steps else max(1, len(trashed))
@@ -328,7 +264,7 @@ class TrashCollector:
                 self._remove(self._choose(part, older_than_s, skipped), skipped)
             for path in self._find_leftovers():
                 leftovers[str(path)] = self._delete_files(path)
-            notes = self._clear_up()
+            self._clear_up()
         except Stopped:
             self.is_stopped = True
         return Collection(
@@ -337,7 +273,6 @@ class TrashCollector:
             leftovers=leftovers,
             before_bytes=before_bytes,
             after_bytes=self._measure_store(),
-            notes=notes,
         )
 
     def _remove(self, chosen: list[RunUsage], skipped: dict[str, str]) -> None:
@@ -361,21 +296,15 @@ class TrashCollector:
                 self._delete_files(path)
             self.removed.append(usage)
 
-    def _clear_up(self) -> tuple[str, ...]:
-        """Give back what the removed runs held; what could not be, and what to do about it."""
+    def _clear_up(self) -> None:
+        """Give back what the removed runs held."""
         if self._layout is None:
-            return ()
+            return
         assert isinstance(self._connection, SqliteConnection)
         with suppress(OSError):
             (self._layout.root / "trash").rmdir()
         self._sweep_orphans()
-        return give_space_back(
-            self._connection,
-            self._layout,
-            self._pace,
-            self._on_progress,
-            in_steps=self._in_steps,
-        )
+        give_space_back(self._connection, self._pace, self._on_progress)
 
     def _measure_store(self) -> int:
         if self._layout is not None:

@@ -363,25 +363,10 @@ def _sum_rollups(
             yield chunk, row
 
 
-def rebuild_summaries(connection: StoreConnection, run_pk: int) -> None:
-    """Make metrics, tags, configuration and newest step of a run again.
-
-    Inside the caller's transaction. What cannot be read is left out, with a warning.
-    """
-    tags, config = connection.execute(
-        "SELECT tags, config FROM run WHERE pk = ?", (run_pk,)
-    ).fetchone()
-    write_tags(connection, run_pk, json.loads(tags))
-    write_config(connection, run_pk, {} if config is None else json.loads(config)["values"])
-    rebuild_metrics(connection, run_pk, knows_forks=False)
-
-
 def rebuild_metrics(
     connection: StoreConnection,
     run_pk: int,
     find_name: Callable[[str], int] | None = None,
-    *,
-    knows_forks: bool = True,
 ) -> None:
     """Make the figures of a run's metrics and its newest step again.
 
@@ -389,7 +374,6 @@ def rebuild_metrics(
         connection: The store.
         run_pk: The run.
         find_name: Gives the number of a metric's name.
-        knows_forks: Whether the tables say what is a fork, as those of an older version do not.
     """
     find_name = find_name or NameTable(connection).find
     connection.execute("DELETE FROM run_metric WHERE run_pk = ?", (run_pk,))
@@ -409,8 +393,7 @@ def rebuild_metrics(
             "SELECT pk FROM chunk WHERE writer_pk = ? AND kind = ?", (writer_pk, MetricRecord.KIND)
         ).fetchall()
         fold_chunks(connection, [pk for (pk,) in chunks], fold, place, started_us, hidden)
-    if knows_forks:
-        add_fork_figures(connection, run_pk, find_name)
+    add_fork_figures(connection, run_pk, find_name)
     fold.write(connection, run_pk, find_name)
 
 

@@ -5,27 +5,46 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from quark_backends.store.databases.connection import StoreConnection
-
-if TYPE_CHECKING:
-    from quark_backends.store.reading.reader_pool import ReaderPool
-    from quark_core.backends.coordination import AppendedEntries, NewTrial, TrialWish
-    from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
-    from quark_core.system.process import ProcessIdentity
+from quark_backends.store.writing.edits import store_belonging_field, store_field
+from quark_backends.store.writing.trials import (
+    add_trials,
+    append_entries,
+    claim_trial,
+    open_sweep,
+    settle_trial,
+    update_sweep,
+)
+from quark_core.backends.coordination import (
+    AppendedEntries,
+    NewTrial,
+    TrialWish,
+    check_entries,
+    check_exchange,
+    check_key,
+    check_lease,
+    check_new_trials,
+    check_result,
+    check_sweep,
+)
+from quark_core.records.sweeps import (
+    StoredSweep,
+    StoredTrial,
+    SweepState,
+    TrialClaim,
+    TrialResult,
+)
+from quark_core.system.process import ProcessIdentity
 
 _log = logging.getLogger("quark")
 
 T = TypeVar("T")
 
-_MOST_ENTRIES = 10_000
-
 
 class KeepsSweeps(ABC):
-    """Implements `SupportsCoordination` over the tables of a store."""
-
-    _readers: ReaderPool
+    """Implements what `SupportsCoordination` changes, over the tables of a store."""
 
     @abstractmethod
     def _coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
@@ -39,21 +58,14 @@ class KeepsSweeps(ABC):
         self, project: str, name: str, definition: Mapping[str, Any], *, max_failures: int
     ) -> StoredSweep:
         """See `SupportsCoordination`."""
-        from quark_backends.store.writing import trials
-        from quark_core.backends.coordination import check_sweep
-
         project, name, kept = check_sweep(project, name, definition, max_failures)
         return self._coordinate(
-            lambda connection: trials.open_sweep(connection, project, name, kept, max_failures)
+            lambda connection: open_sweep(connection, project, name, kept, max_failures)
         )
 
     def update_sweep(self, sweep_id: str, state: SweepState, *, by: str) -> StoredSweep:
         """See `SupportsCoordination`."""
-        from quark_backends.store.writing import trials
-
-        found = self._coordinate(
-            lambda connection: trials.update_sweep(connection, sweep_id, state)
-        )
+        found = self._coordinate(lambda connection: update_sweep(connection, sweep_id, state))
         _log.info("sweep %r of project %r is %s: %s", found.name, found.project, found.state, by)
         return found
 
@@ -61,9 +73,6 @@ class KeepsSweeps(ABC):
         self, sweep_id: str, trials: Sequence[NewTrial], *, key: str
     ) -> list[StoredTrial]:
         """See `SupportsCoordination`."""
-        from quark_backends.store.writing.trials import add_trials
-        from quark_core.backends.coordination import check_key, check_new_trials
-
         checked = check_new_trials(trials)
         check_key(key, "key")
         return self._coordinate(lambda connection: add_trials(connection, sweep_id, checked, key))
@@ -78,9 +87,6 @@ class KeepsSweeps(ABC):
         wish: TrialWish | None = None,
     ) -> StoredTrial | None:
         """See `SupportsCoordination`."""
-        from quark_backends.store.writing.trials import claim_trial
-        from quark_core.backends.coordination import check_key, check_lease
-
         check_key(request_id, "request_id")
         lease = check_lease(lease_s)
         return self._coordinate(
@@ -91,10 +97,6 @@ class KeepsSweeps(ABC):
         self, sweep_id: str, number: int, token: int, result: TrialResult | None, *, lease_s: float
     ) -> StoredTrial:
         """See `SupportsCoordination`."""
-        from quark_backends.store.writing.trials import settle_trial
-        from quark_core.backends.coordination import check_lease, check_result
-        from quark_core.records.sweeps import TrialClaim
-
         told = None if result is None else check_result(result)
         lease = check_lease(lease_s)
         claim = TrialClaim(sweep_id, number, token)
@@ -104,9 +106,6 @@ class KeepsSweeps(ABC):
         self, log: str, entries: Sequence[str], *, request_id: str
     ) -> AppendedEntries:
         """See `SupportsCoordination`."""
-        from quark_backends.store.writing.trials import append_entries
-        from quark_core.backends.coordination import check_entries, check_key
-
         checked = check_entries(entries)
         check_key(log, "log")
         check_key(request_id, "request_id")
@@ -114,16 +113,8 @@ class KeepsSweeps(ABC):
             lambda connection: append_entries(connection, log, checked, request_id)
         )
 
-    def read_entries(self, log: str, start: int, *, limit: int = _MOST_ENTRIES) -> list[str]:
-        """See `SupportsCoordination`."""
-        with self._readers.take() as reader:
-            return reader.read_entries(log, start, min(limit, _MOST_ENTRIES))
-
     def compare_and_set(self, run_id: str, field: str, expect: Any, value: Any, *, by: str) -> bool:
         """See `SupportsCoordination`."""
-        from quark_backends.store.writing.edits import store_field
-        from quark_core.backends.coordination import check_exchange
-
         exchange = check_exchange(field, expect, value)
         return self._coordinate(lambda connection: store_field(connection, run_id, exchange, by))
 
@@ -131,9 +122,6 @@ class KeepsSweeps(ABC):
         self, project: str, path: str, field: str, expect: Any, value: Any, *, by: str
     ) -> bool:
         """See `SupportsCoordination`."""
-        from quark_backends.store.writing.edits import store_belonging_field
-        from quark_core.backends.coordination import check_exchange
-
         exchange = check_exchange(field, expect, value)
         is_set = self._coordinate(
             lambda connection: store_belonging_field(connection, project, path, exchange)
@@ -142,20 +130,3 @@ class KeepsSweeps(ABC):
             where = f"group {path!r} of project {project!r}" if path else f"project {project!r}"
             _log.info("field %r of %s was set by %s", field, where, by)
         return is_set
-
-    def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
-        """See `SupportsCoordination`."""
-        with self._readers.take() as reader:
-            return reader.list_sweeps(project)
-
-    def load_sweep(self, sweep_id: str) -> StoredSweep:
-        """See `SupportsCoordination`."""
-        with self._readers.take() as reader:
-            return reader.load_sweep(sweep_id)
-
-    def list_trials(
-        self, sweep_id: str, *, start: int = 0, limit: int | None = None
-    ) -> list[StoredTrial]:
-        """See `SupportsCoordination`."""
-        with self._readers.take() as reader:
-            return reader.list_trials(sweep_id, start, limit)

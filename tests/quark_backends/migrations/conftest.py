@@ -1,4 +1,4 @@
-"""Old stores, as they were kept, and what must be read out of them."""
+"""A store of an older version, as it was kept, and what must be read out of it."""
 
 import json
 import shutil
@@ -9,13 +9,14 @@ import golden_store
 import msgspec
 import pytest
 
+from quark_backends.store.databases.sqlite import OLDEST_VERSION
 from quark_core.system.process import current_process
 
 STORES = Path(__file__).parents[2] / "assets" / "stores"
 
 
 class OldStore:
-    """A copy of the store of one released version, under a storage root of its own."""
+    """A copy of the store of one version, under a storage root of its own."""
 
     def __init__(self, version, root):
         self.version = version
@@ -56,11 +57,11 @@ class OldStore:
 
 @pytest.fixture
 def copy_store(tmp_path):
-    """Makes a copy of the store of a version under a name."""
-    return lambda version, name="old": OldStore(version, tmp_path / name)
+    """Makes a copy of the store of the oldest version under a name."""
+    return lambda name="old": OldStore(OLDEST_VERSION, tmp_path / name)
 
 
 @pytest.fixture
-def first_store(copy_store):
-    """The store of version 1."""
-    return copy_store(1)
+def old_store(copy_store):
+    """The store of the version before."""
+    return copy_store()

@@ -106,7 +106,7 @@ def place():
 @pytest.fixture
 def look(place, copy_store):
     """Looks at a store from a process that may not write where it lies."""
-    warm = copy_store(1, "warm")
+    warm = copy_store("warm")
     temporary = place / "temporary"
 
     def look(root, how):
@@ -152,9 +152,9 @@ def leave_open(root, *statements):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("how", PLACES)
-def test_an_old_store_is_read_from_a_migrated_copy(first_store, place, look, how):
-    found = look(put(first_store, place), how)
-    assert found["described"] == first_store.expected
+def test_an_old_store_is_read_from_a_migrated_copy(old_store, place, look, how):
+    found = look(put(old_store, place), how)
+    assert found["described"] == old_store.expected
     assert found["copies"] == 1
     assert found["refused"]["migrate"][0] == "SchemaMigrationError"
     assert found["refused"]["start"][0] == "SessionStoreError"
@@ -164,10 +164,10 @@ def test_an_old_store_is_read_from_a_migrated_copy(first_store, place, look, how
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", PLACES)
-def test_a_current_store_is_read_where_it_lies(first_store, place, look, how):
-    quark.migrate_store(first_store.root)
-    found = look(put(first_store, place), how)
-    assert found["described"] == first_store.expected
+def test_a_current_store_is_read_where_it_lies(old_store, place, look, how):
+    quark.migrate_store(old_store.root)
+    found = look(put(old_store, place), how)
+    assert found["described"] == old_store.expected
     assert found["copies"] == 0
     assert list(found["refused"]) == ["start"]
     assert found["refused"]["start"][0] == "SessionStoreError"
@@ -177,30 +177,30 @@ def test_a_current_store_is_read_where_it_lies(first_store, place, look, how):
 @pytest.mark.parametrize("shared_memory", [True, False])
 @pytest.mark.parametrize("version", ["old", "current"])
 @pytest.mark.parametrize("how", PLACES)
-def test_what_only_the_log_holds_is_read_too(first_store, place, look, how, version, shared_memory):
+def test_what_only_the_log_holds_is_read_too(old_store, place, look, how, version, shared_memory):
     """The last writer was killed, so its last words are not in the database itself."""
     if version == "current":
-        quark.migrate_store(first_store.root)
-    root = put(first_store, place)
+        quark.migrate_store(old_store.root)
+    root = put(old_store, place)
     leave_open(root, "UPDATE run SET notes = 'last words' WHERE id = 'killed'")
     if not shared_memory:
         (root / ".quark" / "quark.db-shm").unlink()
     found = look(root, how)
-    first_store.expected["killed"]["notes"] = "last words"
-    assert found["described"] == first_store.expected
+    old_store.expected["killed"]["notes"] = "last words"
+    assert found["described"] == old_store.expected
     assert found["refused"]["start"][0] == "SessionStoreError"
     assert "cannot be written" in found["refused"]["start"][1]
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("how", PLACES)
-def test_there_is_no_store_to_be_read_twice(first_store, place, look, how):
+def test_there_is_no_store_to_be_read_twice(old_store, place, look, how):
     """A store that is read-only at first is migrated once it can be."""
-    root = put(first_store, place)
-    assert look(root, how)["described"] == first_store.expected
+    root = put(old_store, place)
+    assert look(root, how)["described"] == old_store.expected
     for path in (root, *root.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    assert len(open_reader(root).list_runs()) == len(first_store.expected)
+    assert len(open_reader(root).list_runs()) == len(old_store.expected)
     database = sqlite3.connect(root / ".quark" / "quark.db")
     assert database.execute("PRAGMA user_version").fetchone() == (quark.CURRENT_SCHEMA_VERSION,)
     database.close()
@@ -209,10 +209,10 @@ def test_there_is_no_store_to_be_read_twice(first_store, place, look, how):
 @pytest.mark.sampled
 @pytest.mark.parametrize("version", ["old", "current"])
 @pytest.mark.skipif(MOUNTER is None, reason="no mounts may be made here")
-def test_who_looks_on_writes_nothing(first_store, place, version):
+def test_who_looks_on_writes_nothing(old_store, place, version):
     if version == "current":
-        quark.migrate_store(first_store.root)
-    root = put(first_store, place)
+        quark.migrate_store(old_store.root)
+    root = put(old_store, place)
     done = subprocess.run(
         [*MOUNTER, str(root), sys.executable, "-c", FOLLOW, str(root)],
         env={**os.environ, "TMPDIR": str(place / "temporary")},
@@ -221,16 +221,16 @@ def test_who_looks_on_writes_nothing(first_store, place, version):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert set(found) == set(first_store.expected)
+    assert set(found) == set(old_store.expected)
     assert sum(rows for rows, *_ in found.values()) > 0
     for rows, *read in found.values():
         assert read == [rows, rows, True, False]
 
 
 @pytest.mark.long
-def test_no_room_for_a_copy_is_said(first_store, place):
+def test_no_room_for_a_copy_is_said(old_store, place):
     """What a store that must be copied needs, and how to give it that."""
-    first_store.revive()
+    old_store.revive()
     program = (
         "import resource, signal, sys, quark\n"
         "quark.migrate_store(sys.argv[2])\n"
@@ -238,13 +238,13 @@ def test_no_room_for_a_copy_is_said(first_store, place):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))\n"
         "quark.open_run('resumed', sys.argv[1])\n"
     )
-    other = put(first_store, place)
+    other = put(old_store, place)
     database = sqlite3.connect(other / ".quark" / "quark.db")
     database.execute("UPDATE run SET status = 'completed'")
     database.commit()
     database.close()
     done = subprocess.run(
-        [sys.executable, "-c", program, first_store.root, other],
+        [sys.executable, "-c", program, old_store.root, other],
         env={**os.environ, "TMPDIR": str(place / "temporary")},
         capture_output=True,
         text=True,

@@ -473,46 +473,6 @@ def test_a_link_in_the_trash_is_not_followed(tmp_path, make_run, invoke, store):
     assert not (store.folder / "trash").exists()
 
 
-@pytest.fixture
-def old_store(tmp_path, make_run, store):
-    """A store that was not made to shrink in steps, as the first version made them."""
-    make_run(tmp_path, "keep")
-    make_run(tmp_path, "go", points=40_000)
-    database = sqlite3.connect(store.folder / "quark.db", isolation_level=None)
-    database.execute("PRAGMA auto_vacuum=NONE")
-    database.execute("VACUUM")
-    assert database.execute("PRAGMA auto_vacuum").fetchone() == (0,)
-    database.close()
-    return store
-
-
-@pytest.mark.long
-def test_a_store_of_an_older_making_is_rewritten_where_nobody_writes(old_store, invoke):
-    before = old_store.read_everything("keep")
-    size_before = old_store.size_bytes()
-    invoke("rm", "go", "-y", "-d", old_store.root)
-    result = collect(invoke, old_store.root)
-    assert result["notes"] == []
-    assert old_store.size_bytes() < size_before / 3
-    assert old_store.query("PRAGMA auto_vacuum") == [(2,)]
-    assert old_store.is_sound()
-    assert old_store.read_everything("keep") == before
-
-
-@pytest.mark.long
-def test_a_store_of_an_older_making_is_left_as_large_beside_a_training(old_store, invoke, start):
-    session = start(old_store.root, "alive")
-    session.flush("stored")
-    invoke("rm", "go", "-y", "-d", old_store.root)
-    (note,) = collect(invoke, old_store.root)["notes"]
-    assert "run alive still writes" in note
-    assert "run `quark gc` after that" in note
-    session.end_run()
-    assert old_store.query("PRAGMA freelist_count")[0][0] > 0
-    assert collect(invoke, old_store.root)["notes"] == []
-    assert old_store.query("PRAGMA freelist_count") == [(0,)]
-
-
 @pytest.mark.long
 def test_readers_that_stay_do_not_stop_it(tmp_path, make_run, invoke, store):
     make_run(tmp_path, "go", points=5_000)
@@ -532,7 +492,7 @@ def test_a_database_that_another_process_holds_gives_an_error_not_a_half_removal
     tmp_path, make_run, store, monkeypatch
 ):
     make_run(tmp_path, "go")
-    monkeypatch.setattr("quark_backends.store.databases.sqlite._BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("quark_backends.store.databases.write_ahead_log._BUSY_TIMEOUT_S", 0.05)
     holder = sqlite3.connect(store.folder / "quark.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(SessionStoreError, match="cannot be changed: database is locked"):

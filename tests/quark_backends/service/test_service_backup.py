@@ -17,7 +17,9 @@ from sqlalchemy import create_engine
 import quark
 from quark_backends.service.server import service_backup
 from quark_backends.service.server.deployment import ControlDatabase
-from quark_backends.store.databases.migration import alembic_lock, upgrade_tables
+from quark_backends.store.databases.postgres import set_version
+from quark_backends.store.databases.sqlite import OLDEST_VERSION
+from quark_backends.store.databases.tables import POSTGRESQL, list_statements
 from quark_backends.store.upkeep import backup
 from quark_core.errors import SchemaValidationError, SessionStoreError
 
@@ -298,10 +300,13 @@ def test_a_service_of_an_older_version_is_backed_up_before_it_is_upgraded(tmp_pa
     control.upgrade()
     control.add_workspace("old")
     engine = create_engine(control.url)
-    with engine.begin() as core, alembic_lock():
+    with engine.begin() as core:
         core.exec_driver_sql("CREATE SCHEMA quark_ws_old")
         core.exec_driver_sql("SET LOCAL search_path TO quark_ws_old")
-        upgrade_tables(core, "0002")
+        for statement in list_statements(POSTGRESQL, OLDEST_VERSION):
+            core.exec_driver_sql(statement)
+        for statement in set_version(OLDEST_VERSION):
+            core.exec_driver_sql(statement)
         core.exec_driver_sql("INSERT INTO name (pk, text) VALUES (7, 'loss')")
     engine.dispose()
     control.close()
@@ -309,7 +314,7 @@ def test_a_service_of_an_older_version_is_backed_up_before_it_is_upgraded(tmp_pa
     call("db", "backup", tmp_path / "copy", *place)
     lose(folder)
     call("db", "restore", tmp_path / "copy", *place)
-    assert "workspace old: version 2," in call("db", "version", "--store", store)
+    assert f"workspace old: version {OLDEST_VERSION}," in call("db", "version", "--store", store)
     call("db", "upgrade", "--store", store)
     engine = create_engine(ControlDatabase(store).url)
     with engine.connect() as connection:

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import quark
-from quark_backends.store.databases import sqlite
+from quark_backends.store.databases import connection, sqlite
 from quark_backends.store.databases.sqlite import ensure_marker, ensure_store
 from quark_core.errors import SessionStoreError
 
@@ -54,8 +54,8 @@ def test_the_log_of_a_database_that_is_gone_is_not_played_into_the_next(tmp_path
 
 def test_one_makes_it_at_a_time_and_nobody_waits_for_ever(tmp_path, monkeypatch):
     layout = ensure_marker(tmp_path)
-    monkeypatch.setattr(sqlite, "_CHANGE_TIMEOUT_S", 0.1)
-    with sqlite.changing(layout.root):
+    monkeypatch.setattr(connection, "_CHANGE_TIMEOUT_S", 0.1)
+    with connection.changing(layout.root):
         with pytest.raises(SessionStoreError, match="another process is at it"):
             ensure_store(tmp_path)
         assert not layout.db_path.exists()

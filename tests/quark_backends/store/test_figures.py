@@ -12,7 +12,7 @@ from tiers import count_examples
 import quark
 from quark_backends.store.writing import metrics
 from quark_backends.store.writing import metrics as figures
-from quark_backends.store.writing.summaries import flatten_config, rebuild_summaries
+from quark_backends.store.writing.summaries import flatten_config, rebuild_metrics
 from quark_core.records.query import Query
 
 VALUES = st.floats(-5, 5) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0])
@@ -88,7 +88,7 @@ def test_figures_are_those_of_the_visible_points(tmp_path_factory, monkeypatch, 
                 None if newest < 0 else newest
             )
             (run_pk,) = store.connection.execute("SELECT pk FROM run").fetchone()
-            rebuild_summaries(store.connection, run_pk)
+            rebuild_metrics(store.connection, run_pk)
             assert stored_figures(store) == expected
         finally:
             store.close()

@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-from stores import Store
 
 from quark_backends.store.batch_bodies import digest_body
 from quark_backends.store.reading.reader import write_generation
@@ -19,13 +18,6 @@ KINDS = [
     for kind in sorted(RECORD_TYPES)
     if "j" in column_types(kind).values() and kind != "lifecycle"
 ]
-
-
-@pytest.fixture
-def store(tmp_path):
-    made = Store(tmp_path)
-    yield made
-    made.close()
 
 
 def damage(records, name, text):

@@ -39,13 +39,6 @@ def log(writer, key, *steps):
     writer.write([writer.metric(key, float(step), step=step) for step in steps])
 
 
-@pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path)
-    yield store
-    store.close()
-
-
 @pytest.mark.parametrize("most", [1, 3, 7, 100])
 @pytest.mark.parametrize("compacts", [False, True])
 def test_no_answer_has_more_than_was_asked_for(store, most, compacts):

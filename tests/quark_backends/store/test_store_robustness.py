@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 import xxhash
-from stores import Store
 
 from quark_backends.store import chunks
 from quark_backends.store.writing.summaries import find_first_hidden, rebuild_metrics
@@ -16,13 +15,6 @@ from quark_core.backends.contract import Batch
 from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
 from quark_core.records.codec import zstd
 from quark_core.records.query import Query
-
-
-@pytest.fixture
-def store(tmp_path):
-    made = Store(tmp_path)
-    yield made
-    made.close()
 
 
 def read_values(store, **filters):

@@ -32,7 +32,7 @@ def claim(store, sweep, request="r", worker=None, lease_s=60.0):
 
 
 def load(store, sweep, number):
-    return store.reader.list_trials(sweep.id, number, 1)[0]
+    return store.reader.list_trials(sweep.id, start=number, limit=1)[0]
 
 
 def begin(store, given):
@@ -147,17 +147,21 @@ class _Claimed:
 def test_entries_are_appended_once_and_read_in_their_order(store):
     for request, texts in (("a", ["1", "2"]), ("b", ["3"]), ("a", ["1", "2"])):
         append_entries(store.connection, "log", texts, request)
-    assert store.reader.read_entries("log", 0, 10) == ["1", "2", "3"]
-    assert store.reader.read_entries("log", 1, 1) == ["2"]
-    assert store.reader.read_entries("log", 3, 10) == store.reader.read_entries("other", 0, 1) == []
+    assert store.reader.read_entries("log", 0, limit=10) == ["1", "2", "3"]
+    assert store.reader.read_entries("log", 1, limit=1) == ["2"]
+    assert (
+        store.reader.read_entries("log", 3, limit=10)
+        == store.reader.read_entries("other", 0, limit=1)
+        == []
+    )
 
 
 def test_much_text_is_read_in_parts(store):
     text = "x" * 900_000
     for request in range(4):
         append_entries(store.connection, "log", [text] * 5, str(request))
-    assert len(store.reader.read_entries("log", 0, 100)) == 17
-    assert len(store.reader.read_entries("log", 17, 100)) == 3
+    assert len(store.reader.read_entries("log", 0, limit=100)) == 17
+    assert len(store.reader.read_entries("log", 17, limit=100)) == 3
 
 
 def test_of_many_at_once_one_is_told_that_it_has_set_a_field(tmp_path):

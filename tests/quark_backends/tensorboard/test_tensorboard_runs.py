@@ -5,10 +5,7 @@ import io
 import math
 import os
 import struct
-import subprocess
 import sys
-import textwrap
-import time
 from collections import Counter
 
 import msgspec
@@ -31,7 +28,6 @@ from quark_core.records import (
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import encode_name
-from quark_core.runs import recovery
 from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
 pytest.importorskip("tensorboard")
@@ -39,16 +35,6 @@ pytest.importorskip("tensorboard")
 
 def as_float32(value):
     return struct.unpack("<f", struct.pack("<f", value))[0]
-
-
-def sync(tmp_path, timeout_s=200):
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = recovery.sync(tmp_path)
-        if all(lane.state == "delivered" for lane in found):
-            return
-        assert time.monotonic() < deadline, found
-        time.sleep(0.2)
 
 
 @pytest.mark.long
@@ -101,53 +87,6 @@ def test_a_resumed_run_has_a_folder_per_attempt(start, read_events, tmp_path):
     assert read_events(folder / "attempt-1").points("m") == [(3, 2.0)]
     files = [path.name for path in folder.iterdir() if "tfevents" in path.name]
     assert len(files) == 1
-
-
-TRAIN = """
-import time
-import quark
-from quark_core.backends.registry import default_registry
-from quark_backends.tensorboard.plugin import quark_register_backends
-default_registry()._definitions.setdefault("tensorboard", quark_register_backends()[0])
-session = quark.start_run(project="vision", backends="tensorboard")
-metrics = quark.MetricsLogger(session)
-print(session.run_path, flush=True)
-for step in range(100000):
-    metrics.log("m", float(step), step=step)
-    # Until the mirror has started on a busy machine, it would log far more than is needed.
-    time.sleep(0.0005 if step < 3000 else 0.05)
-"""
-
-
-@pytest.mark.long
-def test_kill_and_resume_keep_every_point_once(tmp_path, read_events):
-    (tmp_path / "job.py").write_text(textwrap.dedent(TRAIN))
-    job = subprocess.Popen(
-        [sys.executable, "job.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    )
-    run_path = tmp_path / ".quark" / "runs" / os.path.basename(job.stdout.readline().strip())
-    folder = run_path / "tensorboard"
-    deadline = time.monotonic() + 60
-    while sum(path.stat().st_size for path in folder.glob("*tfevents*")) < 50_000:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    job.kill()
-    job.wait()
-    job.stdout.close()
-    again = quark.resume_run(run_id=run_path.name, storage_dir=tmp_path, backends="tensorboard")
-    quark.MetricsLogger(again).log("m", -1.0, step=10**6)
-    again.end_run()
-    sync(tmp_path)
-    records = quark.MetricsLogger(quark.open_run(run_path.name, tmp_path)).read()
-    kept = [record.step for record in records]
-    assert len(kept) > 500
-    found = [
-        step
-        for place in (folder, folder / "attempt-1")
-        for path in place.glob("*tfevents*")
-        for step, _ in read_events(path).points("m")
-    ]
-    assert sorted(found) == sorted(kept)
 
 
 def test_what_a_killed_process_left_is_cut_off(backend, config, definition, read_events):

@@ -153,26 +153,6 @@ def test_a_run_that_is_taken_up_goes_on_by_its_steps(start, read_mirror, tmp_pat
     assert own_steps(mirrored, "loss") == [(step, step) for step in range(20)]
 
 
-@pytest.mark.long
-def test_a_mirror_that_an_earlier_version_began_goes_on_as_it_was(start, read_mirror, tmp_path):
-    session = start()
-    quark.MetricsLogger(session).log("loss", 0.0, step=7)
-    session.end_run("failed")
-    path = next(session.run_path.glob("mirrors/wandb/*/state.json"))
-    state = json.loads(path.read_bytes())
-    for name in ("steps", "sent_step", "has_steps", "newest_steps", "metric_keys", "held"):
-        del state[name]
-    path.write_text(json.dumps(state))
-    again = quark.resume_run(run_id=session.run_id, storage_dir=tmp_path, backends="wandb")
-    metrics = quark.MetricsLogger(again)
-    for step in (8, 9, 9):
-        metrics.log("loss", 1.0, step=step)
-    again.end_run()
-    mirrored = read_mirror(session.run_path)
-    assert mirrored.points("loss") == [(7, 0), (8, 1), (9, 1), (9, 1)]
-    assert mirrored.axes["*"] == "quark/step"
-
-
 TRAIN = """
     import time
     import quark
