@@ -35,7 +35,7 @@ from benchmarks.diagnosis.families.fifth_tasks import (
     make_ratings,
     make_series,
 )
-from benchmarks.diagnosis.oracles import WRECK, doubt, excess, is_worse, smooth
+from benchmarks.diagnosis.oracles import doubt, excess, is_worse, smooth
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
@@ -171,15 +171,6 @@ def _still(make: Make, layers: tuple[str, ...], fault: str) -> Scenario:
 
     name = make.__name__.removeprefix("make_")
     return Scenario(name=f"fifth/stagnant_layers/{name}", kind="fault", train=train)
-
-
-# Lu et al. 2019 (dying ReLU) and Karpathy's course notes: a rate far too high kills rectifiers.
-def make_dead_units(draw: Draw, broken: bool) -> Plan:
-    """A keyword net without normalisation, at a rate a hundred times too high."""
-    model = KeywordNet(draw.integer(16, 24), norm=False)
-    rate = 0.15 + 0.25 * draw.severity if broken else 3e-3
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    return keywords(draw, model, optimizer=optimizer)
 
 
 # Speech toolkits' issues on int16 audio that nobody scaled to -1 ... 1.
@@ -318,32 +309,6 @@ def _train_garbled(recorder: Recorder, draw: Draw) -> Truth:
     return expect("loss_spike", f"{told} -> {after:.3g}", onset=begin)
 
 
-# OPT-175B's logbook and HF transformers' resume issues: the restarted scheduler begins anew.
-def make_resumed(draw: Draw, broken: bool) -> Plan:
-    """After a restart the rate is what it never was."""
-    onset = draw.onset_step(240, 0.35, 0.6)
-    jump = 60.0 + 100.0 * draw.severity
-
-    def rate(step: int) -> float:
-        warm = min(1.0, (step + 1) / 20)
-        return warm * (jump if broken and step >= onset else 1.0)
-
-    plan = text(draw, rate=6e-3)
-    plan.rate = rate
-    return plan
-
-
-def _train_resumed(recorder: Recorder, draw: Draw) -> Truth:
-    _, trace, twin = run_both(make_resumed, recorder, draw)
-    onset = draw.again().onset_step(240, 0.35, 0.6)
-    before = float(np.median(trace.losses[onset - 12 : onset]))
-    end, first = float(np.median(trace.losses[-20:])), trace.losses[0]
-    told = f"rate of a restart too high; loss {first:.3g} -> {before:.3g} -> {end:.3g}"
-    if not (end > before + 0.5 * (first - before) and is_worse(trace, twin)):
-        return doubt(told)
-    return expect("divergence", told, onset=onset, tolerated=(*WRECK, "overfitting_onset"))
-
-
 def _plain(name: str, train: object) -> Scenario:
     return Scenario(name=f"fifth/{name}", kind="fault", train=train)  # type: ignore[arg-type]
 
@@ -355,11 +320,9 @@ SCENARIOS = (
     _vanish(make_hidden_softmax, "softmax between layers"),
     _still(make_detached, ("encoder", "embed"), "detached encoder"),
     _still(make_group_rate_zero, ("embed",), "rate 0 of a group"),
-    _collapse(make_dead_units, "rate a hundred times too high"),
     _collapse(make_raw_amplitudes, "16 bit amplitudes into tanh"),
     _overfit(make_few_ratings, "more factors than ratings"),
     _overfit(make_few_documents, "eighty documents"),
     _plain("non_finite_values/infinite_ctc", _train_infinite),
     _plain("loss_spike/garbled_shard", _train_garbled),
-    _plain("divergence/restarted_schedule", _train_resumed),
 )

@@ -5,17 +5,16 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from benchmarks.diagnosis.families.fifth_course import (
     Plan,
     expect,
-    run,
     run_both,
     tell,
 )
-from benchmarks.diagnosis.families.fifth_recipes import clicks, documents, keywords
+from benchmarks.diagnosis.families.fifth_recipes import documents, keywords
 from benchmarks.diagnosis.families.fifth_tasks import (
     Documents,
     KeywordNet,
@@ -35,63 +34,6 @@ _DULL = (
     "activation_collapse",
     "overfitting_onset",
 )
-
-
-# pytorch/examples #387, facebookresearch/mmf #1166: most of a step waits for its batch.
-def make_starved(draw: Draw, broken: bool) -> Plan:
-    """Batches come slower than they are computed."""
-    plan = clicks(draw)
-    rng = draw.stream("clock")
-    compute = draw.log_uniform(30.0, 200.0)
-    share = 1.2 + 1.8 * draw.severity if broken else 0.05
-
-    def times(_step: int) -> tuple[float, float, float]:
-        worked = compute * float(rng.lognormal(0.0, 0.05))
-        waited = compute * share * float(rng.lognormal(0.0, 0.2))
-        return worked + waited, waited, worked
-
-    plan.times = times
-    return plan
-
-
-# pytorch #15849, mmpose #923: the workers of the loader are started anew every epoch.
-def make_restarts(draw: Draw, broken: bool) -> Plan:
-    """The first batch of every epoch waits for the workers."""
-    plan = documents(draw, Documents(draw.integer(16, 24)))
-    rng = draw.stream("clock")
-    compute = draw.log_uniform(40.0, 150.0)
-    stall = compute * plan.per_epoch * (0.9 + 0.9 * draw.severity)
-
-    def times(step: int) -> tuple[float, float, float]:
-        worked = compute * float(rng.lognormal(0.0, 0.04))
-        waited = 0.05 * compute * float(rng.lognormal(0.0, 0.1))
-        if broken and step % plan.per_epoch == 0:
-            waited += stall * float(rng.lognormal(0.0, 0.05))
-        return worked + waited, waited, worked
-
-    plan.times = times
-    return plan
-
-
-def _train_slow(recorder: Recorder, draw: Draw, *, restarts: bool) -> Truth:
-    torch.manual_seed(draw.torch_seed)
-    plan = (make_restarts if restarts else make_starved)(draw.again(), True)
-    assert plan.times is not None
-    clock, waited, spent = plan.times, [0.0], [0.0]
-
-    def times(step: int) -> tuple[float, float, float]:
-        whole, data, compute = clock(step)
-        waited.append(data)
-        spent.append(whole)
-        return whole, data, compute
-
-    plan.times = times
-    run(plan, recorder, draw)
-    share = sum(waited) / sum(spent)
-    told = f"waits for data {share:.0%} of the time"
-    if share < 0.4:
-        return doubt(told)
-    return expect("runtime_bottleneck_risk", told, onset=0, tolerated=("idle_device",))
 
 
 def pretrain(
@@ -147,92 +89,6 @@ def _train_unfrozen(recorder: Recorder, draw: Draw) -> Truth:
     return expect("parameters_not_optimized", told, culprits=("embed", "body"), tolerated=allowed)
 
 
-# Lightning's and HF's accumulation issues: the index starts anew in each epoch, which is
-# shorter than the accumulation, and the optimizer's turn never comes.
-def make_accumulated(draw: Draw, broken: bool) -> Plan:
-    """Gradients of several batches make a step, or would."""
-    plan = documents(draw, Documents(draw.integer(20, 28)), rate=1e-2, steps=280)
-    count = plan.per_epoch + draw.integer(2, 20) if broken else 4
-
-    def update(step: int, loss: Tensor) -> None:
-        place = step % plan.per_epoch
-        if not broken and place == 0:
-            plan.optimizer.zero_grad()
-        (loss / count).backward()
-        if (place + 1) % count == 0:
-            plan.optimizer.step()
-            plan.optimizer.zero_grad()
-
-    plan.update = update
-    return plan
-
-
-def _train_accumulated(recorder: Recorder, draw: Draw) -> Truth:
-    _, trace, twin = run_both(make_accumulated, recorder, draw)
-    moved = max(trace.moved(name) for name in trace.first)
-    told = f"the accumulation is never full; moved by {moved:.2g}; twin {tell(twin)}"
-    if moved > 0 or not is_worse(trace, twin):
-        return doubt(told)
-    allowed = (*_DULL, "gradients_not_cleared", "exploding_gradients", "parameters_not_optimized")
-    return expect("optimizer_not_stepping", told, onset=0, tolerated=allowed)
-
-
-# TrainCheck's stackoverflow-60335387 (OSDI'25): zero_grad() is missing; the pair's fixed half
-# is `fifth/healthy/zero_grad_there`.
-def make_cleared(draw: Draw, broken: bool) -> Plan:
-    """A convolutional net on spectrograms, as the MNIST example's loop."""
-    model = KeywordNet(draw.integer(16, 24))
-    rate = draw.uniform(0.02, 0.05)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
-    plan = keywords(draw, model, optimizer=optimizer)
-
-    def update(_step: int, loss: Tensor) -> None:
-        if not broken:
-            optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    plan.update = update
-    return plan
-
-
-def _train_uncleared(recorder: Recorder, draw: Draw) -> Truth:
-    _, trace, twin = run_both(make_cleared, recorder, draw)
-    told = f"gradients are never cleared; {tell(trace)}, twin {tell(twin)}"
-    if not is_worse(trace, twin, 0.1):
-        return doubt(told)
-    allowed = (*_DULL, "exploding_gradients", "loss_spike", "divergence")
-    return expect("gradients_not_cleared", told, onset=0, tolerated=allowed)
-
-
-# transformers #33844 (TrainCheck) and DA-RNN #30: dropout is active in evaluation.
-def make_evaluated(draw: Draw, broken: bool) -> Plan:
-    """model.eval() is forgotten before validation."""
-    dropout = 0.45 + 0.2 * draw.severity
-    plan = documents(draw, Documents(32, dropout=dropout), rate=4e-3)
-    plan.evaluates = not broken
-    return plan
-
-
-def _train_unevaluated(recorder: Recorder, draw: Draw) -> Truth:
-    plan, trace, _ = run_both(make_evaluated, recorder, draw)
-    assert plan.held_out is not None
-    parts = make_documents(draw.again().stream("data"))
-    with torch.no_grad():
-        plan.model.train()
-        noisy = [
-            float(functional.cross_entropy(plan.model(parts.val_x), parts.val_y)) for _ in range(9)
-        ]
-        plan.model.eval()
-        clean = float(functional.cross_entropy(plan.model(parts.val_x), parts.val_y))
-    mean = sum(noisy) / len(noisy)
-    told = f"dropout in validation: {mean:.3g}, without it {clean:.3g}; {tell(trace)}"
-    if mean < 1.1 * clean:
-        return doubt(told)
-    allowed = ("overfitting_onset", "plateau")
-    return expect("training_mode_in_evaluation", told, onset=0, tolerated=allowed)
-
-
 # TrainCheck's pytorch-forum-84911 (OSDI'25): only the batch normalisation is left to train;
 # the pair's fixed half is `fifth/healthy/all_trained`.
 def make_bare_norms(draw: Draw, broken: bool) -> Plan:
@@ -278,32 +134,9 @@ def _train_silent(recorder: Recorder, draw: Draw) -> Truth:
 
 SCENARIOS = (
     Scenario(
-        name="fifth/runtime_bottleneck_risk/starved",
-        kind="fault",
-        train=lambda recorder, draw: _train_slow(recorder, draw, restarts=False),
-    ),
-    Scenario(
-        name="fifth/runtime_bottleneck_risk/worker_restarts",
-        kind="fault",
-        train=lambda recorder, draw: _train_slow(recorder, draw, restarts=True),
-    ),
-    Scenario(
         name="fifth/parameters_not_optimized/unfrozen_too_late",
         kind="fault",
         train=_train_unfrozen,
-    ),
-    Scenario(
-        name="fifth/optimizer_not_stepping/accumulation_never_full",
-        kind="fault",
-        train=_train_accumulated,
-    ),
-    Scenario(
-        name="fifth/gradients_not_cleared/zero_grad_missing", kind="fault", train=_train_uncleared
-    ),
-    Scenario(
-        name="fifth/training_mode_in_evaluation/eval_forgotten",
-        kind="fault",
-        train=_train_unevaluated,
     ),
     Scenario(name="fifth/mostly_frozen/norms_only", kind="fault", train=_train_frozen),
     Scenario(name="fifth/constant_inputs/silence", kind="fault", train=_train_silent),

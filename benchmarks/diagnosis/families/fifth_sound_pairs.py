@@ -6,24 +6,17 @@ from benchmarks.diagnosis.families.fifth_course import make_healthy
 from benchmarks.diagnosis.families.fifth_faults_dynamics import (
     make_detached,
     make_lags,
-    make_resumed,
     make_spoken,
 )
 from benchmarks.diagnosis.families.fifth_faults_records import (
-    make_accumulated,
     make_bare_norms,
-    make_cleared,
     make_unfrozen,
 )
-from benchmarks.diagnosis.families.fifth_wrong import make_broadcast, make_poles, make_topics
+from benchmarks.diagnosis.families.fifth_wrong import make_broadcast, make_poles
 
 SCENARIOS = (
-    # TrainCheck's stackoverflow-60335387, fixed.
-    make_healthy("zero_grad_there", make_cleared, "SGD with momentum, gradients cleared"),
     # TrainCheck's pytorch-forum-84911, fixed.
     make_healthy("all_trained", make_bare_norms, "batch normalisation, everything trained"),
-    # Lightning's and HF's accumulation issues, fixed: gradients grow within four batches.
-    make_healthy("accumulation_of_four", make_accumulated, "three of four steps move nothing"),
     # fastai #2133, fixed: the unfrozen layers come into the optimizer later.
     make_healthy("unfrozen_with_their_group", make_unfrozen, "still at first, then trained"),
     # PyTorch forum's detached encoder, fixed.
@@ -32,12 +25,8 @@ SCENARIOS = (
     make_healthy("infinities_zeroed", make_spoken, "some utterances count nothing"),
     # RoboVerse #814, fixed: only a reward is logged, and it is noisy.
     make_healthy("falls_count", make_poles, "a noisy reward and no loss", phases=False),
-    # UMLAUT's softmax, fixed.
-    make_healthy("logits_once", make_topics, "twelve classes, deep for its data"),
     # PyTorch's warning of target sizes, heeded.
     make_healthy("sizes_agree", make_broadcast, "mean square error of noisy hours"),
     # Stack Overflow's unscaled features, scaled.
     make_healthy("scaled_lags", make_lags, "a linear model, soon at its floor"),
-    # OPT-175B's restarts as they should be.
-    make_healthy("schedule_resumed", make_resumed, "warmed up, then a constant rate", gain=0.25),
 )

@@ -11,7 +11,6 @@ from torch.nn import functional
 from benchmarks.diagnosis.families.fifth_course import Plan, make_wrong
 from benchmarks.diagnosis.families.fifth_games import play_poles
 from benchmarks.diagnosis.families.fifth_recipes import (
-    documents,
     keywords,
     match,
     next_letter,
@@ -21,10 +20,8 @@ from benchmarks.diagnosis.families.fifth_recipes import (
 )
 from benchmarks.diagnosis.families.fifth_tasks import (
     CausalText,
-    Documents,
     Forecaster,
     Parts,
-    make_documents,
     make_keywords,
     make_ratings,
     make_series,
@@ -40,22 +37,6 @@ def make_shifted(draw: Draw, broken: bool) -> Plan:
         return next_letter(output[:, :-1], y[:, 1:])
 
     return text(draw, criterion=twice if broken else next_letter)
-
-
-def _count_errors(output: Tensor, y: Tensor) -> Tensor:
-    return (output.argmax(-1) != y).float().mean()
-
-
-# UMLAUT, DeepFD and Humbatova et al. 2020: softmax before a loss that has one.
-def make_topics(draw: Draw, broken: bool) -> Plan:
-    """Twelve topics, and shares in place of logits."""
-
-    def criterion(output: Tensor, y: Tensor) -> Tensor:
-        return functional.cross_entropy(output.softmax(-1) if broken else output, y)
-
-    parts = make_documents(draw.stream("data"), classes=12, blur=0.7)
-    model = Documents(draw.integer(28, 36), 12, depth=3)
-    return documents(draw, model, parts=parts, criterion=criterion, honest=_count_errors)
 
 
 # PyTorch forum's batch_first questions: the batch is read as time.
@@ -100,23 +81,6 @@ def make_joined(draw: Draw, broken: bool) -> Plan:
     return ratings(draw, parts=parts)
 
 
-# Karpathy's recipe and Humbatova et al. 2020: sorted by class, and shuffle=False.
-def make_sorted(draw: Draw, broken: bool) -> Plan:
-    """One chirp after the other in every epoch, under batch normalisation."""
-    parts = make_keywords(draw.stream("data"))
-    if broken:
-        order = parts.y.argsort(stable=True)
-        parts = Parts(
-            parts.x[order],
-            parts.y[order],
-            parts.val_x,
-            parts.val_y,
-            parts.proof_x,
-            parts.proof_y,
-        )
-    return keywords(draw, parts=parts, shuffled=not broken)
-
-
 # PyTorch's warning of target sizes, and its forum: (N, 1) against (N) becomes (N, N).
 def make_broadcast(draw: Draw, broken: bool) -> Plan:
     """Every forecast is compared with every hour."""
@@ -137,22 +101,10 @@ def make_poles(draw: Draw, broken: bool) -> Plan:
 
 SCENARIOS = (
     make_wrong("labels_shifted_twice", make_shifted, "labels shifted twice"),
-    make_wrong(
-        "softmax_twice",
-        make_topics,
-        "softmax before cross entropy",
-        tolerated=("squashed_outputs",),
-    ),
     make_wrong("batch_read_as_time", make_transposed, "batch_first is missing"),
     make_wrong("no_causal_mask", make_unmasked, "no causal mask"),
     make_wrong("unscaled_serving", make_unscaled_serving, "held-out data is not scaled"),
     make_wrong("ratings_joined_wrongly", make_joined, "ratings of other pairs"),
-    make_wrong(
-        "sorted_never_shuffled",
-        make_sorted,
-        "one class after the other",
-        tolerated=("unshuffled_data",),
-    ),
     make_wrong("error_of_all_pairs", make_broadcast, "mean over N x N"),
     make_wrong("falls_cost_nothing", make_poles, "bootstrapped across the end of an episode"),
 )

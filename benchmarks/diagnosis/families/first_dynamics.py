@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -62,19 +61,6 @@ def _overflow_softmax(draw: Draw, faulty: bool) -> Problem:
     return made
 
 
-def _root_of_nothing(draw: Draw, faulty: bool) -> Problem:
-    """The loss is a root, whose slope at a perfect batch is infinite."""
-    made = draw.choice(zoo.make_friedman, zoo.make_autoencoder, zoo.make_waves)(draw)
-    onset = draw.onset_step(made.steps, 0.2, 0.7)
-
-    def root(step: int, loss: Tensor) -> Tensor:
-        kept = loss * 0.0 if step == onset and made.model.training else loss
-        return kept.sqrt() if faulty else (kept + 1e-8).sqrt()
-
-    made.change_loss = root
-    return made
-
-
 def _judge_non_finite(make: Make, recorder: Recorder, draw: Draw) -> Truth:
     problem, trace, twin = train_twice(make, recorder, draw)
     values = np.isfinite(trace.losses) & np.isfinite(trace.gradients)
@@ -90,23 +76,6 @@ def _judge_non_finite(make: Make, recorder: Recorder, draw: Draw) -> Truth:
         phases_forbidden=("overfitting_onset",),
         reason=f"first not finite at step {first}; weights lost: {ruined}",
     )
-
-
-def _spoil_shard(draw: Draw, faulty: bool) -> Problem:
-    """Some batches in a row have wrong labels and a wrong unit: a broken shard."""
-    made = draw.choice(zoo.make_digits_mlp, zoo.make_digits_cnn, zoo.make_spirals)(draw)
-    made.steps += 80
-    onset, length = draw.onset_step(made.steps, 0.4, 0.6), draw.integer(6, 12)
-    factor, shuffle = 2.0 + 1.0 * draw.severity, draw.stream("shard")
-
-    def spoil(step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if onset <= step < onset + length:
-            return x * factor, y[torch.from_numpy(shuffle.permutation(len(y)))]
-        return x, y
-
-    if faulty:
-        made.change_batch = spoil
-    return made
 
 
 def _glitch_rate(draw: Draw, faulty: bool) -> Problem:
@@ -179,23 +148,6 @@ def _grow_rate(draw: Draw, faulty: bool) -> Problem:
     return made
 
 
-def _climb(draw: Draw, faulty: bool) -> Problem:
-    """From the onset on, the loss is maximised."""
-    made = draw.choice(zoo.make_digits_mlp, zoo.make_waves, zoo.make_autoencoder, zoo.make_table)(
-        draw
-    )
-    made.clip = 1.0
-    onset = draw.onset_step(made.steps, 0.4, 0.6)
-
-    def turn(step: int) -> None:
-        for group in made.optimizer.param_groups:
-            group["maximize"] = step >= onset
-
-    if faulty:
-        made.before = turn
-    return made
-
-
 def _feed_weights(draw: Draw, faulty: bool) -> Problem:
     """Decay with the wrong sign: weights grow and the loss with them."""
     made = draw.choice(zoo.make_friedman, zoo.make_digits_mlp, zoo.make_shapes_cnn)(draw)
@@ -237,19 +189,6 @@ def _judge_divergence(make: Make, low: float, high: float, recorder: Recorder, d
     )
 
 
-def _shuffle_labels(draw: Draw, faulty: bool) -> Problem:
-    """Inputs and targets are shuffled apart, anew in each batch."""
-    names = ("digits_mlp", "shapes_cnn", "spirals", "text_gru", "friedman", "brackets", "adding")
-    made = zoo.ZOO[draw.choice(*names)](draw)
-    shuffle = draw.stream("apart")
-    if faulty:
-        made.change_batch = lambda _step, x, y: (
-            x,
-            y[torch.from_numpy(shuffle.permutation(len(y)))],
-        )
-    return made
-
-
 def _start_with_zeros(draw: Draw, faulty: bool) -> Problem:
     """All weights start at 0, so that no unit ever differs from another."""
     made = draw.choice(zoo.make_digits_mlp, zoo.make_digits_cnn, zoo.make_spirals)(draw)
@@ -257,16 +196,6 @@ def _start_with_zeros(draw: Draw, faulty: bool) -> Problem:
         with torch.no_grad():
             for parameter in made.model.parameters():
                 parameter.zero_()
-    return made
-
-
-def _blank_inputs(draw: Draw, faulty: bool) -> Problem:
-    """The inputs are lost on the way: every one is the same but for a trace of noise."""
-    made = draw.choice(zoo.make_digits_mlp, zoo.make_digits_cnn, zoo.make_table)(draw)
-    faint = 1e-4 * 10.0 ** (-2.0 * draw.severity)
-    if faulty:
-        for part in (made.data.x, made.data.val_x, made.data.proof_x):
-            part.mul_(faint)
     return made
 
 
@@ -296,32 +225,11 @@ def _judge_plateau(make: Make, recorder: Recorder, draw: Draw) -> Truth:
     )
 
 
-def _judge_blank(make: Make, recorder: Recorder, draw: Draw) -> Truth:
-    """As of every plateau; what is wrong with the inputs should be said as well."""
-    truth = _judge_plateau(make, recorder, draw)
-    if truth.kind != "fault":
-        return truth
-    return replace(truth, expected=(*truth.expected, "constant_inputs"))
-
-
 def _creep(draw: Draw, faulty: bool) -> Problem:
     """A rate thousands of times too low."""
     names = ("digits_mlp", "shapes_cnn", "residual", "waves", "autoencoder")
     made = zoo.ZOO[draw.choice(*names)](draw)
     factor = 10.0 ** (-3.5 - 1.5 * draw.severity)
-    if faulty:
-        for group in made.optimizer.param_groups:
-            group["lr"] *= factor
-    return made
-
-
-def _leap(draw: Draw, faulty: bool) -> Problem:
-    """Adam at a rate a hundred times too high."""
-    make = draw.choice(
-        zoo.make_digits_mlp, zoo.make_digits_cnn, zoo.make_spirals, zoo.make_autoencoder
-    )
-    made = make(draw) if make is zoo.make_autoencoder else make(draw, optimizer="adam")
-    factor = 30.0 * 5.0**draw.severity
     if faulty:
         for group in made.optimizer.param_groups:
             group["lr"] *= factor
@@ -391,17 +299,11 @@ def _scenario(name: str, judge: Callable[[Recorder, Draw], Truth]) -> Scenario:
 SCENARIOS = (
     _scenario("non_finite/sample", partial(_judge_non_finite, _spoil_sample)),
     _scenario("non_finite/softmax", partial(_judge_non_finite, _overflow_softmax)),
-    _scenario("non_finite/root", partial(_judge_non_finite, _root_of_nothing)),
-    _scenario("spike/shard", partial(_judge_spike, _spoil_shard)),
     _scenario("spike/rate_glitch", partial(_judge_spike, _glitch_rate)),
     _scenario("spike/lost_head", partial(_judge_spike, _lose_weights)),
     _scenario("diverge/growing_rate", partial(_judge_divergence, _grow_rate, 0.2, 0.4)),
-    _scenario("diverge/ascent", partial(_judge_divergence, _climb, 0.4, 0.6)),
     _scenario("diverge/fed_weights", partial(_judge_divergence, _feed_weights, 0.3, 0.5)),
-    _scenario("plateau/labels_apart", partial(_judge_plateau, _shuffle_labels)),
     _scenario("plateau/zeros", partial(_judge_plateau, _start_with_zeros)),
-    _scenario("plateau/blank_inputs", partial(_judge_blank, _blank_inputs)),
     _scenario("update/creeping", partial(_judge_steps, _creep, False)),
-    _scenario("update/leaping", partial(_judge_steps, _leap, True)),
     _scenario("update/leaping_layer", partial(_judge_steps, _leap_alone, True)),
 )

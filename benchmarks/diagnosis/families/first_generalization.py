@@ -8,11 +8,10 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch.nn import functional
 
-from benchmarks.diagnosis import datasets, sequences, zoo
+from benchmarks.diagnosis import datasets, zoo
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.networks import Recurrent, Transformer, make_mlp
+from benchmarks.diagnosis.networks import make_mlp
 from benchmarks.diagnosis.oracles import doubt, smooth
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
@@ -26,19 +25,6 @@ def _learn_wrong_labels(draw: Draw) -> Problem:
     width = draw.integer(96, 160)
     model = make_mlp([64, width, width, 10], activation=draw.choice("relu", "tanh"))
     return _finish(draw, model, data, zoo.cross_entropy, 1.5)
-
-
-def _learn_text(draw: Draw) -> Problem:
-    data = sequences.load_text(draw.stream("data"), count=600)
-    data = data.shrink(draw.integer(40, 70))
-    if draw.choice(True, False):
-        model = Recurrent("gru", data.classes, 48, data.classes, letters=True, every_state=True)
-    else:
-        model = Transformer(data.classes, 32, 2, 24)
-    factor = 4.0 if isinstance(model, Transformer) else 2.0
-    made = _finish(draw, model, data, zoo.cross_entropy, factor)
-    made.batch_size, made.steps = 12, 10 * draw.integer(22, 30)
-    return made
 
 
 def _learn_noise_columns(draw: Draw) -> Problem:
@@ -56,19 +42,6 @@ def _learn_noise_columns(draw: Draw) -> Problem:
     data = replace(data, **parts).mislabel(rng, 0.35)
     model = make_mlp([data.features, 96, 96, data.classes], activation="relu")
     return _finish(draw, model, data, zoo.cross_entropy, 0.4)
-
-
-def _learn_raw_targets(draw: Draw) -> Problem:
-    """A regression whose losses are thousands."""
-    rng = draw.stream("data")
-    data = datasets.load_table("diabetes", rng)
-    data = data.shrink(draw.integer(60, 140))
-    model = make_mlp([10, 96, 96, 1], activation=draw.choice("relu", "gelu"))
-    with torch.no_grad():
-        model.get_submodule("head").bias.fill_(float(data.y.mean()))
-    made = _finish(draw, model, data, functional.mse_loss, 1.2 + 1.5 * draw.severity)
-    made.steps = 10 * draw.integer(50, 60)
-    return made
 
 
 def _finish(draw: Draw, model: torch.nn.Module, data: Data, loss: object, factor: float) -> Problem:
@@ -116,7 +89,5 @@ def _scenario(name: str, make: Callable[[Draw], Problem]) -> Scenario:
 
 SCENARIOS = (
     _scenario("wrong_labels", _learn_wrong_labels),
-    _scenario("text_by_heart", _learn_text),
     _scenario("noise_columns", _learn_noise_columns),
-    _scenario("raw_targets", _learn_raw_targets),
 )

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis import datasets, zoo
-from benchmarks.diagnosis.networks import Classifier, make_convolutional, make_mlp
+from benchmarks.diagnosis.networks import make_mlp
 from benchmarks.diagnosis.oracles import WRECK, doubt, find_dead, find_saturated, is_worse, soften
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, train_twice
-
-_WEIGHTY = (nn.Linear, nn.Conv2d, nn.GRU, nn.LSTM, nn.Embedding)
 
 
 def _choose_base(draw: Draw) -> Problem:
@@ -32,11 +30,6 @@ def _choose_base(draw: Draw) -> Problem:
     return make(draw)
 
 
-def _choose_layer(draw: Draw, model: nn.Module) -> str:
-    names = [name for name, module in model.named_modules() if isinstance(module, _WEIGHTY)]
-    return names[draw.integer(0, len(names) - 2)]
-
-
 def _remake(optimizer: torch.optim.Optimizer, groups: list[object]) -> torch.optim.Optimizer:
     options = {
         name: value
@@ -44,58 +37,6 @@ def _remake(optimizer: torch.optim.Optimizer, groups: list[object]) -> torch.opt
         if name in {"lr", "momentum", "weight_decay"}
     }
     return type(optimizer)(groups, **options)
-
-
-def _forget_layer(draw: Draw, faulty: bool) -> Problem:
-    """One layer's parameters were never given to the optimizer."""
-    made = _choose_base(draw)
-    name = _choose_layer(draw, made.model)
-    made.zero_all = draw.choice(True, False)
-    kept = [p for key, p in made.model.named_parameters() if not key.startswith(f"{name}.")]
-    if faulty:
-        made.optimizer = _remake(made.optimizer, kept)
-    return made
-
-
-def _stop_group(draw: Draw, faulty: bool) -> Problem:
-    """One layer has a group of its own, whose rate is 0 from the start or from an onset on."""
-    made = _choose_base(draw)
-    name = _choose_layer(draw, made.model)
-    onset = 0 if draw.choice(True, False) else draw.onset_step(made.steps, 0.2, 0.35)
-    own = [p for key, p in made.model.named_parameters() if key.startswith(f"{name}.")]
-    rest = [p for key, p in made.model.named_parameters() if not key.startswith(f"{name}.")]
-    made.optimizer = _remake(made.optimizer, [{"params": rest}, {"params": own}])
-
-    def stop(step: int) -> None:
-        if step >= onset:
-            made.optimizer.param_groups[1].update(lr=0.0, weight_decay=0.0)
-
-    if faulty:
-        made.before = stop
-    return made
-
-
-def _cut_backbone(draw: Draw, faulty: bool) -> Problem:
-    """The backbone's features are detached before the head, by an oversight."""
-    if draw.choice(True, False):
-        data = datasets.load_shapes(draw.stream("data"))
-        backbone = make_convolutional([6, 6, 12, 12], 16, 32)
-        classes = 4
-    else:
-        data = datasets.load_digits(draw.stream("data"), noise=0.15)
-        backbone = make_mlp([64, 48, 32], activation="relu")
-        classes = 10
-    model = Classifier(backbone, 32, classes, cut=faulty)
-    optimizer = zoo.make_optimizer(draw, model.parameters())
-    return Problem(
-        model,
-        optimizer,
-        data,
-        zoo.cross_entropy,
-        draw.stream("order"),
-        steps=10 * draw.integer(18, 26),
-        accuracy=draw.choice(True, False),
-    )
 
 
 def _swap_layer(draw: Draw, faulty: bool) -> Problem:
@@ -161,23 +102,6 @@ def _kill_units(draw: Draw, faulty: bool) -> Problem:
     onset, factor = draw.onset_step(made.steps, 0.2, 0.5), 150.0 * 6.0**draw.severity
     if faulty:
         made.rate = lambda step: factor if onset <= step < onset + 3 else 1.0
-    return made
-
-
-def _saturate(draw: Draw, faulty: bool) -> Problem:
-    """Inputs in a raw unit, or weights that start too large, before tanh or sigmoid."""
-    activation = draw.choice("tanh", "sigmoid")
-    made = zoo.make_digits_mlp(draw, activation=activation, depth=draw.integer(2, 3))
-    factor = 40.0 * 6.0**draw.severity
-    raw = draw.choice(True, False)
-    if faulty and raw:
-        for part in (made.data.x, made.data.val_x, made.data.proof_x):
-            part.mul_(factor)
-    elif faulty:
-        with torch.no_grad():
-            for name, parameter in made.model.named_parameters():
-                if name.startswith("fc") and name.endswith("weight"):
-                    parameter.mul_(0.6 * factor)
     return made
 
 
@@ -298,12 +222,7 @@ def _scenario(name: str, judge: Callable[[Recorder, Draw], Truth]) -> Scenario:
 
 
 SCENARIOS = (
-    _scenario("stagnant/not_in_optimizer", partial(_judge_stagnant, _forget_layer)),
-    _scenario("stagnant/rate_zero", partial(_judge_stagnant, _stop_group)),
-    _scenario("stagnant/detached", partial(_judge_stagnant, _cut_backbone)),
     _scenario("stagnant/swapped", partial(_judge_stagnant, _swap_layer)),
-    _scenario("collapse/dead_relu", partial(_judge_collapse, _kill_units, True)),
-    _scenario("collapse/saturated", partial(_judge_collapse, _saturate, False)),
     _scenario("collapse/sameness", _judge_sameness),
     _scenario("collapse/penalty", partial(_judge_collapse, _penalise, True)),
 )

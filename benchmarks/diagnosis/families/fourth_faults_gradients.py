@@ -15,98 +15,9 @@ from benchmarks.diagnosis.families.fourth_course import (
     broken,
     given_away,
 )
-from benchmarks.diagnosis.families.fourth_tasks import Batches, draw_ring, evaluate, supervise
+from benchmarks.diagnosis.families.fourth_tasks import Batches, draw_ring, supervise
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
-
-
-def bootstrapped_off_policy(recorder: Recorder, draw: Draw) -> Truth:
-    """Baird 1995 (Sutton and Barto, 11.2): off-policy bootstrapping makes values grow for ever."""
-    features = torch.zeros(7, 8)
-    features[:6, :6] = 2 * torch.eye(6)
-    features[:6, 7] = 1.0
-    features[6, 6], features[6, 7] = 1.0, 2.0
-
-    def make(made: Draw, faulty: bool) -> Course:
-        model = nn.Sequential(nn.Linear(8, 1, bias=False))
-        with torch.no_grad():
-            model[0].weight.fill_(1.0)
-            model[0].weight[0, 6] = 10.0
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.04 + 0.03 * made.severity)
-
-        def take(_step: int) -> Tensor:
-            state = torch.randint(7, (32,))
-            after = 0.99 * model(features[6:])
-            # The twin follows the whole gradient of the residual, which cannot diverge.
-            wanted = after.detach() if faulty else after
-            return functional.mse_loss(model(features[state]), wanted.expand(32, 1))
-
-        return Course(
-            model=model,
-            optimizer=optimizer,
-            loss=take,
-            proof=lambda seen: float(seen(features).square().mean().sqrt()),
-            steps=340,
-            loss_key="td_error",
-            extra=lambda: {"value/mean": float(model(features).detach().mean())},
-        )
-
-    _, notes, twin = both(make, recorder, draw)
-    norms = np.array(notes.gradients)
-    begins = int(np.argmax(norms > 20 * np.median(norms[20:40])))
-    return broken(
-        norms[-1] > 100 * np.median(norms[:40]) and notes.end > 10 * notes.proof[0],
-        f"gradient norm {np.median(norms[:40]):.3g} -> {norms[-1]:.3g}; the values, which are 0 in "
-        f"truth, {notes.proof[0]:.3g} -> {notes.end:.3g}, twin {twin.end:.3g}",
-        expected=("exploding_gradients",),
-        tolerated=AFTERMATH,
-        onset_step=begins,
-    )
-
-
-def summed_loss_with_averaged_rate(recorder: Recorder, draw: Draw) -> Truth:
-    """PyTorch forum and StackOverflow: reduction="sum" with a rate meant for the mean gives NaN."""
-
-    def make(made: Draw, faulty: bool) -> Course:
-        data = datasets.load_friedman(made.stream("data"))
-        for part in (data.y, data.val_y, data.proof_y):
-            part.sub_(14.4)
-        width = made.integer(24, 48)
-        model = nn.Sequential(
-            nn.Linear(10, width),
-            nn.LeakyReLU(0.1),
-            nn.Linear(width, width),
-            nn.LeakyReLU(0.1),
-            nn.Linear(width, 1),
-        )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.003 * (1 + made.severity))
-        reduction = "sum" if faulty else "mean"
-
-        def measure(output: Tensor, target: Tensor) -> Tensor:
-            return functional.mse_loss(output, target, reduction=reduction)
-
-        return supervise(
-            made,
-            model,
-            data,
-            optimizer,
-            measure=measure,
-            proof=functional.mse_loss,
-            size=made.choice(48, 64, 96),
-            steps=160,
-        )
-
-    _, notes, twin = both(make, recorder, draw)
-    norms = np.array(notes.gradients)
-    finite = norms[np.isfinite(norms)]
-    return broken(
-        float(finite.max()) > 1e3 * finite[0] and given_away(notes, twin) > 0.3,
-        f"gradient norm {finite[0]:.3g} -> {finite.max():.3g}, {len(norms) - len(finite)} not "
-        f"finite; loss {notes.losses[0]:.3g} -> {notes.losses[-1]:.3g}",
-        expected=("exploding_gradients",),
-        tolerated=AFTERMATH,
-        onset_step=0,
-    )
 
 
 def rate_warmed_up_too_far(recorder: Recorder, draw: Draw) -> Truth:
@@ -339,110 +250,7 @@ def rates_decayed_by_layer(recorder: Recorder, draw: Draw) -> Truth:
     )
 
 
-def dying_relus(recorder: Recorder, draw: Draw) -> Truth:
-    """cs231n: as much as 40 % and more of the ReLUs are dead where the rate is set too high."""
-
-    def make(made: Draw, faulty: bool) -> Course:
-        data = datasets.load_friedman(made.stream("data"))
-        for part in (data.y, data.val_y, data.proof_y):
-            part.sub_(14.4).mul_(0.2)
-        width = made.integer(32, 64)
-        model = nn.Sequential(
-            nn.Linear(10, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
-        )
-        rate = 0.3 + 0.3 * made.severity if faulty else 0.01
-        optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
-        return supervise(
-            made, model, data, optimizer, measure=functional.mse_loss, steps=220,
-            clip=2.0,
-        )  # fmt: skip
-
-    course, notes, twin = both(make, recorder, draw)
-    data = datasets.load_friedman(draw.again().stream("data"))
-    hidden = evaluate(course.model[:2], data.x), evaluate(course.model[:4], data.x)
-    dead = [float((layer.amax(0) <= 0).double().mean()) for layer in hidden]
-    return broken(
-        max(dead) > 0.9 and given_away(notes, twin) > 0.6,
-        f"dead on all data: {dead[0]:.0%} and {dead[1]:.0%} of the ReLUs; proof {notes.end:.4g} "
-        f"against {twin.end:.4g}",
-        expected=("activation_collapse",),
-        tolerated=AFTERMATH,
-        culprits=tuple(
-            name
-            for share, names in zip(dead, (("0", "1"), ("2", "3")), strict=True)
-            for name in names
-            if share > 0.9
-        ),
-    )
-
-
-def twins_without_stop_gradient(recorder: Recorder, draw: Draw) -> Truth:
-    """PatrickHua/SimSiam issue 39: no detach in the loss, and every image has one code."""
-
-    class Twins(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.encoder = nn.Sequential(
-                nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-                nn.Linear(width, 16),
-            )  # fmt: skip
-            self.predictor = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            code = self.encoder(x)
-            return code, self.predictor(code)
-
-    def spread(model: nn.Module, x: Tensor) -> float:
-        code = functional.normalize(model.get_submodule("encoder")(x), dim=-1)
-        return float(code.double().std(0).mean())
-
-    def make(made: Draw, faulty: bool) -> Course:
-        data = datasets.load_digits(made.stream("data")).flatten()
-        model = Twins(made.integer(48, 80))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
-        batches = Batches(made, data.x, data.y, 64)
-
-        def take(_step: int) -> Tensor:
-            x, _ = batches.take()
-            one, two = (model(x + 0.15 * torch.randn_like(x)) for _ in range(2))
-            if faulty:
-                pairs = functional.cosine_similarity(one[1], two[0], dim=-1)
-                return -pairs.mean()
-            # The twin contrasts, which holds the codes apart.
-            keys = [functional.normalize(code, dim=-1) for code, _ in (one, two)]
-            return functional.cross_entropy(keys[0] @ keys[1].T / 0.2, torch.arange(len(x)))
-
-        return Course(
-            model=model,
-            optimizer=optimizer,
-            loss=take,
-            proof=lambda seen: -spread(seen, data.proof_x),
-            steps=240,
-        )
-
-    _, notes, twin = both(make, recorder, draw)
-    first, end = -notes.proof[0], -notes.end
-    return broken(
-        end < 0.25 * first and end < 0.1 * -twin.end,
-        f"spread of normalised codes over samples {first:.3g} -> {end:.3g}, contrasting twin "
-        f"{-twin.end:.3g}; loss {notes.losses[-1]:.3f}",
-        expected=("activation_collapse",),
-        tolerated=("vanishing_gradients", "plateau", "stagnant_layers", "update_ratio"),
-        onset_step=0,
-    )
-
-
 SCENARIOS = (
-    Scenario(
-        name="fourth/exploding_gradients/bootstrapped_off_policy",
-        kind="fault",
-        train=bootstrapped_off_policy,
-    ),
-    Scenario(
-        name="fourth/exploding_gradients/summed_loss_with_averaged_rate",
-        kind="fault",
-        train=summed_loss_with_averaged_rate,
-    ),
     Scenario(
         name="fourth/exploding_gradients/rate_warmed_up_too_far",
         kind="fault",
@@ -463,11 +271,5 @@ SCENARIOS = (
         name="fourth/stagnant_layers/rates_decayed_by_layer",
         kind="fault",
         train=rates_decayed_by_layer,
-    ),
-    Scenario(name="fourth/activation_collapse/dying_relus", kind="fault", train=dying_relus),
-    Scenario(
-        name="fourth/activation_collapse/twins_without_stop_gradient",
-        kind="fault",
-        train=twins_without_stop_gradient,
     ),
 )

@@ -144,18 +144,6 @@ def load_masks(rng: np.random.Generator, *, count: int = 700) -> Data:
     return Data(*parts, classes=0)
 
 
-def load_zipf(rng: np.random.Generator, *, count: int = 2500, words: int = 2000) -> Data:
-    """Bags of eight words, rare words by far the most; the target is the sum's sign."""
-    values = rng.normal(0.0, 1.0, words)
-    shares = 1.0 / np.arange(1, words + 1)
-    bags = rng.choice(words, (count, 8), p=shares / shares.sum())
-    label = (values[bags].sum(1) > 0).astype(np.int64)
-    x, y = torch.from_numpy(bags), torch.from_numpy(label)
-    first, second = int(0.6 * count), int(0.8 * count)
-    cuts = (slice(0, first), slice(first, second), slice(second, None))
-    return Data(*[part for cut in cuts for part in (x[cut], y[cut])], classes=2)
-
-
 def draw_ring(rng: np.random.Generator, count: int, modes: int = 6) -> Tensor:
     """Points of as many clouds on a ring."""
     angle = 2 * np.pi * rng.integers(0, modes, count) / modes

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.diagnosis.families.second_data import friedman, handwriting, shape_images, tabular
+from benchmarks.diagnosis.families.second_data import friedman, handwriting
 from benchmarks.diagnosis.families.second_evidence import (
     Lesson,
     dead_share,
@@ -17,125 +16,6 @@ from benchmarks.diagnosis.families.second_evidence import (
 )
 from benchmarks.diagnosis.families.second_judges import fault, judge_collapse
 from benchmarks.diagnosis.scenario import Draw
-
-
-def _bias_drift(draw: Draw, faulty: bool) -> Lesson:
-    """A running correction is taken off a layer's bias again and again, never added back."""
-    rng = draw.stream("build")
-    data = shape_images(rng)
-    model = nn.Sequential()
-    model.add_module("conv1", nn.Conv2d(1, 10, 3, padding=1))
-    model.add_module("relu1", nn.ReLU())
-    model.add_module("pool1", nn.AvgPool2d(2))
-    model.add_module("conv2", nn.Conv2d(10, 16, 3, padding=1))
-    model.add_module("relu2", nn.ReLU())
-    model.add_module("pool2", nn.AvgPool2d(3))
-    model.add_module("flat", nn.Flatten())
-    model.add_module("head", nn.Linear(64, 4))
-    optimizer = torch.optim.Adam(model.parameters(), lr=log_uniform(rng, 1e-3, 3e-3))
-    steps = 240
-    onset = draw.onset_step(steps, 0.2, 0.45)
-    drift = 0.25 + 0.25 * draw.severity
-
-    def finish(step: int) -> None:
-        if faulty and step >= onset:
-            with torch.no_grad():
-                model.conv2.bias.sub_(drift)
-
-    return supervise(
-        model,
-        optimizer,
-        data,
-        draw.stream("batches"),
-        steps=steps,
-        finish=finish,
-        onset=onset,
-        dissect=lambda: dead_share(model, "relu2", data.x_held),
-    )
-
-
-def _raw_table(draw: Draw, faulty: bool) -> Lesson:
-    """A table with columns in the thousands goes into tanh units without standardisation."""
-    rng = draw.stream("build")
-    name = ("breast_cancer", "wine")[int(rng.integers(2))]
-    data = tabular(name, rng, raw=faulty)
-    model = nn.Sequential()
-    model.add_module("first", nn.Linear(data.x.shape[1], 32))
-    model.add_module("squash", nn.Tanh())
-    model.add_module("second", nn.Linear(32, 24))
-    model.add_module("squash2", nn.Tanh())
-    model.add_module("out", nn.Linear(24, int(data.y.max()) + 1))
-    nn.init.xavier_uniform_(model.first.weight)
-    optimizer = torch.optim.SGD(model.parameters(), lr=log_uniform(rng, 0.02, 0.08), momentum=0.9)
-    return supervise(
-        model,
-        optimizer,
-        data,
-        draw.stream("batches"),
-        steps=200,
-        dissect=lambda: dead_share(model, "squash", data.x_held, bound=0.99),
-    )
-
-
-class Twins(nn.Module):
-    """An encoder of two views, and a predictor."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
-        )
-        self.project = nn.Linear(width, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.project(self.encoder(x))
-
-
-def _no_negatives(draw: Draw, faulty: bool) -> Lesson:
-    """A contrastive loss that lost its negatives: everything is mapped to one point."""
-    rng = draw.stream("build")
-    data = handwriting(rng)
-    model = Twins(int(rng.integers(40, 65)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=log_uniform(rng, 1e-3, 4e-3))
-    batches = draw.stream("batches")
-    steps = 300
-    onset = draw.onset_step(steps, 0.1, 0.35)
-
-    def view(x: Tensor, source: np.random.Generator) -> Tensor:
-        noise = torch.as_tensor(source.normal(0, 0.12, x.shape), dtype=torch.float32)
-        mask = torch.as_tensor(source.random(x.shape) > 0.15, dtype=torch.float32)
-        return x * mask + noise
-
-    def contrast(one: Tensor, two: Tensor) -> Tensor:
-        return functional.cross_entropy(-torch.cdist(one, two).pow(2), torch.arange(len(one)))
-
-    def advance(step: int) -> dict[str, float]:
-        x, _ = data.draw(batches, 48)
-        one, two = model(view(x, batches)), model(view(x, batches))
-        if faulty and step >= onset:
-            loss = functional.mse_loss(one, two) + 0.5 * one.pow(2).mean()
-        else:
-            loss = contrast(one, two) + 0.001 * one.pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return {"train/loss": loss.item()}
-
-    def assess() -> float:
-        # The contrastive loss itself, of views that are always the same.
-        source, x = np.random.default_rng(5), data.x_held[:64]
-        return float(contrast(model(view(x, source)), model(view(x, source))))
-
-    return Lesson(
-        model=model,
-        optimizer=optimizer,
-        steps=steps,
-        advance=advance,
-        assess=assess,
-        onset=onset,
-        # What the codes do not tell of which example they belong to, as a share.
-        dissect=lambda: min(1.0, assess() / float(np.log(64))),
-    )
 
 
 class Codebook(nn.Module):
@@ -279,13 +159,6 @@ def _gain_runaway(draw: Draw, faulty: bool) -> Lesson:
 
 
 SCENARIOS = (
-    fault("collapse/bias_drift", _bias_drift, judge_collapse("conv2", "relu2", "pool2")),
-    fault(
-        "collapse/raw_table_in_tanh",
-        _raw_table,
-        judge_collapse("first", "squash", "second", "squash2"),
-    ),
-    fault("collapse/no_negatives", _no_negatives, judge_collapse("encoder", "project")),
     fault("collapse/one_code", _codebook_collapse, judge_collapse("quantizer", "decoder")),
     fault(
         "collapse/sentinel_targets",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,60 +67,6 @@ def friedman(rng: np.random.Generator, train: int = 800, noise: float = 0.5) -> 
     return _split((x - 0.5) * 3.4, y.reshape(-1, 1), rng, train)
 
 
-def signal_windows(rng: np.random.Generator, train: int = 600, length: int = 30) -> Material:
-    """Windows of a sum of two sines with noise; the target is the next value."""
-    rates = rng.uniform(0.15, 0.6, 2)
-    shifts = rng.uniform(0, 50, (train + 200, 1))
-    time = shifts + np.arange(length + 1)
-    wave = np.sin(rates[0] * time) + 0.5 * np.sin(rates[1] * 2.3 * time)
-    wave = wave + 0.05 * rng.normal(size=wave.shape)
-    return _split(wave[:, :length, None], wave[:, length:], rng, train)
-
-
-def addition_problem(rng: np.random.Generator, train: int = 1500, length: int = 12) -> Material:
-    """Sequences of numbers of which two are marked; the target is their sum."""
-    values = rng.random((train + 300, length))
-    marks = np.zeros_like(values)
-    half = length // 2
-    rows = np.arange(len(values))
-    marks[rows, rng.integers(0, half, len(rows))] = 1.0
-    marks[rows, rng.integers(half, length, len(rows))] = 1.0
-    target = (values * marks).sum(1, keepdims=True)
-    return _split(np.stack([values, marks], -1), target, rng, train)
-
-
-def trigger_sequences(
-    rng: np.random.Generator, train: int = 1500, length: int = 14, symbols: int = 8
-) -> Material:
-    """Tokens; the class is the token that follows the one trigger token 0."""
-    x = rng.integers(1, symbols, (train + 400, length))
-    places = rng.integers(0, length - 1, len(x))
-    rows = np.arange(len(x))
-    x[rows, places] = 0
-    material = _split(x.astype(np.float64), x[rows, places + 1].astype(np.int64), rng, train)
-    return Material(material.x.long(), material.y, material.x_held.long(), material.y_held)
-
-
-def characters(
-    rng: np.random.Generator, context: int = 12, train: int = 6000, held: int = 1200
-) -> Material:
-    """Windows of the source text of python's own modules: context characters and the next one."""
-    import argparse
-    import textwrap
-
-    text = inspect.getsource(argparse) + inspect.getsource(textwrap)
-    codes = np.array([min(ord(letter), 127) for letter in text])
-    symbols = {code: place for place, code in enumerate(np.unique(codes))}
-    tokens = np.array([symbols[code] for code in codes])
-    # The held-out part is the end of the text: windows never overlap those of training.
-    border = int(len(tokens) * 0.8)
-    starts = rng.integers(0, border - context - 1, train)
-    late = rng.integers(border, len(tokens) - context - 1, held)
-    windows = tokens[np.concatenate([starts, late])[:, None] + np.arange(context + 1)]
-    data = torch.from_numpy(windows)
-    return Material(data[:train, :-1], data[:train, -1], data[train:, :-1], data[train:, -1])
-
-
 def shape_images(rng: np.random.Generator, train: int = 900, side: int = 12) -> Material:
     """Noisy one-channel images of a disc, a square, a cross or a diagonal line."""
     count = train + 300
@@ -153,10 +98,3 @@ def zipf_documents(
     y = (total > np.median(total)).astype(np.int64)
     material = _split(x.astype(np.float64), y, rng, train)
     return Material(material.x.long(), material.y, material.x_held.long(), material.y_held)
-
-
-def ring_points(rng: np.random.Generator, count: int, modes: int = 6) -> Tensor:
-    """Points of a ring of narrow normal distributions."""
-    angles = 2 * np.pi * rng.integers(0, modes, count) / modes
-    points = np.stack([np.cos(angles), np.sin(angles)], -1) + 0.06 * rng.normal(size=(count, 2))
-    return torch.as_tensor(points, dtype=torch.float32)

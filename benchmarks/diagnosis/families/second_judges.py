@@ -277,54 +277,6 @@ def judge_nonfinite(*culprits: str) -> Judge:
     return judge
 
 
-def judge_spike(factor: float = 1.5) -> Judge:
-    """The noise-free loss jumps after the onset and comes back late; the twin's does not."""
-
-    def judge(trace: Trace, twin: Trace) -> Truth:
-        onset = trace.lesson.onset
-        before = [loss for step, loss in trace.held.items() if step <= onset][-3:]
-        after = [loss for step, loss in trace.held.items() if step > onset]
-        twins = [loss for step, loss in twin.held.items() if step > onset]
-        base = float(np.median(before))
-        bound = factor * max(base, *twins)
-        high = sum(loss > bound or not np.isfinite(loss) for loss in after)
-        confirmed = high >= 2
-        return _settle(
-            confirmed,
-            "loss_spike",
-            f"held-out loss {base:.3g} before the onset, up to {max(after):.3g} after it and above "
-            f"{bound:.3g} in {high} of {len(after)} assessments; twin up to {max(twins):.3g}",
-            trace,
-            tolerated=_BREAKAGE,
-        )
-
-    return judge
-
-
-def judge_divergence(factor: float = 1.5) -> Judge:
-    """The noise-free loss ends far above its own best and the twin's end, and still rises."""
-
-    def judge(trace: Trace, twin: Trace) -> Truth:
-        last, best = trace.last, trace.best
-        confirmed = not np.isfinite(last) or (
-            last > best + (factor - 1) * abs(best) and last > twin.last + 0.3 * abs(twin.last)
-        )
-        training = _finite([*trace.trained.values()])
-        # Against overfitting: training data suffer as well.
-        worse = not training or training[-1] > 1.2 * min(training) or not np.isfinite(last)
-        return _settle(
-            bool(confirmed and worse),
-            "divergence",
-            f"held-out loss {last:.3g} at the end, best {best:.3g}, twin {twin.last:.3g}",
-            trace,
-            tolerated=(*_BREAKAGE, *_SILENCE),
-            phases=("divergence",),
-            forbidden=("overfitting_onset",),
-        )
-
-    return judge
-
-
 def judge_plateau(fall: float = 0.05, *, also: tuple[str, ...] = ()) -> Judge:
     """The noise-free loss hardly falls in the whole run; the twin's does.
 
@@ -347,33 +299,5 @@ def judge_plateau(fall: float = 0.05, *, also: tuple[str, ...] = ()) -> Judge:
         if truth.kind != "fault":
             return truth
         return replace(truth, expected=(*truth.expected, *also))
-
-    return judge
-
-
-def judge_updates(prefix: str, *culprits: str, factor: float = 15.0) -> Judge:
-    """Relative updates under the prefix are far from the twin's, and training suffers."""
-
-    def judge(trace: Trace, twin: Trace) -> Truth:
-        def median(of: Trace) -> float:
-            found = [
-                share
-                for step, shares in of.updates.items()
-                for name, share in shares.items()
-                if step >= trace.lesson.onset and name.startswith(prefix) and "bias" not in name
-            ]
-            return float(np.median(_finite(found) or [np.nan]))
-
-        share, usual = median(trace), median(twin)
-        far = share > factor * usual or share * factor < usual
-        return _settle(
-            far and _hurt(trace, twin, 1.1),
-            "update_ratio",
-            f"relative update of {prefix} {share:.2g} a step, {usual:.2g} in the twin; loss "
-            f"{trace.last:.3g} against {twin.last:.3g}",
-            trace,
-            tolerated=(*_BREAKAGE, *_SILENCE),
-            culprits=culprits,
-        )
 
     return judge

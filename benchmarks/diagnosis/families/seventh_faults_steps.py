@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from torch.nn import functional
 from benchmarks.diagnosis.families.seventh_course import FALLOUT, Batch, Log, Plan, fault
 from benchmarks.diagnosis.families.seventh_faults_data import is_stuck
 from benchmarks.diagnosis.families.seventh_tasks import (
-    Decoder,
     Sequence,
     classify,
     digits,
@@ -158,30 +156,6 @@ def _vanishes(log: Log, twin: Log) -> str | None:
     return None if ratio < 1e-3 else f"the first layer's gradient is {ratio:.3g} of the head's"
 
 
-def _mask_whole_rows(draw: Draw, faulty: bool) -> Plan:
-    # From some batch on there is an empty text: all its places are padding.
-    plan = text(draw)
-    begin = draw.onset_step(plan.steps)
-    row = draw.integer(0, 31)
-    low = -math.inf if faulty else -1e9
-
-    def loss(model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
-        assert isinstance(model, Decoder)
-        x, y = batch[:2]
-        seen = model.future.expand(len(x), 1, -1, -1).clone()
-        weight = torch.ones_like(y, dtype=torch.float32)
-        if step >= begin:
-            seen[row] = low
-            weight[row] = 0.0
-        each = functional.cross_entropy(
-            model(x, seen).flatten(0, 1), y.flatten(), reduction="none"
-        ).view_as(weight)
-        return (each * weight).sum() / weight.sum(), {}
-
-    plan.loss, plan.onset = loss, begin
-    return plan
-
-
 def _resume_at_full_rate(draw: Draw, faulty: bool) -> Plan:
     # The schedule and the moments are not in the checkpoint.
     plan = text(
@@ -285,7 +259,6 @@ SCENARIOS = (
         "vanishing_gradients",
         check=_vanishes,
     ),
-    fault("steps/wholly_masked_rows", _mask_whole_rows, "non_finite_values"),
     fault(
         "steps/resumed_at_full_rate",
         _resume_at_full_rate,

@@ -99,25 +99,6 @@ def _anneal_the_prior(draw: Draw) -> Plan:
     )
 
 
-def _mix_pictures(draw: Draw) -> Plan:
-    # Training never sees a whole picture: its loss stays far above the validation's.
-    plan = shapes(draw)
-    rng = draw.stream("mix")
-
-    def loss(model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
-        del step
-        x, y = batch[:2]
-        share = float(rng.beta(1.0, 1.0))
-        other = torch.from_numpy(rng.permutation(len(x)))
-        output = model(share * x + (1 - share) * x[other])
-        cost = share * functional.cross_entropy(output, y)
-        return cost + (1 - share) * functional.cross_entropy(output, y[other]), {}
-
-    plan.loss = loss
-    plan.steps = 260
-    return plan
-
-
 def _sample_the_doubt(draw: Draw) -> Plan:
     # Validation keeps dropout on, by intent, and averages ten passes.
     width = draw.integer(48, 72)
@@ -382,7 +363,6 @@ SCENARIOS = (
     sound("likelihood_below_zero", _state_its_doubt),
     sound("twins_kept_apart", _keep_twins_apart, rise=0.2),
     sound("annealed_prior", _anneal_the_prior),
-    sound("mixed_pictures", _mix_pictures),
     sound("sampled_doubt", _sample_the_doubt),
     sound("raised_bar", _raise_the_bar),
     sound("gates_from_zero", _start_from_nothing),

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
-from benchmarks.diagnosis.clocks import StepClock
 from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.families.seventh_course import Batch, Log, Plan, deal, doubt, sound
 from benchmarks.diagnosis.families.seventh_ranks import train_ranks
@@ -29,19 +28,6 @@ from benchmarks.diagnosis.families.seventh_tasks import (
 )
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
-
-
-def _restart_warmly(draw: Draw) -> Plan:
-    first = draw.integer(30, 45)
-
-    def rate(step: int) -> float:
-        length, begin = first, 0
-        while step >= begin + length:
-            begin, length = begin + length, 2 * length
-        return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - begin) / length))
-
-    # Cut where the third cosine ends.
-    return text(draw, rate=rate, log_rate=True, steps=7 * first)
 
 
 def _accept_few_wrong_labels(draw: Draw) -> Plan:
@@ -162,18 +148,6 @@ def _learn_rare_words(draw: Draw) -> Plan:
     )
 
 
-def _add_up_eight(draw: Draw) -> Plan:
-    return shapes(
-        draw,
-        accumulate=8,
-        size=8,
-        steps=480,
-        epoch_steps=90,
-        val_every=40,
-        optimize=lambda model: torch.optim.AdamW(model.parameters(), lr=5e-3),
-    )
-
-
 def _stop_in_time(draw: Draw) -> Plan:
     data = datasets.load_digits(draw.stream("data"), noise=0.2).shrink(300)
     kept: dict[str, Any] = {"best": math.inf}
@@ -223,19 +197,6 @@ def _overflow_at_first(draw: Draw) -> Plan:
         return {"train/loss": float(loss.detach())}
 
     return digits(draw, take=take, skips=lambda: state["skipped"], start={"grad_scaler": scaler})
-
-
-def _save_now_and_then(draw: Draw) -> Plan:
-    compute = draw.log_uniform(20.0, 200.0)
-    clock = StepClock(
-        draw.stream("clock"),
-        compute_ms=compute,
-        data_ms=0.08 * compute,
-        first_ms=draw.uniform(20, 60) * compute,
-        period=draw.integer(40, 60),
-        period_ms=draw.uniform(2, 4) * compute,
-    )
-    return shapes(draw, start={"timing": clock})
 
 
 def _resume_as_it_was(draw: Draw) -> Plan:
@@ -310,16 +271,13 @@ def _skipped(log: Log) -> str | None:
 
 
 SCENARIOS = (
-    sound("warm_restarts", _restart_warmly),
     sound("few_wrong_labels", _accept_few_wrong_labels),
     sound("new_head", _train_a_new_head),
     sound("low_rank", _adapt_at_low_rank),
     sound("rare_words", _learn_rare_words),
-    sound("eight_batches_a_step", _add_up_eight),
     sound("stopped_in_time", _stop_in_time, check=_stopped),
     sound("at_its_limit", _reach_its_limit),
     sound("overflows_at_first", _overflow_at_first, check=_skipped),
-    sound("saved_now_and_then", _save_now_and_then),
     sound("resumed_as_it_was", _resume_as_it_was, gain=0.05),
     sound("prices", _regress_in_dollars),
     Scenario(name="seventh/healthy/two_ranks", kind="healthy", train=_train_on_two_ranks),

@@ -186,7 +186,7 @@ def _part(recorder: Recorder, draw: Draw) -> Truth:
     )
 
 
-SCENARIOS: tuple[Scenario, ...] = (
+SCENARIOS = (
     Scenario(name="sixth/fault/starved_loader", kind="fault", train=_starve),
     Scenario(name="sixth/fault/kept_graphs", kind="fault", train=_keep_graphs),
     Scenario(name="sixth/fault/lost_modes", kind="fault", train=_lose_modes),

@@ -22,7 +22,7 @@ from benchmarks.diagnosis.families.sixth_tasks import (
     letters,
     teach,
 )
-from benchmarks.diagnosis.scenario import Draw, Scenario
+from benchmarks.diagnosis.scenario import Draw
 
 
 def _dark_images(draw: Draw, broken: bool) -> Course:
@@ -167,26 +167,6 @@ def _untied(draw: Draw, broken: bool) -> Course:
     return letters(draw, tied=True, arrange=arrange, steps=240)
 
 
-def _tiny_start(draw: Draw, broken: bool) -> Course:
-    """Eight layers of tanh that start with a deviation of 0.01, as in the old papers."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-
-    def build() -> nn.Module:
-        layers: OrderedDict[str, nn.Module] = OrderedDict(flat=nn.Flatten())
-        for place in range(8):
-            layers[f"fc{place}"] = linear = nn.Linear(64 if place == 0 else 40, 40)
-            if broken:
-                nn.init.normal_(linear.weight, std=0.01)
-                nn.init.zeros_(linear.bias)
-            else:
-                nn.init.xavier_normal_(linear.weight)
-            layers[f"act{place}"] = nn.Tanh()
-        layers["head"] = nn.Linear(40, 10)
-        return nn.Sequential(layers)
-
-    return digits(draw, data=data, build=build, steps=220)
-
-
 class _Half(nn.Module):
     """Attention over rows of an image whose softmax is taken by hand, in half precision."""
 
@@ -278,7 +258,7 @@ def _is_stuck(log: Log, _twin: Log) -> str | None:
 _FROZEN = (*ANYTHING, "parameters_not_optimized", "mostly_frozen")
 
 # Since the first sight the layers whose outputs saturate or die are right, too, as culprits.
-SCENARIOS: tuple[Scenario, ...] = (
+SCENARIOS = (
     fault("dark_images", _dark_images, "constant_inputs"),
     fault(
         "raw_columns",
@@ -305,7 +285,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         culprits=("head",),
         share=0.05,
     ),
-    fault("tiny_start", _tiny_start, "vanishing_gradients"),
     fault(
         "half_precision_overflow",
         _half_overflow,

@@ -6,80 +6,24 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from benchmarks.diagnosis import datasets, sequences
-from benchmarks.diagnosis.families.sixth_course import ANYTHING, Batch, Course, Log, cycle, fault
+from benchmarks.diagnosis import datasets
+from benchmarks.diagnosis.families.sixth_course import ANYTHING, Batch, Course, Log, fault
 from benchmarks.diagnosis.families.sixth_tasks import (
     classify,
     digits,
     friedman,
-    images,
     letters,
-    regress,
     teach,
 )
-from benchmarks.diagnosis.scenario import Draw, Scenario
-
-
-def _softmax_twice(draw: Draw, broken: bool) -> Course:
-    """The network ends in a softmax, and the loss takes another one."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    width, rate = draw.integer(40, 72), draw.uniform(0.03, 0.06)
-
-    def build() -> nn.Module:
-        layers = OrderedDict(
-            flat=nn.Flatten(),
-            first=nn.Linear(64, width),
-            act=nn.ReLU(),
-            head=nn.Linear(width, 10),
-        )
-        if broken:
-            layers["softmax"] = nn.Softmax(dim=1)
-        return nn.Sequential(layers)
-
-    def truly(model: nn.Module) -> float:
-        output = model(data.proof_x)
-        logs = output.clamp_min(1e-9).log() if broken else functional.log_softmax(output, 1)
-        return float(functional.nll_loss(logs, data.proof_y))
-
-    return teach(
-        draw,
-        data,
-        build,
-        lambda model: torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9),
-        proof=truly,
-        steps=200,
-    )
+from benchmarks.diagnosis.scenario import Draw
 
 
 def _clip_to_nothing(draw: Draw, broken: bool) -> Course:
     """The threshold of clipping was meant as a tolerance: 1e-4."""
     return digits(draw, clip=1e-4 if broken else 1.0, steps=250)
-
-
-def _never_zeroed(draw: Draw, broken: bool) -> Course:
-    """`zero_grad` went with a refactoring, and gradients add up over all steps."""
-    return digits(draw, clears=not broken, steps=240)
-
-
-def _rate_per_batch(draw: Draw, broken: bool) -> Course:
-    """The exponential schedule is stepped with each batch and not with each epoch."""
-    gamma = draw.uniform(0.6, 0.75)
-
-    def rate(step: int) -> float:
-        return gamma ** (step if broken else step // 33)
-
-    return images(
-        draw,
-        rate=rate,
-        log_rate=True,
-        steps=220,
-        optimize=lambda model: torch.optim.Adam(model.parameters(), lr=1.5e-3),
-    )
 
 
 def _rate_never_capped(draw: Draw, broken: bool) -> Course:
@@ -128,41 +72,6 @@ def _labels_out_of_step(draw: Draw, broken: bool) -> Course:
         steps=240,
         size=48,
     )
-
-
-def _sorted_by_class(draw: Draw, broken: bool) -> Course:
-    """`shuffle=False`, over files that lie in a folder for each class."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    order = data.y.argsort(stable=True)
-    data = replace(data, x=data.x[order], y=data.y[order])
-    batch = cycle(data, 32, draw.stream("order"), shuffled=not broken)
-    return digits(draw, data=data, batch=batch, steps=231, diagnoses=True)
-
-
-def _dropout_in_validation(draw: Draw, broken: bool) -> Course:
-    """`model.eval()` is missing: validations have dropout and statistics of their batch."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-
-    def build() -> nn.Module:
-        return nn.Sequential(
-            OrderedDict(
-                flat=nn.Flatten(),
-                first=nn.Linear(64, 64),
-                norm=nn.BatchNorm1d(64),
-                act=nn.ReLU(),
-                drop=nn.Dropout(0.6),
-                head=nn.Linear(64, 10),
-            )
-        )
-
-    return digits(draw, data=data, build=build, evaluates=not broken, steps=220, val_every=10)
-
-
-def _misreported(log: Log, twin: Log) -> float:
-    """By what factor the last validations are worse than those of the twin."""
-    mine = np.mean([said["val/loss"] for _, said in log.said[-5:]])
-    other = np.mean([said["val/loss"] for _, said in twin.said[-5:]])
-    return float(mine / other)
 
 
 def _stale_statistics(draw: Draw, broken: bool) -> Course:
@@ -255,33 +164,6 @@ def _wrong_shard(draw: Draw, broken: bool) -> Course:
     )
 
 
-def _recurrence_without_clipping(draw: Draw, broken: bool) -> Course:
-    """A recurrent network with ReLUs whose recurrent weights are scaled up, never clipped."""
-    data = sequences.load_adding(draw.stream("data"), length=draw.integer(25, 32))
-
-    class Echo(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = nn.RNN(2, 32, nonlinearity="relu", batch_first=True)
-            self.head = nn.Linear(32, 1)
-            nn.init.eye_(self.rnn.weight_hh_l0)
-            with torch.no_grad():
-                self.rnn.weight_hh_l0.mul_(1.25 if broken else 0.95)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.rnn(x)[0][:, -1])
-
-    return teach(
-        draw,
-        data,
-        Echo,
-        lambda model: torch.optim.SGD(model.parameters(), lr=2e-3, momentum=0.9),
-        lose=regress,
-        clip=None if broken else 1.0,
-        steps=220,
-    )
-
-
 def _summed(draw: Draw, broken: bool) -> Course:
     """The loss is summed over the vocabulary's places where a mean was meant, at the old rate."""
     made = digits(
@@ -299,23 +181,10 @@ def _summed(draw: Draw, broken: bool) -> Course:
     return made
 
 
-def _tell_misreport(log: Log, twin: Log) -> str | None:
-    return None if _misreported(log, twin) > 1.3 else "validations tell nearly the same"
-
-
 _WRECK = (*ANYTHING, "non_finite_values")
 
-SCENARIOS: tuple[Scenario, ...] = (
-    fault("softmax_twice", _softmax_twice, "squashed_outputs"),
+SCENARIOS = (
     fault("clip_to_nothing", _clip_to_nothing, "update_ratio"),
-    fault("never_zeroed", _never_zeroed, "gradients_not_cleared", tolerated=_WRECK, share=0.1),
-    # Since the first sight a second rule is tolerated: at a rate of 1e-35 no weight changes.
-    fault(
-        "rate_per_batch",
-        _rate_per_batch,
-        "update_ratio",
-        tolerated=(*ANYTHING, "optimizer_not_stepping"),
-    ),
     fault("rate_never_capped", _rate_never_capped, "divergence", tolerated=_WRECK),
     fault("decay_eats_weights", _decay_eats_weights, "plateau"),
     fault(
@@ -331,24 +200,9 @@ SCENARIOS: tuple[Scenario, ...] = (
         _labels_out_of_step,
         "mislabelled_data",
     ),
-    fault("sorted_by_class", _sorted_by_class, "unshuffled_data", share=0.1),
-    fault(
-        "dropout_in_validation",
-        _dropout_in_validation,
-        "training_mode_in_evaluation",
-        tolerated=("overfitting_onset", "plateau"),
-        share=-1.0,
-        check=_tell_misreport,
-    ),
     fault("stale_statistics", _stale_statistics, share=0.15),
     fault("tuned_too_long", _tuned_too_long, "overfitting_onset", check=_has_overfitted),
     fault("corrupt_shard", _corrupt_shard, "loss_spike", share=-1.0, check=_was_thrown_back),
-    fault(
-        "recurrence_without_clipping",
-        _recurrence_without_clipping,
-        "exploding_gradients",
-        tolerated=_WRECK,
-    ),
     fault("wrong_shard", _wrong_shard, "mislabelled_data", share=0.03),
     fault("summed_loss", _summed, tolerated=_WRECK, share=0.1),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -11,10 +9,10 @@ from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.sixth_course import Batch, Course, cycle, doubt, follow, sound
+from benchmarks.diagnosis.families.sixth_course import Course, cycle, doubt, follow, sound
 from benchmarks.diagnosis.families.sixth_faults_machines import play, train_with_memory
 from benchmarks.diagnosis.families.sixth_ranks import train_ranks
-from benchmarks.diagnosis.families.sixth_tasks import Variational, digits, teach
+from benchmarks.diagnosis.families.sixth_tasks import digits, teach
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
@@ -32,57 +30,6 @@ def _late_drop(draw: Draw) -> Course:
         lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         size=64,
         steps=500,
-    )
-
-
-def _density(draw: Draw) -> Course:
-    """The likelihood of precise measurements: a loss that goes far below zero."""
-    rng = draw.stream("data")
-    x = torch.from_numpy(rng.uniform(-2, 2, (2400, 2))).float()
-    y = (x[:, :1].sin() * x[:, 1:]) + 0.02 * torch.from_numpy(rng.normal(size=(2400, 1))).float()
-    data = Data(x[:1600], y[:1600], x[1600:2000], y[1600:2000], x[2000:], y[2000:], classes=0)
-
-    def lose(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        mean, scale = model(x).chunk(2, 1)
-        return functional.gaussian_nll_loss(mean, y, functional.softplus(scale) + 1e-4)
-
-    return teach(
-        draw,
-        data,
-        lambda: nn.Sequential(
-            nn.Linear(2, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 2)
-        ),
-        lambda model: torch.optim.Adam(model.parameters(), lr=2e-3),
-        lose=lose,
-        size=64,
-        steps=400,
-        clip=5.0,
-    )
-
-
-def _warmed_divergence(draw: Draw) -> Course:
-    """A variational autoencoder whose divergence is weighted in slowly: the loss rises with it."""
-    data = datasets.load_digits(draw.stream("data")).flatten()
-
-    def weigh(step: int) -> float:
-        return min(1.0, step / 150) * 0.01
-
-    def loss(model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, float]]:
-        again, divergence = model(batch[0])
-        error = functional.mse_loss(again, batch[0])
-        more = {"train/error": error.item(), "train/kl": divergence.mean().item()}
-        return error + weigh(step) * divergence.mean(), more
-
-    return Course(
-        build=lambda: Variational(64, 64, 8),
-        optimize=lambda model: torch.optim.Adam(model.parameters(), lr=3e-3),
-        batch=cycle(data, 48, draw.stream("order")),
-        loss=loss,
-        proof=lambda model: float(functional.mse_loss(model(data.proof_x)[0], data.proof_x)),
-        val=lambda model: {
-            "val/error": float(functional.mse_loss(model(data.val_x)[0], data.val_x))
-        },
-        steps=300,
     )
 
 
@@ -115,88 +62,6 @@ def _contrast(draw: Draw) -> Course:
         proof=proof,
         steps=280,
         epoch_steps=11,
-    )
-
-
-def _bandit(draw: Draw) -> Course:
-    """Policy gradients with a baseline: the loss means nothing, the reward rises."""
-    rng = draw.stream("data")
-    way = torch.from_numpy(rng.normal(size=(6, 4))).float()
-
-    def batch(step: int) -> Batch:  # noqa: ARG001
-        return (torch.from_numpy(rng.normal(size=(48, 6))).float(),)
-
-    asked = torch.from_numpy(draw.stream("proof").normal(size=(500, 6))).float()
-
-    def reward(x: Tensor, action: Tensor) -> Tensor:
-        return ((x @ way).argmax(1) == action).float()
-
-    def loss(model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, float]]:  # noqa: ARG001
-        policy = torch.distributions.Categorical(logits=model(batch[0]))
-        action = policy.sample()
-        won = reward(batch[0], action) + 0.3 * torch.randn(len(action))
-        made = -(policy.log_prob(action) * (won - won.mean())).mean()
-        made = made - 0.005 * policy.entropy().mean()
-        more = {"train/reward": float(won.mean()), "train/entropy": float(policy.entropy().mean())}
-        return made, more
-
-    return Course(
-        build=lambda: nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 4)),
-        optimize=lambda model: torch.optim.Adam(model.parameters(), lr=1e-2),
-        batch=batch,
-        loss=loss,
-        proof=lambda model: 1.0 - float(reward(asked, model(asked).argmax(1)).mean()),
-        steps=350,
-    )
-
-
-def _bootstrapped(draw: Draw) -> Course:
-    """Values of a walk by temporal differences: their errors grow as the values do."""
-    rng = draw.stream("data")
-    target: list[nn.Module] = []
-    states, discount = 12, 0.9
-    truth = discount ** np.arange(states)[::-1].astype(float)
-
-    def encode(place: np.ndarray) -> Tensor:
-        return functional.one_hot(torch.from_numpy(place), states).float()
-
-    def batch(step: int) -> Batch:  # noqa: ARG001
-        place = rng.integers(0, states, 48)
-        return encode(place), torch.from_numpy(place)
-
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Linear(states, 32), nn.ReLU(), nn.Linear(32, 1))
-
-    def before(model: nn.Module, step: int) -> None:
-        if not target:
-            target.append(build())
-        if step % 25 == 0:
-            target[0].load_state_dict(model.state_dict())
-
-    def loss(model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, float]]:  # noqa: ARG001
-        place = batch[1].numpy()
-        ends = place == states - 1
-        with torch.no_grad():
-            later = target[0](encode(np.minimum(place + 1, states - 1)))[:, 0].numpy()
-        wanted = np.where(ends, 10.0, discount * later)
-        value = model(batch[0])[:, 0]
-        return functional.mse_loss(value, torch.from_numpy(wanted).float()), {
-            "train/value": float(value.mean())
-        }
-
-    everywhere = encode(np.arange(states))
-
-    def proof(model: nn.Module) -> float:
-        return float((model(everywhere)[:, 0] / 10 - torch.from_numpy(truth)).square().mean())
-
-    return Course(
-        build=build,
-        optimize=lambda model: torch.optim.Adam(model.parameters(), lr=2e-2),
-        batch=batch,
-        loss=loss,
-        proof=proof,
-        before=before,
-        steps=400,
     )
 
 
@@ -275,13 +140,9 @@ def _named(name: str, train: object) -> Scenario:
     return Scenario(name=f"sixth/healthy/{name}", kind="healthy", train=train)
 
 
-SCENARIOS: tuple[Scenario, ...] = (
+SCENARIOS = (
     sound("late_drop", _late_drop),
-    sound("density", _density),
-    sound("warmed_divergence", _warmed_divergence),
     sound("contrast", _contrast),
-    sound("bandit", _bandit),
-    sound("bootstrapped_values", _bootstrapped),
     sound("scaled_steps", _scaled_steps),
     _named("cache_fills", _quiet_machine),
     _named("pauses", _pauses),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from torch.nn import functional
 
 from benchmarks.diagnosis import datasets, sequences
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.sixth_course import Batch, Course, cycle, sound
+from benchmarks.diagnosis.families.sixth_course import Batch, Course, sound
 from benchmarks.diagnosis.families.sixth_tasks import (
     classify,
     digits,
@@ -21,7 +20,7 @@ from benchmarks.diagnosis.families.sixth_tasks import (
     regress,
     teach,
 )
-from benchmarks.diagnosis.scenario import Draw, Scenario
+from benchmarks.diagnosis.scenario import Draw
 
 
 def _pick(data: Data, low: int, high: int) -> Data:
@@ -68,39 +67,6 @@ def _pretrain(data: Data, width: int, rng: np.random.Generator) -> dict[str, Ten
     return model.get_submodule("body").state_dict()
 
 
-def _frozen_body(draw: Draw) -> Course:
-    """Linear probing: the body was trained before and is frozen; the head learns other classes."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    width = draw.integer(64, 96)
-    state = _pretrain(data, width, draw.stream("pretraining"))
-
-    def build() -> nn.Module:
-        model = _build_tuned(width, state)
-        model.get_submodule("body").requires_grad_(False)
-        return model
-
-    return teach(
-        draw,
-        _pick(data, 5, 10),
-        build,
-        lambda model: torch.optim.Adam(model.get_submodule("head").parameters(), lr=4e-3),
-        steps=240,
-    )
-
-
-def _adapter(draw: Draw) -> Course:
-    """A low-rank adapter, its second factor zero at first, and a head beside a frozen body."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    state = _pretrain(data, 96, draw.stream("pretraining"))
-    return teach(
-        draw,
-        _pick(data, 5, 10),
-        lambda: _build_tuned(96, state, low_rank=4),
-        lambda model: torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 4e-3),
-        steps=240,
-    )
-
-
 def _gentle_tuning(draw: Draw) -> Course:
     """The whole of a trained network goes on with new data at a small rate."""
     data = datasets.load_digits(draw.stream("data"), noise=0.1)
@@ -115,18 +81,6 @@ def _gentle_tuning(draw: Draw) -> Course:
     )
 
 
-def _warm_restarts(draw: Draw) -> Course:
-    """Cosine with restarts from a high rate: the loss jumps a little at each."""
-    period = draw.choice(60, 75)
-    return images(
-        draw,
-        steps=300,
-        log_rate=True,
-        rate=lambda step: 0.5 * (1 + math.cos(math.pi * (step % period) / period)),
-        optimize=lambda model: torch.optim.SGD(model.parameters(), lr=0.08, momentum=0.9),
-    )
-
-
 def _rate_to_zero(draw: Draw) -> Course:
     """Linear to zero: the last updates are nearly none, as planned."""
     return digits(
@@ -138,31 +92,6 @@ def _rate_to_zero(draw: Draw) -> Course:
     )
 
 
-def _rare_rows(draw: Draw) -> Course:
-    """An embedding of 400 words of which most are seen seldom: their gradient is zero."""
-    rng = draw.stream("data")
-    chances = 1.0 / np.arange(1, 401) ** 1.1
-    words = rng.choice(400, (2400, 12), p=chances / chances.sum())
-    tone = rng.normal(size=400)
-    y = (tone[words].sum(1) + 0.5 * rng.normal(size=2400) > 0).astype(np.int64)
-    x, y = torch.from_numpy(words), torch.from_numpy(y)
-    data = Data(x[:1600], y[:1600], x[1600:2000], y[1600:2000], x[2000:], y[2000:], classes=2)
-
-    class Bag(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Embedding(400, 12)
-            self.head = nn.Linear(12, 2)
-            nn.init.normal_(self.embed.weight, std=0.1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.embed(x).mean(1))
-
-    return teach(
-        draw, data, Bag, lambda model: torch.optim.Adam(model.parameters(), lr=6e-3), steps=300
-    )
-
-
 def _batches_of_two(draw: Draw) -> Course:
     """Two rows a batch: each loss says little, and all of them together learn."""
     return digits(
@@ -170,41 +99,6 @@ def _batches_of_two(draw: Draw) -> Course:
         size=2,
         steps=600,
         optimize=lambda model: torch.optim.SGD(model.parameters(), lr=0.02),
-    )
-
-
-def _rare_class(draw: Draw) -> Course:
-    """One row of thirty is of the class that matters, and weighs as much as the others."""
-    shares = (0.97, 0.03)
-    data = datasets.load_blobs(
-        draw.stream("data"), count=4000, features=12, classes=2, spread=2.2, shares=shares
-    )
-    weight = torch.tensor([0.5 / 0.97, 0.5 / 0.03])
-
-    def lose(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        # Divided by the size, not by the weights in the batch: the usual choice of old code.
-        losses = functional.cross_entropy(model(x), y, reduction="none") * weight[y]
-        return losses.mean()
-
-    return teach(
-        draw,
-        data,
-        lambda: nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Linear(24, 2)),
-        lambda model: torch.optim.Adam(model.parameters(), lr=2e-3),
-        lose=lose,
-        size=64,
-        steps=260,
-    )
-
-
-def _accumulated(draw: Draw) -> Course:
-    """Eight small batches to one step, divided by eight."""
-    return digits(
-        draw,
-        size=8,
-        steps=480,
-        accumulate=8,
-        optimize=lambda model: torch.optim.SGD(model.parameters(), lr=0.12, momentum=0.9),
     )
 
 
@@ -325,37 +219,6 @@ def _by_length(draw: Draw) -> Course:
     return made
 
 
-def _zero_branches(draw: Draw) -> Course:
-    """Residual branches end in zero weights: all before them gets no gradient in the first step."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.entry = nn.Linear(64, 48)
-            self.blocks = nn.ModuleList(
-                nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 48)) for _ in range(6)
-            )
-            self.head = nn.Linear(48, 10)
-            for block in self.blocks:
-                nn.init.zeros_(block[2].weight)
-                nn.init.zeros_(block[2].bias)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.entry(x.flatten(1))
-            for block in self.blocks:
-                x = x + block(x)
-            return self.head(x)
-
-    return digits(
-        draw,
-        data=data,
-        build=Deep,
-        steps=240,
-        optimize=lambda model: torch.optim.Adam(model.parameters(), lr=2e-3),
-    )
-
-
 def _mostly_black(draw: Draw) -> Course:
     """Digits in the middle of a black frame: three quarters of the inputs never change."""
     data = datasets.load_digits(draw.stream("data"))
@@ -372,27 +235,6 @@ def _mostly_black(draw: Draw) -> Course:
         )
 
     return digits(draw, data=replace(data, **parts), build=build, steps=220)
-
-
-def _in_time_order(draw: Draw) -> Course:
-    """A forecast learned as the days come, never shuffled; it is asked of later days."""
-    rng = draw.stream("data")
-    days = np.arange(3300)
-    series = np.sin(2 * np.pi * days / 7) + 0.5 * np.sin(2 * np.pi * days / 30.5 + 1)
-    series = (series + 0.1 * rng.normal(size=len(days))).astype(np.float32)
-    x = torch.from_numpy(np.lib.stride_tricks.sliding_window_view(series, 20)[:-1].copy())
-    y = torch.from_numpy(series[20:, None].copy())
-    data = Data(x[:2600], y[:2600], x[2600:2900], y[2600:2900], x[2900:], y[2900:], classes=0)
-    return teach(
-        draw,
-        data,
-        lambda: nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 1)),
-        lambda model: torch.optim.Adam(model.parameters(), lr=3e-3),
-        lose=regress,
-        size=10,
-        steps=260,
-        batch=cycle(data, 10, draw.stream("order"), shuffled=False),
-    )
 
 
 def _soon_done(draw: Draw) -> Course:
@@ -413,24 +255,16 @@ def _soon_done(draw: Draw) -> Course:
     )
 
 
-SCENARIOS: tuple[Scenario, ...] = (
-    sound("frozen_body", _frozen_body),
-    sound("adapter", _adapter),
+SCENARIOS = (
     sound("gentle_tuning", _gentle_tuning, gain=0.2),
-    sound("warm_restarts", _warm_restarts),
     sound("rate_to_zero", _rate_to_zero),
-    sound("rare_rows", _rare_rows, gain=0.15),
     sound("batches_of_two", _batches_of_two),
-    sound("rare_class", _rare_class),
-    sound("accumulated", _accumulated),
     sound("always_clipped", _always_clipped),
     sound("much_dropout", _much_dropout),
     sound("wide_gap", _wide_gap),
     sound("strong_decay", _strong_decay),
     sound("curriculum", _curriculum),
     sound("by_length", _by_length),
-    sound("zero_branches", _zero_branches),
     sound("mostly_black", _mostly_black),
-    sound("in_time_order", _in_time_order),
     sound("soon_done", _soon_done),
 )

@@ -123,11 +123,6 @@ class Course:
 Build = Callable[[Draw, bool], Course]
 
 
-def noise(seed: int, *shape: int) -> Tensor:
-    """The same normal numbers for the same seed, whatever else was drawn."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def descend(
     notes: Notes,
     model: nn.Module,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,7 +12,6 @@ from benchmarks.diagnosis import datasets
 from benchmarks.diagnosis.families import third_verdicts as verdicts
 from benchmarks.diagnosis.families.third_course import Course, Notes, descend, supervise
 from benchmarks.diagnosis.families.third_tasks import (
-    Patches,
     cross_entropy,
     make_plain,
     scaled_friedman,
@@ -44,51 +42,6 @@ def _left_in_eval(draw: Draw, faulty: bool) -> Course:
         keys=("loss", "val_loss"),
         steps=steps,
         onset=onset,
-    )
-
-
-def _few_images(draw: Draw, faulty: bool) -> Course:
-    """A transformer of patches that has seen only a handful of images."""
-    data = datasets.load_shapes(draw.stream("data"), noise=0.5)
-    if faulty:
-        data = data.shrink(draw.integer(50, 90))
-    model = Patches(draw.integer(10, 16) * 2, 2, 4)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=draw.log_uniform(0.002, 0.004), weight_decay=0.0
-    )
-    return supervise(
-        draw,
-        model,
-        data,
-        cross_entropy,
-        optimizer,
-        batch=16,
-        steps=10 * draw.integer(26, 34),
-        keys=("training/loss", "validation/loss"),
-    )
-
-
-def _hazard(output: Tensor, y: Tensor) -> Tensor:
-    """Of times with an exponential law; the second column says whether the end was seen."""
-    rate = output[:, 0].clamp(-12.0, 12.0)
-    return (rate.exp() * y[:, 0] - y[:, 1] * rate).mean()
-
-
-def _few_patients(draw: Draw, faulty: bool) -> Course:
-    """Survival times of a few patients, and more columns than patients."""
-    rng = draw.stream("data")
-    columns, count = draw.integer(16, 26), 500
-    x = rng.normal(size=(count, columns))
-    hidden = rng.exponential(size=count) / torch.tensor(0.7 * x[:, 0] - 0.7 * x[:, 1]).exp().numpy()
-    seen = hidden < 3.0
-    y = torch.tensor(np.array([hidden.clip(max=3.0), seen.astype(float)])).T
-    data = split(x, y)
-    if faulty:
-        data = data.shrink(draw.integer(90, 140))
-    model = make_plain(columns, draw.integer(32, 64), 1, act=nn.Tanh)
-    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.002, 0.005))
-    return supervise(
-        draw, model, data, _hazard, optimizer, batch=20, steps=10 * draw.integer(28, 36)
     )
 
 
@@ -141,28 +94,6 @@ def _no_hard_examples(draw: Draw, faulty: bool) -> Course:
         return hard.mean() if faulty else hard.sum() / max(1, len(hard))
 
     return supervise(draw, model, data, loss, optimizer, steps=240)
-
-
-def _off_by_one(draw: Draw, faulty: bool) -> Course:
-    """One shard of labels counts from one."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    model = make_convolutional([6, 12], 8, 10, hidden=draw.integer(24, 40))
-    if draw.choice(True, False):
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            model.parameters(), lr=draw.log_uniform(0.03, 0.08), momentum=0.8
-        )
-    else:
-        optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.002, 0.004))
-    steps = 10 * draw.integer(26, 34)
-    onset = draw.onset_step(steps, 0.4, 0.6)
-    length = 2 + round(5 * draw.severity)
-
-    def feed(step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return x, (y + 1) % 10 if faulty and onset <= step < onset + length else y
-
-    return supervise(
-        draw, model, data, cross_entropy, optimizer, feed=feed, steps=steps, onset=onset
-    )
 
 
 def _one_sorted_epoch(draw: Draw, faulty: bool) -> Course:
@@ -273,51 +204,13 @@ def _softmax_of_one(draw: Draw, faulty: bool) -> Course:
     return supervise(draw, model, data, loss, optimizer, steps=10 * draw.integer(18, 26))
 
 
-def _clipped_to_nothing(draw: Draw, faulty: bool) -> Course:
-    """The norm of gradients is clipped to a millionth."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    model = make_convolutional([6, 12], 8, 10, hidden=draw.integer(24, 40))
-    optimizer = torch.optim.SGD(model.parameters(), lr=draw.log_uniform(0.02, 0.06), momentum=0.9)
-    clip = 1e-6 * 20.0**draw.severity if faulty else 1.0
-    return supervise(
-        draw, model, data, cross_entropy, optimizer, clip=clip, steps=10 * draw.integer(20, 26)
-    )
-
-
-def _broadcast(draw: Draw, faulty: bool) -> Course:
-    """A column less a row is a matrix: only the mean can be learned."""
-    data = scaled_friedman(draw)
-    width = draw.integer(24, 48)
-    model = make_plain(10, width, width, 1, act=draw.choice(nn.ReLU, nn.GELU))
-    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.001, 0.004))
-
-    def loss(output: Tensor, y: Tensor) -> Tensor:
-        return (output - (y[:, 0] if faulty else y)).square().mean()
-
-    return supervise(
-        draw,
-        model,
-        data,
-        loss,
-        optimizer,
-        exam=lambda: functional.mse_loss(model(data.proof_x), data.proof_y),
-        fit=lambda: functional.mse_loss(model(data.x), data.y),
-        steps=10 * draw.integer(22, 30),
-    )
-
-
 SCENARIOS = (
     verdicts.fault("overfit/left_in_eval", _left_in_eval, verdicts.judge_overfitting),
-    verdicts.fault("overfit/few_images", _few_images, verdicts.judge_overfitting),
-    verdicts.fault("overfit/few_patients", _few_patients, verdicts.judge_overfitting),
     verdicts.fault("nonfinite/negative_variance", _negative_variance, verdicts.judge_non_finite),
     verdicts.fault("nonfinite/arc_cosine", _arc_cosine, verdicts.judge_non_finite),
     verdicts.fault("nonfinite/no_hard_examples", _no_hard_examples, verdicts.judge_non_finite),
-    verdicts.fault("spike/off_by_one_shard", _off_by_one, verdicts.judge_spike),
     verdicts.fault("spike/one_sorted_epoch", _one_sorted_epoch, verdicts.judge_spike),
     verdicts.fault("diverge/stale_gradients", _stale_gradients, verdicts.judge_divergence),
     verdicts.fault("diverge/adversary", _adversary, verdicts.judge_divergence),
     verdicts.fault("plateau/softmax_of_one", _softmax_of_one, verdicts.judge_plateau),
-    verdicts.fault("plateau/clipped_to_nothing", _clipped_to_nothing, verdicts.judge_plateau),
-    verdicts.fault("plateau/broadcast", _broadcast, verdicts.judge_plateau),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +10,7 @@ from torch import nn
 
 from benchmarks.diagnosis import datasets
 from benchmarks.diagnosis.families import third_verdicts as verdicts
-from benchmarks.diagnosis.families.third_course import Course, Notes, descend, supervise
+from benchmarks.diagnosis.families.third_course import Course, supervise
 from benchmarks.diagnosis.families.third_tasks import cross_entropy, make_plain, scaled_friedman
 from benchmarks.diagnosis.scenario import Draw
 
@@ -69,60 +67,7 @@ def _swapping_host(draw: Draw, faulty: bool) -> Course:
     return _learn(draw, late, delay, faulty)
 
 
-def _spent_credits(draw: Draw, faulty: bool) -> Course:
-    """The disk's burst credits are spent, and reading takes as long as the rest and more."""
-    late = draw.uniform(0.25, 0.55)
-    strength = 0.8 + 2.0 * draw.severity
-
-    def delay(_step: int, base: float, rng: np.random.Generator) -> tuple[float, float]:
-        return 0.0, base * strength * float(rng.uniform(0.9, 1.1))
-
-    return _learn(draw, late, delay, faulty)
-
-
-def _decoded_again(draw: Draw, faulty: bool) -> Course:
-    """Measured: every image is unpacked and turned into numbers in Python, at every step."""
-    data = datasets.load_shapes(draw.stream("data"))
-    packed = [zlib.compress(row.double().numpy().tobytes()) for row in data.x.flatten(1)]
-    width = draw.integer(64, 128)
-    model = make_plain(256, width, 4)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
-    order = draw.stream("order")
-    rounds = 1 + round(draw.severity)
-    notes = Notes()
-
-    def unpack(index: int) -> list[float]:
-        numbers = np.frombuffer(zlib.decompress(packed[index]))
-        for _ in range(rounds):
-            row = [round(float(number), 4) for number in numbers]
-        return row
-
-    def advance(_step: int) -> dict[str, float]:
-        begun = time.perf_counter()
-        chosen = order.integers(0, len(packed), 32)
-        x = torch.tensor([unpack(i) for i in chosen]) if faulty else data.x[chosen].flatten(1)
-        y = data.y[chosen]
-        ready = time.perf_counter()
-        loss = descend(notes, model, optimizer, cross_entropy(model(x), y))
-        done = time.perf_counter()
-        notes.times.append((1e3 * (done - begun), 1e3 * (ready - begun), 1e3 * (done - ready)))
-        return {"train/loss": loss}
-
-    return Course(
-        model=model,
-        optimizer=optimizer,
-        steps=10 * draw.integer(18, 26),
-        advance=advance,
-        exam=lambda: cross_entropy(model(data.proof_x), data.proof_y),
-        show=lambda: {"val/loss": float(cross_entropy(model(data.val_x), data.val_y))},
-        notes=notes,
-        timed=True,
-    )
-
-
 SCENARIOS = (
     verdicts.fault("runtime/alternating_wait", _alternating_wait, verdicts.judge_runtime),
     verdicts.fault("runtime/swapping_host", _swapping_host, verdicts.judge_runtime),
-    verdicts.fault("runtime/spent_credits", _spent_credits, verdicts.judge_runtime),
-    verdicts.fault("runtime/decoded_again", _decoded_again, verdicts.judge_runtime),
 )

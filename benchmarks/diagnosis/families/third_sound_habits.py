@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import numpy as np
@@ -27,22 +26,6 @@ from benchmarks.diagnosis.families.third_tasks import (
 )
 from benchmarks.diagnosis.networks import Residual, make_convolutional
 from benchmarks.diagnosis.scenario import Draw
-
-
-def _one_cycle(draw: Draw) -> Course:
-    """The rate climbs to a high peak and goes to almost nothing."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.15)
-    model = make_convolutional([6, 12], 8, 10, norm=True, hidden=draw.integer(24, 40))
-    optimizer = torch.optim.SGD(model.parameters(), lr=draw.log_uniform(0.1, 0.2), momentum=0.9)
-    steps = 200
-
-    def rate(step: int) -> float:
-        share = step / steps
-        if share < 0.3:
-            return 0.04 + 0.96 * 0.5 * (1 - math.cos(math.pi * share / 0.3))
-        return 0.5 * (1 + math.cos(math.pi * (share - 0.3) / 0.7)) + 1e-5
-
-    return supervise(draw, model, data, cross_entropy, optimizer, rate=rate, steps=steps)
 
 
 class _Layerwise(torch.optim.Optimizer):
@@ -147,86 +130,6 @@ def _half_precision(draw: Draw) -> Course:
     )
 
 
-def _hard_dropout(draw: Draw) -> Course:
-    """Most units are dropped: training looks worse than validation throughout."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    width = draw.integer(128, 200)
-    model = make_plain(64, width, width, 10, drop=draw.uniform(0.6, 0.75))
-    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.002, 0.004))
-    return supervise(draw, model, data, cross_entropy, optimizer, accuracy=True, steps=220)
-
-
-def _cyclic(draw: Draw) -> Course:
-    """A triangle of rates, again and again, and an average of the weights beside it."""
-    data = datasets.load_blobs(draw.stream("data"), spread=1.3)
-    model = make_plain(20, draw.integer(32, 64), 6)
-    optimizer = torch.optim.SGD(model.parameters(), lr=draw.log_uniform(0.05, 0.1), momentum=0.8)
-    average, period = copy.deepcopy(model), draw.integer(30, 50)
-
-    def blend(_step: int) -> None:
-        with torch.no_grad():
-            for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
-                slow.lerp_(fast, 0.05)
-
-    def show() -> dict[str, float]:
-        return {"val/loss": float(cross_entropy(average(data.val_x), data.val_y))}
-
-    return supervise(
-        draw,
-        model,
-        data,
-        cross_entropy,
-        optimizer,
-        before=blend,
-        rate=lambda step: 0.1 + 0.9 * abs(2 * (step % period) / period - 1),
-        show=show,
-        steps=260,
-    )
-
-
-def _resumed(draw: Draw) -> Course:
-    """Goes on from step thousands, with the moments of the optimizer, and learns on."""
-    data = load_chain(draw, letters=12)
-    model = Speller(12, 24, 1, 16, before=True, causal=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=draw.log_uniform(0.001, 0.002))
-    for _ in range(25):
-        chosen = torch.randint(0, len(data.x), (32,))
-        optimizer.zero_grad()
-        cross_entropy(model(data.x[chosen]), data.y[chosen]).backward()
-        optimizer.step()
-    return supervise(
-        draw,
-        model,
-        data,
-        cross_entropy,
-        optimizer,
-        steps=200,
-        first_step=100 * draw.integer(20, 400),
-    )
-
-
-def _by_epochs(draw: Draw) -> Course:
-    """Nothing but the means of epochs, under names of its own."""
-    data = datasets.load_table("diabetes", draw.stream("data"))
-    for part in (data.y, data.val_y, data.proof_y):
-        part.sub_(150.0).div_(77.0)
-    model = make_plain(10, draw.integer(8, 16), 1, act=nn.Tanh)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=draw.log_uniform(0.01, 0.03), weight_decay=0.01
-    )
-    return supervise(
-        draw,
-        model,
-        data,
-        functional.mse_loss,
-        optimizer,
-        batch=16,
-        steps=320,
-        epoch_steps=16,
-        keys=("epoch_loss", "val_epoch_loss"),
-    )
-
-
 def _every_tenth(draw: Draw) -> Course:
     """Metrics of every tenth step, of tiny batches."""
     data = datasets.load_digits(draw.stream("data"), noise=0.2)
@@ -234,64 +137,6 @@ def _every_tenth(draw: Draw) -> Course:
     optimizer = torch.optim.NAdam(model.parameters(), lr=draw.log_uniform(0.001, 0.002))
     return supervise(
         draw, model, data, cross_entropy, optimizer, batch=3, log_every=10, val_every=50, steps=600
-    )
-
-
-def _few_validated(draw: Draw) -> Course:
-    """Validation on a dozen examples: its loss jumps about, and means nothing."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.25)
-    model = make_convolutional([6, 12], 8, 10, hidden=32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=draw.log_uniform(0.001, 0.002))
-    rng = draw.stream("validation")
-
-    def show() -> dict[str, float]:
-        chosen = torch.from_numpy(rng.integers(0, len(data.val_x), 12))
-        return {"val/loss": float(cross_entropy(model(data.val_x[chosen]), data.val_y[chosen]))}
-
-    return supervise(
-        draw, model, data, cross_entropy, optimizer, show=show, val_every=10, steps=200
-    )
-
-
-def _skip_grams(draw: Draw) -> Course:
-    """Words from their neighbours among random ones, with gradients of few rows."""
-    chain = load_chain(draw, letters=40, length=20, count=500)
-    pairs = torch.stack([chain.x.flatten(), chain.y.flatten()], 1)
-    other = torch.stack([chain.proof_x.flatten(), chain.proof_y.flatten()], 1)
-    width = draw.integer(12, 20)
-    model = nn.ModuleDict(
-        {
-            "inner": nn.Embedding(40, width, sparse=True),
-            "outer": nn.Embedding(40, width, sparse=True),
-        }
-    )
-    optimizer = torch.optim.SparseAdam(model.parameters(), lr=draw.log_uniform(0.02, 0.04))
-    notes = Notes()
-    wrong = torch.randint(0, 40, (500, 5), generator=torch.Generator().manual_seed(4))
-
-    def value(rows: Tensor, against: Tensor) -> Tensor:
-        centre = model["inner"](rows[:, 0])
-        near = (centre * model["outer"](rows[:, 1])).sum(1)
-        far = torch.einsum("bw,bnw->bn", centre, model["outer"](against))
-        return (functional.softplus(-near) + functional.softplus(far).sum(1)).mean()
-
-    def advance(_step: int) -> dict[str, float]:
-        rows = pairs[torch.randint(0, len(pairs), (128,))]
-        optimizer.zero_grad()
-        loss = value(rows, torch.randint(0, 40, (128, 5)))
-        loss.backward()
-        note_gradients(notes, model)
-        optimizer.step()
-        notes.losses.append(float(loss.detach()))
-        return {"loss": notes.losses[-1]}
-
-    return Course(
-        model=model,
-        optimizer=optimizer,
-        steps=220,
-        advance=advance,
-        exam=lambda: value(other[:500], wrong),
-        notes=notes,
     )
 
 
@@ -335,52 +180,13 @@ def _slow_every_other(draw: Draw) -> Course:
     return supervise(draw, model, data, cross_entropy, optimizer, clock=clock, steps=340)
 
 
-def _measured(draw: Draw) -> Course:
-    """Real clocks of a busy machine."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    model = make_convolutional([6, 12], 8, 10, activation="silu", hidden=draw.integer(24, 48))
-    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.001, 0.003))
-    return supervise(
-        draw, model, data, cross_entropy, optimizer, steps=160, options={"timing": "real"}
-    )
-
-
-def _evaluated(draw: Draw) -> Course:
-    """A long evaluation in the step itself every so often."""
-    data = scaled_friedman(draw)
-    model = make_plain(10, draw.integer(32, 64), 1, act=nn.ELU)
-    optimizer = torch.optim.Rprop(model.parameters(), lr=draw.log_uniform(0.001, 0.003))
-    base, period = draw.log_uniform(5.0, 100.0), draw.integer(20, 40)
-    rng = draw.stream("clock")
-
-    def clock(step: int) -> tuple[float, float, float]:
-        compute = base * float(np.exp(rng.normal(0.0, 0.03)))
-        if step and step % period == 0:
-            compute += 3.0 * base
-        read = 0.02 * base * float(np.exp(rng.normal(0.0, 0.2)))
-        return compute + read, read, compute
-
-    return supervise(
-        draw, model, data, functional.mse_loss, optimizer, batch=600, clock=clock, steps=200
-    )
-
-
 SCENARIOS = (
-    verdicts.healthy("one_cycle", _one_cycle),
     verdicts.healthy("large_batches", _large_batches),
     verdicts.healthy("factored", _factored),
     verdicts.healthy("heavy_ball", _heavy_ball),
     verdicts.healthy("root_mean_square", _root_mean_square),
     verdicts.healthy("half_precision", _half_precision),
-    verdicts.healthy("hard_dropout", _hard_dropout),
-    verdicts.healthy("cyclic", _cyclic),
-    verdicts.healthy("resumed", _resumed, gain=0.1),
-    verdicts.healthy("by_epochs", _by_epochs),
     verdicts.healthy("every_tenth", _every_tenth),
-    verdicts.healthy("few_validated", _few_validated),
-    verdicts.healthy("skip_grams", _skip_grams),
     verdicts.healthy("four_bits", _four_bits),
     verdicts.healthy("slow_every_other", _slow_every_other),
-    verdicts.healthy("measured", _measured),
-    verdicts.healthy("evaluated", _evaluated),
 )
