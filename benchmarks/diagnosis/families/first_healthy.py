@@ -1,4 +1,4 @@
-"""Healthy trainings of the usual kind, and with habits that look like faults."""
+"""Healthy trainings of the first family: the usual kind, and habits that look like faults."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from benchmarks.diagnosis import zoo
-from benchmarks.diagnosis.oracles import judge_healthy
+from benchmarks.diagnosis import datasets, zoo
+from benchmarks.diagnosis.networks import make_mlp
+from benchmarks.diagnosis.oracles import doubt, judge_healthy
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, train
@@ -88,6 +90,43 @@ def _healthy(name: str, make: Make, gain: float = 0.3) -> Scenario:
     return Scenario(name=f"first/healthy/{name}", kind="healthy", train=partial(_train, make, gain))
 
 
+def _take_whole_batch(recorder: Recorder, draw: Draw) -> Truth:
+    """L-BFGS on all data: few steps, each of many forwards, steps far larger than Adam's."""
+    rng = draw.stream("data")
+    data = datasets.load_blobs(rng, count=600, spread=1.5)
+    model = make_mlp([20, draw.integer(8, 16), data.classes], activation="tanh")
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=draw.uniform(0.2, 0.5), max_iter=4)
+    recorder.start(model, optimizer, config={"model": "whole batch"})
+    steps, decay = 60, 3e-3
+    proof: list[float] = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(data.x), data.y)
+        loss = loss + decay * sum(p.square().sum() for p in model.parameters())
+        loss.backward()
+        return loss
+
+    for step in range(steps):
+        with recorder.step(step):
+            loss = float(optimizer.step(closure).detach())
+            recorder.log({"train/loss": loss})
+        with torch.no_grad():
+            proof.append(float(functional.cross_entropy(model(data.proof_x), data.proof_y)))
+            held_out = float(functional.cross_entropy(model(data.val_x), data.val_y))
+        if step % 3 == 2:
+            recorder.validate(step, {"val/loss": held_out})
+    told = f"proof loss {proof[0]:.3g} -> best {min(proof):.3g} -> {proof[-1]:.3g}"
+    if not proof[-1] < 0.6 * proof[0] or proof[-1] > 1.25 * min(proof):
+        return doubt(told)
+    tolerated = ("overfitting_onset",) if proof[-1] > 1.08 * min(proof) else ()
+    return Truth(kind="healthy", tolerated=tolerated, phases_forbidden=("divergence",), reason=told)
+
+
+def _healthy_objectives(name: str, train_one: Callable[[Recorder, Draw], Truth]) -> Scenario:
+    return Scenario(name=f"first/healthy/{name}", kind="healthy", train=train_one)
+
+
 SCENARIOS = (
     *(_healthy(f"plain_{name}", make) for name, make in zoo.ZOO.items()),
     _healthy("small_loss", _scale_loss_down),
@@ -95,4 +134,5 @@ SCENARIOS = (
     _healthy("tiny_outputs", _whisper),
     _healthy("metrics_only", _log_little),
     _healthy("no_parameters", _log_no_parameters),
+    _healthy_objectives("whole_batch", _take_whole_batch),
 )

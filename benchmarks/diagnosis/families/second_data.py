@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SCENARIOS = ()
-
 
 @dataclass(slots=True)
 class Material:

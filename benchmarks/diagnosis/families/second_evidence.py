@@ -21,7 +21,6 @@ from torch.nn import functional
 
 from benchmarks.diagnosis.families.second_data import Material
 
-SCENARIOS = ()
 Clock = Callable[[int], tuple[float, float, float]]
 
 

@@ -15,7 +15,6 @@ from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 if TYPE_CHECKING:
     from benchmarks.diagnosis.recorder import Recorder
 
-SCENARIOS = ()
 Build = Callable[[Draw, bool], Lesson]
 Judge = Callable[[Trace, Trace], Truth]
 

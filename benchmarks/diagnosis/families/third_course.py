@@ -21,7 +21,6 @@ from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
 from benchmarks.diagnosis.scenario import Draw
 
-SCENARIOS = ()
 Clock = Callable[[int], tuple[float, float, float]]
 
 

@@ -12,8 +12,6 @@ from torch.nn import functional
 from benchmarks.diagnosis.datasets import Data, load_friedman
 from benchmarks.diagnosis.scenario import Draw
 
-SCENARIOS = ()
-
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Over the last axis of any number of them."""

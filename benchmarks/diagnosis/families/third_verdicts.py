@@ -11,7 +11,6 @@ from benchmarks.diagnosis.families.third_course import Build, Course, Notes, att
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-SCENARIOS = ()
 Judge = Callable[[Course, Course], Truth]
 _MUTE = (
     "vanishing_gradients",

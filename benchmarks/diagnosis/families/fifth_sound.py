@@ -1,4 +1,4 @@
-"""Healthy trainings in which something looks like a fault; each names where it is usual."""
+"""Healthy trainings of the fifth family: what looks like a fault, and faults that were mended."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis.families.fifth_course import Plan, make_healthy
+from benchmarks.diagnosis.families.fifth_faults import (
+    make_bare_norms,
+    make_broadcast,
+    make_detached,
+    make_lags,
+    make_poles,
+    make_spoken,
+    make_unfrozen,
+)
 from benchmarks.diagnosis.families.fifth_recipes import (
     clicks,
     documents,
@@ -155,4 +164,18 @@ SCENARIOS = (
     make_healthy("easy_first", make_graded, "harder data from step 90", tolerated=("loss_spike",)),
     make_healthy("mean_teacher", make_taught, "half of the weights are in no optimizer"),
     make_healthy("epochs_only", make_epochs, "a point for each epoch"),
+    # TrainCheck's pytorch-forum-84911, fixed.
+    make_healthy("all_trained", make_bare_norms, "batch normalisation, everything trained"),
+    # fastai #2133, fixed: the unfrozen layers come into the optimizer later.
+    make_healthy("unfrozen_with_their_group", make_unfrozen, "still at first, then trained"),
+    # PyTorch forum's detached encoder, fixed.
+    make_healthy("encoder_attached", make_detached, "long flat start of a sequence model"),
+    # wenet #2299, fixed: what cannot be aligned counts 0.
+    make_healthy("infinities_zeroed", make_spoken, "some utterances count nothing"),
+    # RoboVerse #814, fixed: only a reward is logged, and it is noisy.
+    make_healthy("falls_count", make_poles, "a noisy reward and no loss", phases=False),
+    # PyTorch's warning of target sizes, heeded.
+    make_healthy("sizes_agree", make_broadcast, "mean square error of noisy hours"),
+    # Stack Overflow's unscaled features, scaled.
+    make_healthy("scaled_lags", make_lags, "a linear model, soon at its floor"),
 )
