@@ -6,16 +6,13 @@ development tools). Without one only the server is measured.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from storage.figures import Figure, print_figures
+from figures import Figure, make_parser, parse, print_figures, tell_load, write
 from storage.layers import _make_batches as make_layer_batches
 from storage.run_list import fill_runs
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
@@ -222,14 +219,11 @@ def measure_peers(
 
 
 def say_load() -> None:
-    # More than one or two means that others ran beside and the times are too long.
-    print(f"\n(load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)", flush=True)
+    print(f"\n({tell_load()})", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the page costs whoever looks.")
-    parser.add_argument("--quick", action="store_true", help="fewer points and runs")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser = make_parser(__doc__, quick="fewer points and runs")
     parser.add_argument(
         "--only",
         choices=(
@@ -253,7 +247,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--points", type=int, default=10_000, help="of each curve, with --peers")
     parser.add_argument("--runs", type=int, default=0, help="also a list of so many, with --peers")
-    arguments = parser.parse_args()
+    arguments = parse(parser)
     steps, runs, layers, loads, seconds = (
         (100_000, 1_000, 200, 3, 10.0) if arguments.quick else (1_000_000, 10_000, 1_000, 7, 60.0)
     )
@@ -275,8 +269,7 @@ def main() -> None:
                 browser, root, steps=steps, runs=runs, layers=layers, loads=loads, seconds=seconds,
                 compared=compared, only=arguments.only,
             )  # fmt: skip
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(arguments, figures)
 
 
 def measure_page(
