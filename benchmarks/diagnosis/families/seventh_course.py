@@ -1,4 +1,4 @@
-"""The seventh family's loop: one plan of a training, its log, and how both are judged."""
+"""The loop of the sixth and the seventh family: a plan of a training, its log, their judging."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ class Plan:
         before, after: Called with model, optimizer and step.
         take: In place of clearing, backward and the optimizer's step: given model,
             optimizer, batch and step, returns what is logged.
+        turn: In place of the optimizer's step, given optimizer and step.
+        clears: Whether gradients are zeroed.
         halts: Given the log, whether the training stops early.
         clip: Norm that gradients are clipped to.
         accumulate: Batches to a step.
@@ -80,6 +82,8 @@ class Plan:
     before: Callable[[nn.Module, torch.optim.Optimizer, int], None] | None = None
     after: Callable[[nn.Module, torch.optim.Optimizer, int], None] | None = None
     take: Callable[[nn.Module, torch.optim.Optimizer, Batch, int], dict[str, float]] | None = None
+    turn: Callable[[torch.optim.Optimizer, int], None] | None = None
+    clears: bool = True
     halts: Callable[[Log], bool] | None = None
     clip: float | None = None
     accumulate: int = 1
@@ -236,7 +240,7 @@ def fault(
     """A fault that is one where it cost `share` of what the twin without it gained.
 
     Args:
-        name: After `seventh/fault/`.
+        name: Family and name, between which the kind is put.
         make: The plan, with and without the fault.
         expected, tolerated, culprits: As in Truth; a rule that is only tolerated here
             would be no surprise, one that is neither would be wrong.
@@ -262,7 +266,7 @@ def fault(
             reason=told,
         )
 
-    return Scenario(name=f"seventh/fault/{name}", kind="fault", train=train)
+    return Scenario(name=_join(name, "fault"), kind="fault", train=train)
 
 
 def sound(
@@ -271,10 +275,14 @@ def sound(
     *,
     gain: float = 0.3,
     rise: float = 0.1,
+    mild: float = 0.08,
     check: Callable[[Log], str | None] | None = None,
     tolerated: tuple[str, ...] = (),
 ) -> Scenario:
-    """A healthy training: it gained `gain` of the first proof, and kept it but for `rise`."""
+    """A healthy training: it gained `gain` of the first proof, and kept it but for `rise`.
+
+    A rise of more than `mild` of the best proof may be called overfitting.
+    """
 
     def train(recorder: Recorder, draw: Draw) -> Truth:
         torch.manual_seed(draw.torch_seed)
@@ -288,15 +296,20 @@ def sound(
             return doubt(f"{told}: {reason}")
         best = max(abs(log.best), 0.01 * (log.proofs[0] - log.best))
         # As the first families have it: a rise that this oracle sees, too, may be told of.
-        mild = ("overfitting_onset",) if log.end - log.best > 0.08 * best else ()
+        rose = ("overfitting_onset",) if log.end - log.best > mild * best else ()
         return Truth(
             kind="healthy",
-            tolerated=(*tolerated, *mild),
-            phases_forbidden=("divergence",) if mild else ("divergence", "overfitting_onset"),
+            tolerated=(*tolerated, *rose),
+            phases_forbidden=("divergence",) if rose else ("divergence", "overfitting_onset"),
             reason=told,
         )
 
-    return Scenario(name=f"seventh/healthy/{name}", kind="healthy", train=train)
+    return Scenario(name=_join(name, "healthy"), kind="healthy", train=train)
+
+
+def _join(name: str, kind: str) -> str:
+    family, rest = name.split("/", 1)
+    return f"{family}/{kind}/{rest}"
 
 
 class _Taker:
@@ -309,14 +322,17 @@ class _Taker:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, step: int
     ) -> dict[str, float]:
         plan = self.plan
-        if step % plan.accumulate == 0:
+        if plan.clears and step % plan.accumulate == 0:
             optimizer.zero_grad()
         loss, more = plan.loss(model, batch, step)
         (loss / plan.accumulate).backward()
         if (step + 1) % plan.accumulate == 0:
             if plan.clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
-            optimizer.step()
+            if plan.turn is None:
+                optimizer.step()
+            else:
+                plan.turn(optimizer, step)
         return {"train/loss": float(loss.detach()), **more}
 
 

@@ -312,17 +312,22 @@ def _share_a_slow_disk(recorder: Recorder, draw: Draw) -> Truth:
 
 
 SCENARIOS = (
-    fault("models/squashed_twice", _squash_twice, "squashed_outputs", culprits=("squash",)),
-    fault("models/looks_ahead", _look_ahead),
-    fault("models/slow_running_averages", _swap_the_momentum),
     fault(
-        "models/evaluation_forgotten",
+        "seventh/models/squashed_twice",
+        _squash_twice,
+        "squashed_outputs",
+        culprits=("squash",),
+    ),
+    fault("seventh/models/looks_ahead", _look_ahead),
+    fault("seventh/models/slow_running_averages", _swap_the_momentum),
+    fault(
+        "seventh/models/evaluation_forgotten",
         _forget_evaluation,
         "training_mode_in_evaluation",
     ),
-    fault("models/smoothed_graph", _smooth_the_graph),
+    fault("seventh/models/smoothed_graph", _smooth_the_graph),
     fault(
-        "models/cut_at_the_code_book",
+        "seventh/models/cut_at_the_code_book",
         _cut_at_the_code_book,
         "stagnant_layers",
         tolerated=(*FALLOUT, "parameters_not_optimized"),
@@ -331,20 +336,20 @@ SCENARIOS = (
         share=0.15,
     ),
     fault(
-        "models/frozen_from_scratch",
+        "seventh/models/frozen_from_scratch",
         _freeze_all_but_the_head,
         "mostly_frozen",
         share=0.15,
     ),
     fault(
-        "models/bytes_for_shares",
+        "seventh/models/bytes_for_shares",
         _feed_bytes,
         "activation_collapse",
         tolerated=(*FALLOUT, "non_finite_values"),
         check=_is_dead,
     ),
-    fault("models/wrong_sign_of_reward", _climb_the_wrong_way),
-    fault("models/hardest_triplets", _mine_the_hardest, "plateau", check=is_stuck(0.25)),
+    fault("seventh/models/wrong_sign_of_reward", _climb_the_wrong_way),
+    fault("seventh/models/hardest_triplets", _mine_the_hardest, "plateau", check=is_stuck(0.25)),
     Scenario(name="seventh/fault/machines/starved", kind="fault", train=_starve),
     Scenario(
         name="seventh/fault/machines/wrapper_bypassed", kind="fault", train=_bypass_the_wrapper

@@ -271,14 +271,14 @@ def _skipped(log: Log) -> str | None:
 
 
 SCENARIOS = (
-    sound("few_wrong_labels", _accept_few_wrong_labels),
-    sound("new_head", _train_a_new_head),
-    sound("low_rank", _adapt_at_low_rank),
-    sound("rare_words", _learn_rare_words),
-    sound("stopped_in_time", _stop_in_time, check=_stopped),
-    sound("at_its_limit", _reach_its_limit),
-    sound("overflows_at_first", _overflow_at_first, check=_skipped),
-    sound("resumed_as_it_was", _resume_as_it_was, gain=0.05),
-    sound("prices", _regress_in_dollars),
+    sound("seventh/few_wrong_labels", _accept_few_wrong_labels),
+    sound("seventh/new_head", _train_a_new_head),
+    sound("seventh/low_rank", _adapt_at_low_rank),
+    sound("seventh/rare_words", _learn_rare_words),
+    sound("seventh/stopped_in_time", _stop_in_time, check=_stopped),
+    sound("seventh/at_its_limit", _reach_its_limit),
+    sound("seventh/overflows_at_first", _overflow_at_first, check=_skipped),
+    sound("seventh/resumed_as_it_was", _resume_as_it_was, gain=0.05),
+    sound("seventh/prices", _regress_in_dollars),
     Scenario(name="seventh/healthy/two_ranks", kind="healthy", train=_train_on_two_ranks),
 )

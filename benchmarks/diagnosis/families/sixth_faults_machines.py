@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis.clocks import draw_clock
-from benchmarks.diagnosis.families.sixth_course import ANYTHING, doubt, follow
+from benchmarks.diagnosis.families.seventh_course import FALLOUT, doubt, pursue
 from benchmarks.diagnosis.families.sixth_ranks import train_ranks
 from benchmarks.diagnosis.families.sixth_tasks import digits
 from benchmarks.diagnosis.recorder import Recorder
@@ -26,11 +26,11 @@ def _starve(recorder: Recorder, draw: Draw) -> Truth:
     """The cache of the loader is full, and from then on each batch comes over the network."""
     begin, factor = draw.onset_step(220, 0.3, 0.5), draw.uniform(2.0, 4.0)
     clock = draw_clock(draw.stream("clock"))
-    course = digits(draw, steps=220)
-    course.start = {"timing": "manual"}
+    plan = digits(draw, steps=220)
+    plan.start = {"timing": "manual"}
     total = [0.0, 0.0]
 
-    def after(_model: nn.Module, step: int) -> None:
+    def after(_model: nn.Module, _optimizer: torch.optim.Optimizer, step: int) -> None:
         whole, data, compute = clock.take(step, probed=step % recorder.every == 0)
         if step >= begin:
             late = factor * clock.compute_ms * float(np.exp(clock.rng.normal(0.0, 0.3)))
@@ -38,8 +38,8 @@ def _starve(recorder: Recorder, draw: Draw) -> Truth:
         total[step >= begin] += data / whole
         recorder.time(step, step_ms=whole, data_ms=data, compute_ms=compute)
 
-    course.after = after
-    follow(course, recorder)
+    plan.after = after
+    pursue(plan, recorder)
     before, later = total[0] / begin, total[1] / (220 - begin)
     reason = f"waiting for data took {before:.0%} of a step, and {later:.0%} from {begin} on"
     return Truth(
@@ -55,11 +55,11 @@ def train_with_memory(recorder: Recorder, draw: Draw, *, until: int, steps: int 
     telemetry: list[SystemTelemetry] = []
     kept: list[np.ndarray] = []
     sizes: list[int] = []
-    course = digits(draw, steps=steps)
-    course.start = {"timing": "none"}
+    plan = digits(draw, steps=steps)
+    plan.start = {"timing": "none"}
     page = os.sysconf("SC_PAGE_SIZE")
 
-    def after(_model: nn.Module, step: int) -> None:
+    def after(_model: nn.Module, _optimizer: torch.optim.Optimizer, step: int) -> None:
         if not telemetry:
             config = SystemTelemetryConfig(capture_gpu=False, sample_interval_s=0.05)
             telemetry.append(SystemTelemetry(recorder._session, config=config))
@@ -70,9 +70,9 @@ def train_with_memory(recorder: Recorder, draw: Draw, *, until: int, steps: int 
         with open("/proc/self/statm") as file:
             sizes.append(int(file.read().split()[1]) * page)
 
-    course.after = after
+    plan.after = after
     try:
-        follow(course, recorder)
+        pursue(plan, recorder)
     finally:
         for each in telemetry:
             each.close()
@@ -169,7 +169,7 @@ def _lose_modes(recorder: Recorder, draw: Draw) -> Truth:
     reason = f"{covered} of 8 centres are covered, {shares.sum():.0%} of the points lie at one"
     if covered > 3:
         return doubt(f"{reason}: most are")
-    return Truth(kind="fault", tolerated=(*ANYTHING, "non_finite_values"), reason=reason)
+    return Truth(kind="fault", tolerated=(*FALLOUT, "non_finite_values"), reason=reason)
 
 
 def _part(recorder: Recorder, draw: Draw) -> Truth:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,18 +14,15 @@ from torch.nn import functional
 
 from benchmarks.diagnosis import datasets, sequences
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.sixth_course import Batch, Course, cycle, doubt, follow, sound
+from benchmarks.diagnosis.families.seventh_course import Batch, Plan, deal, doubt, pursue, sound
+from benchmarks.diagnosis.families.seventh_tasks import classify, learn, regress
 from benchmarks.diagnosis.families.sixth_faults_machines import play, train_with_memory
 from benchmarks.diagnosis.families.sixth_ranks import train_ranks
-from benchmarks.diagnosis.families.sixth_tasks import (
-    classify,
-    digits,
-    images,
-    regress,
-    teach,
-)
+from benchmarks.diagnosis.families.sixth_tasks import digits, images
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
+
+_sound = partial(sound, mild=math.inf)
 
 
 def _pick(data: Data, low: int, high: int) -> Data:
@@ -70,12 +69,12 @@ def _pretrain(data: Data, width: int, rng: np.random.Generator) -> dict[str, Ten
     return model.get_submodule("body").state_dict()
 
 
-def _gentle_tuning(draw: Draw) -> Course:
+def _gentle_tuning(draw: Draw) -> Plan:
     """The whole of a trained network goes on with new data at a small rate."""
     data = datasets.load_digits(draw.stream("data"), noise=0.1)
     state = _pretrain(data, 80, draw.stream("pretraining"))
     rate = draw.uniform(1.5e-4, 2.5e-4)
-    return teach(
+    return learn(
         draw,
         _pick(data, 5, 10),
         lambda: _build_tuned(80, state),
@@ -84,7 +83,7 @@ def _gentle_tuning(draw: Draw) -> Course:
     )
 
 
-def _rate_to_zero(draw: Draw) -> Course:
+def _rate_to_zero(draw: Draw) -> Plan:
     """Linear to zero: the last updates are nearly none, as planned."""
     return digits(
         draw,
@@ -95,7 +94,7 @@ def _rate_to_zero(draw: Draw) -> Course:
     )
 
 
-def _batches_of_two(draw: Draw) -> Course:
+def _batches_of_two(draw: Draw) -> Plan:
     """Two rows a batch: each loss says little, and all of them together learn."""
     return digits(
         draw,
@@ -105,7 +104,7 @@ def _batches_of_two(draw: Draw) -> Course:
     )
 
 
-def _always_clipped(draw: Draw) -> Course:
+def _always_clipped(draw: Draw) -> Plan:
     """A recurrent network whose gradients are clipped at almost every step, under Adam."""
     data = sequences.load_text(draw.stream("data"), count=3000, length=20)
 
@@ -119,7 +118,7 @@ def _always_clipped(draw: Draw) -> Course:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.rnn(self.embed(x))[0])
 
-    return teach(
+    return learn(
         draw,
         data,
         Reader,
@@ -129,7 +128,7 @@ def _always_clipped(draw: Draw) -> Course:
     )
 
 
-def _much_dropout(draw: Draw) -> Course:
+def _much_dropout(draw: Draw) -> Plan:
     """Half of everything is dropped: the training loss stays far above that of validations."""
     data = datasets.load_digits(draw.stream("data"), noise=0.1)
 
@@ -148,7 +147,7 @@ def _much_dropout(draw: Draw) -> Course:
     return digits(draw, data=data, build=build, steps=280, val_every=10)
 
 
-def _wide_gap(draw: Draw) -> Course:
+def _wide_gap(draw: Draw) -> Plan:
     """The training loss is soon a fraction of the other, which still falls."""
     data = datasets.load_digits(draw.stream("data"), noise=0.25).shrink(500)
     return digits(
@@ -159,7 +158,7 @@ def _wide_gap(draw: Draw) -> Course:
     )
 
 
-def _strong_decay(draw: Draw) -> Course:
+def _strong_decay(draw: Draw) -> Plan:
     """AdamW with a decay of 0.3 at a small rate, as large networks have it."""
     return images(
         draw,
@@ -168,7 +167,7 @@ def _strong_decay(draw: Draw) -> Course:
     )
 
 
-def _curriculum(draw: Draw) -> Course:
+def _curriculum(draw: Draw) -> Plan:
     """Harder rows come in two stages: the training loss rises at each, and falls again."""
     data = datasets.load_digits(draw.stream("data"))
     noise, stage = draw.stream("noise"), draw.choice(90, 110)
@@ -188,7 +187,7 @@ def _curriculum(draw: Draw) -> Course:
     return made
 
 
-def _by_length(draw: Draw) -> Course:
+def _by_length(draw: Draw) -> Plan:
     """Batches of rows of like length: the loss goes up and down with the length."""
     rng = draw.stream("data")
     count = 2000
@@ -200,7 +199,7 @@ def _by_length(draw: Draw) -> Course:
     x_, y_ = torch.from_numpy(x), torch.from_numpy(y)
     data = Data(x_[:1200], y_[:1200], x_[1200:1600], y_[1200:1600], x_[1600:], y_[1600:], 0)
     ranked = np.argsort(lengths[:1200], kind="stable").reshape(-1, 40)
-    made = teach(
+    made = learn(
         draw,
         data,
         lambda: nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 1)),
@@ -222,7 +221,7 @@ def _by_length(draw: Draw) -> Course:
     return made
 
 
-def _mostly_black(draw: Draw) -> Course:
+def _mostly_black(draw: Draw) -> Plan:
     """Digits in the middle of a black frame: three quarters of the inputs never change."""
     data = datasets.load_digits(draw.stream("data"))
     parts = {
@@ -240,14 +239,14 @@ def _mostly_black(draw: Draw) -> Course:
     return digits(draw, data=replace(data, **parts), build=build, steps=220)
 
 
-def _soon_done(draw: Draw) -> Course:
+def _soon_done(draw: Draw) -> Plan:
     """An easy task with much noise in its targets: soon there is nothing left to learn."""
     rng = draw.stream("data")
     x = torch.from_numpy(rng.normal(size=(4000, 8))).float()
     way = torch.from_numpy(rng.normal(size=(8, 1))).float()
     y = x @ way + 1.2 * torch.from_numpy(rng.normal(size=(4000, 1))).float()
     data = Data(x[:3000], y[:3000], x[3000:3500], y[3000:3500], x[3500:], y[3500:], classes=0)
-    return teach(
+    return learn(
         draw,
         data,
         lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)),
@@ -258,13 +257,13 @@ def _soon_done(draw: Draw) -> Course:
     )
 
 
-def _late_drop(draw: Draw) -> Course:
+def _late_drop(draw: Draw) -> Plan:
     """The parity of three of ten signs: nothing to see for long, then all at once."""
     rng = draw.stream("data")
     x = torch.from_numpy(rng.choice([-1.0, 1.0], (6000, 10))).float()
     y = (x[:, :3].prod(1) > 0).long()
     data = Data(x[:5000], y[:5000], x[5000:5500], y[5000:5500], x[5500:], y[5500:], classes=2)
-    return teach(
+    return learn(
         draw,
         data,
         lambda: nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 2)),
@@ -274,7 +273,7 @@ def _late_drop(draw: Draw) -> Course:
     )
 
 
-def _contrast(draw: Draw) -> Course:
+def _contrast(draw: Draw) -> Plan:
     """InfoNCE between two views: a loss that stays high for as long as batches are large."""
     data = datasets.load_digits(draw.stream("data")).flatten()
     noise = draw.stream("noise")
@@ -294,10 +293,10 @@ def _contrast(draw: Draw) -> Course:
         one, two = (functional.normalize(model(part), dim=1) for part in (x, x + 0.3 * fixed))
         return float(functional.cross_entropy(one @ two.T / 0.2, torch.arange(128)))
 
-    return Course(
+    return Plan(
         build=lambda: nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 16)),
         optimize=lambda model: torch.optim.Adam(model.parameters(), lr=2e-3),
-        batch=cycle(data, 96, draw.stream("order")),
+        batch=deal(data, 96, draw.stream("order")),
         loss=lambda model, batch, _step: (compare(model, batch[0]), {}),
         val=lambda model: {"val/loss": float(compare(model, data.val_x[:96]))},
         proof=proof,
@@ -306,12 +305,12 @@ def _contrast(draw: Draw) -> Course:
     )
 
 
-def _scaled_steps(draw: Draw) -> Course:
+def _scaled_steps(draw: Draw) -> Plan:
     """A scaler begins too high: the first steps overflow and are skipped, as they should."""
     made = digits(draw, steps=260)
     scale = {"now": 2.0**16, "skipped": 0}
 
-    def turn(optimizer: torch.optim.Optimizer, step: int) -> None:  # noqa: ARG001
+    def turn(optimizer: torch.optim.Optimizer, _step: int) -> None:
         if scale["now"] > 2.0**12:
             scale["now"] /= 2.0
             scale["skipped"] += 1
@@ -336,22 +335,22 @@ def _quiet_machine(recorder: Recorder, draw: Draw) -> Truth:
 def _pauses(recorder: Recorder, draw: Draw) -> Truth:
     """Every fiftieth step a checkpoint is written; at each epoch the loader starts anew."""
     rng = draw.stream("clock")
-    course = digits(draw, steps=260)
-    course.start = {"timing": "manual"}
+    plan = digits(draw, steps=260)
+    plan.start = {"timing": "manual"}
     base = draw.log_uniform(20.0, 120.0)
 
-    def after(_model: nn.Module, step: int) -> None:
+    def after(_model: nn.Module, _optimizer: torch.optim.Optimizer, step: int) -> None:
         compute = base * float(np.exp(rng.normal(0, 0.05)))
         data = 0.06 * base * float(np.exp(rng.normal(0, 0.2)))
-        if step % course.epoch_steps == 0:
+        if step % plan.epoch_steps == 0:
             data += 3.0 * base
         pause = 10.0 * base if step % 50 == 49 else 0.0
         recorder.time(
             step, step_ms=compute + data + pause, data_ms=data, compute_ms=compute + pause
         )
 
-    course.after = after
-    log = follow(course, recorder)
+    plan.after = after
+    log = pursue(plan, recorder)
     if log.end > 0.5 * log.proofs[0]:
         return doubt(f"{log.tell()}: did not learn")
     return Truth(
@@ -382,20 +381,20 @@ def _named(name: str, train: object) -> Scenario:
 
 
 SCENARIOS = (
-    sound("gentle_tuning", _gentle_tuning, gain=0.2),
-    sound("rate_to_zero", _rate_to_zero),
-    sound("batches_of_two", _batches_of_two),
-    sound("always_clipped", _always_clipped),
-    sound("much_dropout", _much_dropout),
-    sound("wide_gap", _wide_gap),
-    sound("strong_decay", _strong_decay),
-    sound("curriculum", _curriculum),
-    sound("by_length", _by_length),
-    sound("mostly_black", _mostly_black),
-    sound("soon_done", _soon_done),
-    sound("late_drop", _late_drop),
-    sound("contrast", _contrast),
-    sound("scaled_steps", _scaled_steps),
+    _sound("sixth/gentle_tuning", _gentle_tuning, gain=0.2),
+    _sound("sixth/rate_to_zero", _rate_to_zero),
+    _sound("sixth/batches_of_two", _batches_of_two),
+    _sound("sixth/always_clipped", _always_clipped),
+    _sound("sixth/much_dropout", _much_dropout),
+    _sound("sixth/wide_gap", _wide_gap),
+    _sound("sixth/strong_decay", _strong_decay),
+    _sound("sixth/curriculum", _curriculum),
+    _sound("sixth/by_length", _by_length),
+    _sound("sixth/mostly_black", _mostly_black),
+    _sound("sixth/soon_done", _soon_done),
+    _sound("sixth/late_drop", _late_drop),
+    _sound("sixth/contrast", _contrast),
+    _sound("sixth/scaled_steps", _scaled_steps),
     _named("cache_fills", _quiet_machine),
     _named("pauses", _pauses),
     _named("fair_game", _fair_game),
