@@ -42,7 +42,8 @@ from benchmarks.diagnosis.families.fifth_tasks import (
     make_ratings,
     make_series,
 )
-from benchmarks.diagnosis.oracles import doubt, excess, is_worse, smooth
+from benchmarks.diagnosis.measuring import doubt, smooth
+from benchmarks.diagnosis.oracles import excess, is_worse
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 

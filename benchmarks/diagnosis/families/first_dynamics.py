@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.diagnosis import zoo
-from benchmarks.diagnosis.oracles import WRECK, doubt, is_worse, smooth, soften
+from benchmarks.diagnosis.measuring import WRECK, doubt, smooth
+from benchmarks.diagnosis.oracles import is_worse, soften
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, Trace, train_twice

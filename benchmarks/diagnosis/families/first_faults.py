@@ -13,16 +13,9 @@ from torch import Tensor, nn
 
 from benchmarks.diagnosis import datasets, zoo
 from benchmarks.diagnosis.datasets import Data
+from benchmarks.diagnosis.measuring import WRECK, doubt, smooth
 from benchmarks.diagnosis.networks import make_mlp
-from benchmarks.diagnosis.oracles import (
-    WRECK,
-    doubt,
-    find_dead,
-    find_saturated,
-    is_worse,
-    smooth,
-    soften,
-)
+from benchmarks.diagnosis.oracles import find_dead, find_saturated, is_worse, soften
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, Trace, train, train_twice

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis import datasets, zoo
+from benchmarks.diagnosis.measuring import doubt
 from benchmarks.diagnosis.networks import make_mlp
-from benchmarks.diagnosis.oracles import doubt, judge_healthy
+from benchmarks.diagnosis.oracles import judge_healthy
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, train

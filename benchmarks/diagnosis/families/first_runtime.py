@@ -11,7 +11,8 @@ import numpy as np
 
 from benchmarks.diagnosis import zoo
 from benchmarks.diagnosis.clocks import StepClock, draw_clock
-from benchmarks.diagnosis.oracles import doubt, judge_healthy, soften
+from benchmarks.diagnosis.measuring import doubt
+from benchmarks.diagnosis.oracles import judge_healthy, soften
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, train

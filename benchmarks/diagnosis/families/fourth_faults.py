@@ -10,22 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
-from benchmarks.diagnosis.families.fourth_course import (
-    AFTERMATH,
-    Course,
-    both,
-    broken,
-    calm,
-    given_away,
-    train,
-)
+from benchmarks.diagnosis.families.fourth_course import Course, both, broken, given_away, train
 from benchmarks.diagnosis.families.fourth_tasks import Batches, draw_ring, supervise
+from benchmarks.diagnosis.measuring import WRECK, smooth
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
 
 def _onset_of_rise(values: list[float], looks: list[int]) -> int:
-    return looks[int(np.argmin(calm(values)))]
+    return looks[int(np.argmin(smooth(values, 5)))]
 
 
 def a_hundred_rows(recorder: Recorder, draw: Draw) -> Truth:
@@ -59,7 +52,7 @@ def a_hundred_rows(recorder: Recorder, draw: Draw) -> Truth:
 
     torch.manual_seed(draw.torch_seed)
     notes = train(make(draw.again(), True), recorder, draw)
-    proof = calm(notes.proof)
+    proof = smooth(notes.proof, 5)
     return broken(
         proof[-1] > 1.2 * proof.min() and np.median(notes.losses[-10:]) < 0.2 * proof.min(),
         f"proof {proof[0]:.3g} -> best {proof.min():.3g} -> {proof[-1]:.3g}; training loss ends "
@@ -128,7 +121,7 @@ def adamw_at_a_tenth(recorder: Recorder, draw: Draw) -> Truth:
         f"weights (twin {usual[0]:.2g}, {usual[1]:.2g}, {usual[2]:.2g}); proof {notes.end:.3g} "
         f"against {twin.end:.3g}",
         expected=("update_ratio",),
-        tolerated=tuple(rule for rule in AFTERMATH if rule != "update_ratio"),
+        tolerated=tuple(rule for rule in WRECK if rule != "update_ratio"),
         onset_step=0,
     )
 
@@ -168,7 +161,7 @@ def rate_warmed_up_too_far(recorder: Recorder, draw: Draw) -> Truth:
         f"rate rises from step {onset}; gradient norm {usual:.3g} -> {worst:.3g}; proof "
         f"{notes.end:.4g} against {twin.end:.4g}",
         expected=("exploding_gradients",),
-        tolerated=AFTERMATH,
+        tolerated=WRECK,
         onset_step=begins,
     )
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis.families.second_data import Material
+from benchmarks.diagnosis.measuring import keep_weights
 
 Clock = Callable[[int], tuple[float, float, float]]
 
@@ -135,10 +136,6 @@ class Trace:
         return max(shares, default=0.0)
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: entry.detach().double().clone() for name, entry in model.named_parameters()}
-
-
 def _norm(tensor: Tensor | None) -> float | None:
     if tensor is None:
         return None
@@ -158,15 +155,15 @@ def conduct(lesson: Lesson, recorder: Any = None) -> Trace:
             recorder.start(model, lesson.optimizer, **options)
         else:
             recorder.start(**options)
-    trace.start = trace.middle = _weights(model)
+    trace.start = trace.middle = keep_weights(model)
     look = max(5, lesson.steps // 40)
     for step in range(lesson.steps):
         if step % look == 0:
             _assess(trace, step)
         if step == lesson.onset:
-            trace.middle = _weights(model)
+            trace.middle = keep_weights(model)
         near = step % 5 == 0
-        before = _weights(model) if near else {}
+        before = keep_weights(model) if near else {}
         if recorder is None:
             lesson.advance(step)
         else:
@@ -185,7 +182,7 @@ def conduct(lesson: Lesson, recorder: Any = None) -> Trace:
         if step == lesson.steps // 3 and lesson.gauge is not None:
             trace.ladder = gradient_ladder(model, lesson.gauge)
     _assess(trace, lesson.steps)
-    trace.end = _weights(model)
+    trace.end = keep_weights(model)
     return trace
 
 

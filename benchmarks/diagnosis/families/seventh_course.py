@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
+from benchmarks.diagnosis.measuring import (
+    AnyRecorder,
+    ask_shadow,
+    doubt,
+    find_end,
+    measure_gradient,
+    train_both,
+)
+from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from quark import DataDiagnostics
 
@@ -121,7 +129,7 @@ class Log:
     @property
     def end(self) -> float:
         """The median of the last three proofs; infinite where one is not finite."""
-        return float(np.median([v if math.isfinite(v) else math.inf for v in self.proofs[-3:]]))
+        return find_end(self.proofs)
 
     @property
     def best(self) -> float:
@@ -156,7 +164,7 @@ def deal(data: Data, size: int, rng: np.random.Generator) -> Callable[[int], Bat
     return draw
 
 
-def pursue(plan: Plan, recorder: Recorder | SilentRecorder) -> Log:
+def pursue(plan: Plan, recorder: AnyRecorder) -> Log:
     """Train a whole plan; what is true is asked of a copy without hooks."""
     model = plan.build()
     optimizer = plan.optimize(model)
@@ -171,7 +179,7 @@ def pursue(plan: Plan, recorder: Recorder | SilentRecorder) -> Log:
         told = DataDiagnostics(recorder._session)
     log = Log(model)
     log.begun = {name: p.detach().clone() for name, p in model.named_parameters()}
-    _ask(plan, shadow, log)
+    log.proofs.append(ask_shadow(shadow, model, plan.proof, None))
     for step in range(plan.steps):
         number = plan.first_step + step
         if plan.rate is not None:
@@ -188,7 +196,7 @@ def pursue(plan: Plan, recorder: Recorder | SilentRecorder) -> Log:
         if plan.skips is not None and plan.skips() and isinstance(recorder, Recorder):
             recorder.mark_skipped(number)
         log.losses.append(logged["train/loss"])
-        log.gradients.append(_measure_gradient(model))
+        log.gradients.append(measure_gradient(model))
         if told is not None:
             told.log_batch(
                 log.losses[-1],
@@ -200,8 +208,7 @@ def pursue(plan: Plan, recorder: Recorder | SilentRecorder) -> Log:
         if plan.after is not None:
             plan.after(model, optimizer, step)
         if (step + 1) % max(1, plan.steps // _LOOKS) == 0 or step == plan.steps - 1:
-            shadow.load_state_dict(model.state_dict())
-            _ask(plan, shadow, log)
+            log.proofs.append(ask_shadow(shadow, model, plan.proof, None))
         if plan.val is not None and (step + 1) % plan.val_every == 0:
             log.said.append(_validate(plan, model))
             recorder.validate(number, log.said[-1])
@@ -216,16 +223,13 @@ def compare(
     make: Callable[[Draw, bool], Plan], recorder: Recorder, draw: Draw
 ) -> tuple[Log, Log, int | None]:
     """The faulty training, recorded, its twin without the fault, and where the fault begins."""
-    torch.manual_seed(draw.torch_seed)
-    plan = make(draw.again(), True)
-    log = pursue(plan, recorder)
-    torch.manual_seed(draw.torch_seed)
-    return log, pursue(make(draw.again(), False), SilentRecorder()), plan.onset
 
+    def train_one(faulty: bool, recorder: AnyRecorder) -> tuple[Plan, Log]:
+        plan = make(draw.again(), faulty)
+        return plan, pursue(plan, recorder)
 
-def doubt(reason: str) -> Truth:
-    """A truth that could not be confirmed."""
-    return Truth(kind="unclear", reason=reason)
+    (plan, log), (_, twin) = train_both(train_one, recorder, draw)
+    return log, twin, plan.onset
 
 
 def fault(
@@ -345,20 +349,3 @@ def _validate(plan: Plan, model: nn.Module) -> dict[str, float]:
     if plan.resumes:
         model.train()
     return said
-
-
-def _ask(plan: Plan, shadow: nn.Module, log: Log) -> None:
-    shadow.eval()
-    # What is asked must not move the training's own random numbers.
-    with torch.no_grad(), torch.random.fork_rng():
-        log.proofs.append(float(plan.proof(shadow)))
-
-
-def _measure_gradient(model: nn.Module) -> float:
-    squares = 0.0
-    for parameter in model.parameters():
-        grad = parameter.grad
-        if grad is not None:
-            dense = grad.coalesce().values() if grad.is_sparse else grad
-            squares += float(dense.double().square().sum())
-    return math.sqrt(squares)

@@ -14,7 +14,6 @@ from benchmarks.diagnosis.families.seventh_course import (
     Batch,
     Log,
     Plan,
-    doubt,
     fault,
     pursue,
 )
@@ -33,6 +32,7 @@ from benchmarks.diagnosis.families.seventh_tasks import (
     shapes,
     text,
 )
+from benchmarks.diagnosis.measuring import doubt
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.seventh_course import Batch, Log, Plan, deal, doubt, sound
+from benchmarks.diagnosis.families.seventh_course import Batch, Log, Plan, deal, sound
 from benchmarks.diagnosis.families.seventh_ranks import train_ranks
 from benchmarks.diagnosis.families.seventh_tasks import (
     Net,
@@ -26,6 +26,7 @@ from benchmarks.diagnosis.families.seventh_tasks import (
     shapes,
     text,
 )
+from benchmarks.diagnosis.measuring import doubt
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis.clocks import draw_clock
-from benchmarks.diagnosis.families.seventh_course import FALLOUT, doubt, pursue
+from benchmarks.diagnosis.families.seventh_course import FALLOUT, pursue
 from benchmarks.diagnosis.families.sixth_ranks import train_ranks
 from benchmarks.diagnosis.families.sixth_tasks import digits
+from benchmarks.diagnosis.measuring import doubt
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from quark import SystemTelemetry, SystemTelemetryConfig

@@ -14,11 +14,12 @@ from torch.nn import functional
 
 from benchmarks.diagnosis import datasets, sequences
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.seventh_course import Batch, Plan, deal, doubt, pursue, sound
+from benchmarks.diagnosis.families.seventh_course import Batch, Plan, deal, pursue, sound
 from benchmarks.diagnosis.families.seventh_tasks import classify, learn, regress
 from benchmarks.diagnosis.families.sixth_faults_machines import play, train_with_memory
 from benchmarks.diagnosis.families.sixth_ranks import train_ranks
 from benchmarks.diagnosis.families.sixth_tasks import digits, images
+from benchmarks.diagnosis.measuring import doubt
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 

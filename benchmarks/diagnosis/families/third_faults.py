@@ -18,7 +18,6 @@ from benchmarks.diagnosis.families.third_course import (
     Course,
     Notes,
     descend,
-    note_gradients,
     supervise,
 )
 from benchmarks.diagnosis.families.third_tasks import (
@@ -30,6 +29,7 @@ from benchmarks.diagnosis.families.third_tasks import (
     scaled_friedman,
     split,
 )
+from benchmarks.diagnosis.measuring import measure_gradient
 from benchmarks.diagnosis.networks import make_convolutional
 from benchmarks.diagnosis.scenario import Draw
 
@@ -76,7 +76,7 @@ def _longer_sequences(draw: Draw, faulty: bool) -> Course:
         optimizer.zero_grad()
         loss = functional.mse_loss(model(x), y)
         loss.backward()
-        note_gradients(notes, model)
+        notes.norms.append(measure_gradient(model))
         optimizer.step()
         notes.losses.append(float(loss.detach()))
         return {"loss": notes.losses[-1]}

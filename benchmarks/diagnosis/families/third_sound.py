@@ -15,7 +15,6 @@ from benchmarks.diagnosis.families.third_course import (
     Course,
     Notes,
     descend,
-    note_gradients,
     supervise,
 )
 from benchmarks.diagnosis.families.third_tasks import (
@@ -30,6 +29,7 @@ from benchmarks.diagnosis.families.third_tasks import (
     scaled_friedman,
     split,
 )
+from benchmarks.diagnosis.measuring import measure_gradient
 from benchmarks.diagnosis.networks import Residual, make_convolutional
 from benchmarks.diagnosis.scenario import Draw
 
@@ -189,7 +189,7 @@ def _half_precision(draw: Draw) -> Course:
             loss = cross_entropy(model(data.x[chosen]).float(), data.y[chosen])
         scaler.scale(8.0 * loss).backward()
         scaler.unscale_(optimizer)
-        note_gradients(notes, model)
+        notes.norms.append(measure_gradient(model))
         notes.norms[-1] = notes.norms[-1] if math.isfinite(notes.norms[-1]) else 0.0
         scaler.step(optimizer)
         scaler.update()
