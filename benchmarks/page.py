@@ -24,6 +24,7 @@ from viewing.team import measure_login
 
 from quark_backends.store.databases.sqlite import connect, ensure_store
 
+PARTS = ("curves", "list", "metrics", "layers", "compare", "report", "size", "login", "live")
 _KEYS = 20
 _REPORT_KEYS = 60
 # Of the chart that has the most.
@@ -223,23 +224,7 @@ def say_load() -> None:
 
 
 def main() -> None:
-    parser = make_parser(__doc__, quick="fewer points and runs")
-    parser.add_argument(
-        "--only",
-        choices=(
-            "curves",
-            "list",
-            "metrics",
-            "layers",
-            "compare",
-            "report",
-            "size",
-            "login",
-            "live",
-        ),
-        action="append",
-        help="measure this part alone; may be repeated",
-    )
+    parser = make_parser(__doc__, PARTS, quick="fewer points and runs")
     parser.add_argument(
         "--peers", nargs="*", choices=tuple(PEERS), metavar="TOOL",
         help=f"the pages of other tools beside ours, and nothing else: {', '.join(PEERS)}; all by "
@@ -267,7 +252,7 @@ def main() -> None:
         else:
             figures = measure_page(
                 browser, root, steps=steps, runs=runs, layers=layers, loads=loads, seconds=seconds,
-                compared=compared, only=arguments.only,
+                compared=compared, parts=arguments.parts,
             )  # fmt: skip
     write(arguments, figures)
 
@@ -282,10 +267,10 @@ def measure_page(
     loads: int,
     seconds: float,
     compared: tuple[int, ...],
-    only: list[str] | None,
+    parts: list[str],
 ) -> dict[str, float]:
     """All parts, or some of them; prints each."""
-    parts = {
+    measures = {
         "curves": (
             f"{_KEYS} curves of {steps:,} points",
             lambda: measure_curves(browser, root / "curves", steps=steps, loads=loads),
@@ -315,13 +300,13 @@ def measure_page(
         "size": ("What is installed", measure_install_size),
     }
     if browser is not None:
-        parts["login"] = (
+        measures["login"] = (
             "A team's page",
             lambda: measure_login(
                 browser, root / "team", fill=lambda folder: fill_list(folder, runs), loads=loads
             ),
         )
-        parts["live"] = (
+        measures["live"] = (
             "A run that goes on, watched by one page",
             lambda: [
                 figure
@@ -332,8 +317,8 @@ def measure_page(
             ],
         )
     figures: dict[str, float] = {}
-    for name, (title, measure) in parts.items():
-        if only is None or name in only:
+    for name, (title, measure) in measures.items():
+        if name in parts:
             figures |= print_figures(title, measure())
             say_load()
     return figures

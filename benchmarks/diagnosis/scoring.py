@@ -79,6 +79,28 @@ def judge_run(folder: Path) -> dict[str, Any]:
     return row
 
 
+def trace_run(folder: Path) -> tuple[int, list[str]]:
+    """How many numbers the findings of a finished run show, and what is wrong with them."""
+    import quark
+    from quark.analysis.engine import analyze_run
+    from quark.analysis.monitor_state import list_kinds
+    from quark.analysis.observations import Text
+    from quark.analysis.outputs import open_analysis
+    from quark_core.records.query import Query
+    from tests.kit.traced_texts import Records, find_untraced
+
+    truth = json.loads((folder / TRUTH_FILE).read_text())
+    session = quark.open_run(truth["run_id"], folder)
+    reader = session.open_run.reader
+    rows = {kind: reader.read(truth["run_id"], kind, Query()).to_records() for kind in list_kinds()}
+    result = analyze_run(open_analysis(session).load())
+    findings = list(result.findings.values())
+    count = sum(
+        len(text.figures) for item in findings for text in item.texts if isinstance(text, Text)
+    )
+    return count, find_untraced(findings, Records(rows))
+
+
 def score_folder(
     folder: Path, *, jobs: int = 1, family: str = "all", only: Iterable[str] = ()
 ) -> dict[str, Any]:
