@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis import datasets, zoo
-from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.measuring import WRECK, doubt, smooth
 from benchmarks.diagnosis.networks import make_mlp
-from benchmarks.diagnosis.oracles import find_dead, find_saturated, is_worse, soften
+from benchmarks.diagnosis.oracles import find_dead, find_saturated, is_worse
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
-from benchmarks.diagnosis.training import Problem, Trace, train, train_twice
+from benchmarks.diagnosis.training import Problem, Trace, train_twice
 
 Make = Callable[[Draw, bool], Problem]
 _MUTED = ("plateau", "stagnant_layers", "activation_collapse", "update_ratio")
@@ -177,80 +175,6 @@ def _scenario(name: str, judge: Callable[[Recorder, Draw], Truth]) -> Scenario:
     return Scenario(name=f"first/{name}", kind="fault", train=judge)
 
 
-def _choose_base(draw: Draw) -> Problem:
-    make = draw.choice(
-        zoo.make_digits_mlp,
-        zoo.make_digits_cnn,
-        zoo.make_shapes_cnn,
-        zoo.make_residual,
-        zoo.make_text_gru,
-        zoo.make_spirals,
-        zoo.make_friedman,
-    )
-    return make(draw)
-
-
-def _remake(optimizer: torch.optim.Optimizer, groups: list[object]) -> torch.optim.Optimizer:
-    options = {
-        name: value
-        for name, value in optimizer.param_groups[0].items()
-        if name in {"lr", "momentum", "weight_decay"}
-    }
-    return type(optimizer)(groups, **options)
-
-
-def _swap_layer(draw: Draw, faulty: bool) -> Problem:
-    """A layer is replaced after the optimizer was made, which so holds the old one."""
-    made = _choose_base(draw)
-    chosen = draw.integer(0, 10)
-    names = [n for n, m in made.model.named_modules() if isinstance(m, nn.Linear)]
-    name = names[chosen % len(names)]
-    old = made.model.get_submodule(name)
-    torch.manual_seed(draw.torch_seed + 1)
-    new = nn.Linear(old.in_features, old.out_features)
-    parent = made.model.get_submodule(name.rpartition(".")[0])
-    setattr(parent, name.rpartition(".")[2], new)
-    if not faulty:
-        made.optimizer = _remake(made.optimizer, [*made.model.parameters()])
-    return made
-
-
-def _judge_stagnant(make: Callable[[Draw, bool], Problem], recorder: Recorder, draw: Draw) -> Truth:
-    problem, trace, twin = train_twice(make, recorder, draw)
-    # Exactly no update at any look of the last half: not small, none.
-    half = len(trace.looks) // 2
-    still = [name for name, ratios in trace.ratios.items() if not any(ratios[half:])]
-    idle = [name for name in still if not any(twin.ratios[name][half:])]
-    layers = sorted({name.rpartition(".")[0] for name in still if name not in idle})
-    moving = [np.median(trace.ratios[name][half:]) for name in trace.ratios if name not in still]
-    told = f"parameters of {layers} never change in the last half; in the twin they do"
-    if not layers or not moving or max(moving) <= 0.0:
-        return doubt(f"{told}: nothing stands still alone")
-    onset = 0
-    first = [trace.ratios[f"{layer}.{_first_name(problem, layer)}"] for layer in layers]
-    changes = [index for ratios in first for index, ratio in enumerate(ratios) if ratio]
-    if changes:
-        onset = trace.looks[min(max(changes) + 1, len(trace.looks) - 1)]
-    tolerated = ["update_ratio", "plateau", "vanishing_gradients"]
-    if not problem.zero_all:
-        # Nobody zeroes the gradient of what the optimizer does not hold: it grows.
-        tolerated.append("exploding_gradients")
-    truth = Truth(
-        kind="fault",
-        expected=("stagnant_layers",),
-        tolerated=tuple(tolerated),
-        culprits=tuple(layers),
-        onset_step=onset,
-        phases_forbidden=("divergence", "overfitting_onset"),
-        reason=f"{told}; proof loss {trace.proof[-1]:.3g}, twin {twin.proof[-1]:.3g}",
-    )
-    return soften(truth, trace)
-
-
-def _first_name(problem: Problem, layer: str) -> str:
-    return next(iter(dict(problem.model.get_submodule(layer).named_parameters())))
-
-
 def _kill_units(draw: Draw, faulty: bool) -> Problem:
     """A few steps at a far too large rate, after which the units are dead."""
     make = draw.choice(zoo.make_digits_mlp, zoo.make_table, zoo.make_shapes_cnn)
@@ -263,41 +187,6 @@ def _kill_units(draw: Draw, faulty: bool) -> Problem:
     if faulty:
         made.rate = lambda step: factor if onset <= step < onset + 3 else 1.0
     return made
-
-
-class _Views(nn.Module):
-    """Two noisy views of each input through one encoder."""
-
-    def __init__(self, encoder: nn.Module, generator: torch.Generator):
-        super().__init__()
-        self.encoder = encoder
-        self.generator = generator
-
-    def forward(self, x: Tensor) -> Tensor:
-        noise = torch.randn((2, *x.shape), generator=self.generator)
-        return torch.stack([self.encoder(x + 0.3 * part) for part in noise], -1)
-
-
-def _agree(draw: Draw, faulty: bool) -> Problem:
-    """Two views are drawn together, and nothing keeps the representations apart."""
-    data = datasets.load_digits(draw.stream("data")).flatten()
-    width = draw.integer(32, 64)
-    encoder = make_mlp([64, width, width, 16], activation=draw.choice("relu", "tanh", "gelu"))
-    generator = torch.Generator().manual_seed(draw.torch_seed)
-    model = _Views(encoder, generator)
-
-    def loss(output: Tensor, _target: Tensor) -> Tensor:
-        first, second = output[..., 0], output[..., 1]
-        apart = (first - second).square().mean()
-        if faulty:
-            return apart
-        spread = first.std(0)
-        centred = first - first.mean(0)
-        cross = (centred.T @ centred / len(first)).fill_diagonal_(0.0)
-        return apart + (1.0 - spread).relu().mean() + 0.1 * cross.square().sum() / 16
-
-    optimizer = zoo.make_optimizer(draw, model.parameters(), "adam", factor=2.0 + draw.severity)
-    return Problem(model, optimizer, data, loss, draw.stream("order"), steps=300, batch_size=48)
 
 
 def _penalise(draw: Draw, faulty: bool) -> Problem:
@@ -354,105 +243,9 @@ def _judge_collapse(
     )
 
 
-def _judge_sameness(recorder: Recorder, draw: Draw) -> Truth:
-    problem, trace, twin = train_twice(_agree, recorder, draw)
-    spread = _spread(problem)
-    torch.manual_seed(draw.torch_seed)
-    start = _spread(_agree(draw.again(), True))
-    told = f"deviation of embeddings over inputs {start:.3g} -> {spread:.3g}"
-    if spread > 0.05 * start or twin.proof[-1] > twin.proof[0]:
-        return doubt(f"{told}: no collapse")
-    return Truth(
-        kind="fault",
-        expected=("activation_collapse",),
-        tolerated=("vanishing_gradients", "plateau", "update_ratio"),
-        onset_step=0,
-        phases_forbidden=("overfitting_onset", "divergence"),
-        reason=f"{told}; loss {trace.fixed[0]:.3g} -> {trace.fixed[-1]:.3g}",
-    )
-
-
-def _spread(problem: Problem) -> float:
-    with torch.no_grad():
-        return float(problem.model.encoder(problem.data.proof_x).double().std(0).mean())
-
-
-def _learn_wrong_labels(draw: Draw) -> Problem:
-    rng = draw.stream("data")
-    data = datasets.load_digits(rng, noise=0.1)
-    data = data.shrink(draw.integer(150, 400)).mislabel(rng, 0.15 + 0.25 * draw.severity)
-    width = draw.integer(96, 160)
-    model = make_mlp([64, width, width, 10], activation=draw.choice("relu", "tanh"))
-    return _finish(draw, model, data, zoo.cross_entropy, 1.5)
-
-
-def _learn_noise_columns(draw: Draw) -> Problem:
-    """A table with few rows, and many columns that say nothing."""
-    rng = draw.stream("data")
-    name = draw.choice("breast_cancer", "wine")
-    data = datasets.load_table(name, rng)
-    data = data.shrink(draw.integer(40, 70))
-    columns = 40 + int(120 * draw.severity)
-    parts = {
-        key: torch.cat([part, torch.tensor(rng.normal(size=(len(part), columns))).float()], 1)
-        for key in ("x", "val_x", "proof_x")
-        for part in (getattr(data, key),)
-    }
-    data = replace(data, **parts).mislabel(rng, 0.35)
-    model = make_mlp([data.features, 96, 96, data.classes], activation="relu")
-    return _finish(draw, model, data, zoo.cross_entropy, 0.4)
-
-
-def _finish(draw: Draw, model: torch.nn.Module, data: Data, loss: object, factor: float) -> Problem:
-    return Problem(
-        model,
-        zoo.make_optimizer(draw, model.parameters(), "adam", factor=factor),
-        data,
-        loss,
-        draw.stream("order"),
-        batch_size=draw.choice(16, 24, 32),
-        steps=10 * draw.integer(36, 50),
-        val_every=draw.choice(10, 12, 15),
-        accuracy=data.classes > 0 and draw.choice(True, False),
-    )
-
-
-def _judge(make: Callable[[Draw], Problem], recorder: Recorder, draw: Draw) -> Truth:
-    problem = make(draw.again())
-    trace = train(problem, recorder, draw)
-    proof, fixed = smooth(trace.proof, 5), smooth(trace.fixed, 5)
-    best = int(proof.argmin())
-    told = (
-        f"proof loss {proof[0]:.4g} -> {proof[best]:.4g} at step {trace.looks[best]} "
-        f"-> {proof[-1]:.4g}, training {fixed[best]:.4g} -> {fixed[-1]:.4g}"
-    )
-    lasted = len(proof) - best
-    if proof[-1] < 1.2 * proof[best] or fixed[-1] > 0.8 * fixed[best] or lasted < 8 or best < 3:
-        return doubt(f"{told}: not learned by heart")
-    # Where the loss on new data is clearly past its best, and stays so.
-    beyond = np.flatnonzero(proof[best:] > 1.02 * proof[best])
-    return Truth(
-        kind="fault",
-        expected=("overfitting_onset",),
-        culprits=("val/loss",),
-        onset_step=trace.looks[best + int(beyond[0])],
-        phases_expected=("overfitting_onset",) if lasted >= 14 else (),
-        phases_forbidden=("divergence",),
-        reason=told,
-    )
-
-
-def _scenario_generalization(name: str, make: Callable[[Draw], Problem]) -> Scenario:
-    return Scenario(name=f"first/overfit/{name}", kind="fault", train=partial(_judge, make))
-
-
 SCENARIOS = (
     _scenario("explode/large_start", partial(_judge_explosion, _start_large, True)),
     _scenario("explode/loss_weight", partial(_judge_explosion, _weigh_loss, False)),
     _scenario("vanish/half_underflow", partial(_judge_vanishing, _underflow)),
-    _scenario("stagnant/swapped", partial(_judge_stagnant, _swap_layer)),
-    _scenario("collapse/sameness", _judge_sameness),
     _scenario("collapse/penalty", partial(_judge_collapse, _penalise, True)),
-    _scenario_generalization("wrong_labels", _learn_wrong_labels),
-    _scenario_generalization("noise_columns", _learn_noise_columns),
 )

@@ -61,29 +61,6 @@ def _choose_problem(draw: Draw) -> Problem:
     return made
 
 
-def _stall(draw: Draw, base: StepClock, onset: int, _steps: int) -> _TroubledClock:
-    """From the onset on, some steps hang, now one, now another."""
-    share, length = 0.05 + 0.07 * draw.severity, draw.uniform(8.0, 25.0)
-
-    def trouble(step: int, data: float, compute: float) -> tuple[float, float]:
-        if step >= onset and base.rng.uniform() < share:
-            compute += base.compute_ms * length * base.rng.uniform(0.5, 1.5)
-        return data, compute
-
-    return _TroubledClock(base, trouble)
-
-
-def _drift(draw: Draw, base: StepClock, onset: int, steps: int) -> _TroubledClock:
-    """From the onset on, each step takes a little longer than the one before."""
-    growth = 1.5 + 3.0 * draw.severity
-
-    def trouble(step: int, data: float, compute: float) -> tuple[float, float]:
-        part = max(0.0, (step - onset) / (steps - onset))
-        return data, compute * (1.0 + growth * part)
-
-    return _TroubledClock(base, trouble)
-
-
 def _shake(draw: Draw, base: StepClock, onset: int, _steps: int) -> _TroubledClock:
     """From the onset on, others on the machine make every step's time a matter of chance."""
     spread = 0.6 + 0.5 * draw.severity
@@ -192,8 +169,6 @@ def _healthy(name: str, train_one: Callable[[Recorder, Draw], Truth]) -> Scenari
 
 
 SCENARIOS = (
-    _fault("stalls", partial(_judge_slow, _stall)),
-    _fault("drift", partial(_judge_slow, _drift)),
     _fault("shaken", partial(_judge_slow, _shake)),
     _fault("sleeping_loader", _sleep_in_loader),
     *(_healthy(kind, partial(_odd_clock, kind)) for kind in ("heavy", "compile", "periodic")),

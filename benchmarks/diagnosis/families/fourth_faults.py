@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -12,56 +10,9 @@ from torch.nn import functional
 from benchmarks.diagnosis import datasets
 from benchmarks.diagnosis.families.fourth_course import Course, both, broken, given_away, train
 from benchmarks.diagnosis.families.fourth_tasks import Batches, draw_ring, supervise
-from benchmarks.diagnosis.measuring import WRECK, smooth
+from benchmarks.diagnosis.measuring import WRECK
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
-
-
-def _onset_of_rise(values: list[float], looks: list[int]) -> int:
-    return looks[int(np.argmin(smooth(values, 5)))]
-
-
-def a_hundred_rows(recorder: Recorder, draw: Draw) -> Truth:
-    """StackOverflow: a hundred rows; "val_loss increases after some epochs"."""
-
-    def make(made: Draw, _faulty: bool) -> Course:
-        rng = made.stream("data")
-        rows, columns = 720, made.integer(40, 60)
-        x = rng.normal(size=(rows, columns))
-        # Some of the outcomes go against what the columns say, as outcomes do.
-        says = x[:, :4].sum(1) > 0
-        label = np.where(rng.uniform(size=rows) < 0.05 + 0.1 * made.severity, ~says, says)
-        ins, outs = torch.from_numpy(x).float(), torch.from_numpy(label.astype(np.int64))
-        data = datasets.Data(
-            ins[:140], outs[:140], ins[140:320], outs[140:320], ins[320:], outs[320:], classes=2
-        )
-        model = nn.Sequential(
-            nn.Linear(columns, 96), nn.ReLU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, 2)
-        )
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
-        return supervise(
-            made,
-            model,
-            data,
-            optimizer,
-            size=20,
-            steps=240,
-            val_every=6,
-            keys=("loss", "eval_loss"),
-        )
-
-    torch.manual_seed(draw.torch_seed)
-    notes = train(make(draw.again(), True), recorder, draw)
-    proof = smooth(notes.proof, 5)
-    return broken(
-        proof[-1] > 1.2 * proof.min() and np.median(notes.losses[-10:]) < 0.2 * proof.min(),
-        f"proof {proof[0]:.3g} -> best {proof.min():.3g} -> {proof[-1]:.3g}; training loss ends "
-        f"at {np.median(notes.losses[-10:]):.3g}",
-        expected=("overfitting_onset",),
-        culprits=("eval_loss",),
-        onset_step=_onset_of_rise(notes.proof, notes.looks),
-        phases_expected=("overfitting_onset",),
-    )
 
 
 def _plain(made: Draw, **options: object) -> Course:
@@ -123,46 +74,6 @@ def adamw_at_a_tenth(recorder: Recorder, draw: Draw) -> Truth:
         expected=("update_ratio",),
         tolerated=tuple(rule for rule in WRECK if rule != "update_ratio"),
         onset_step=0,
-    )
-
-
-def rate_warmed_up_too_far(recorder: Recorder, draw: Draw) -> Truth:
-    """Chronicles of OPT-175B: the rate was raised until the loss blew up, and was cut again."""
-    onset = draw.onset_step(220, 0.3, 0.55)
-
-    def make(made: Draw, faulty: bool) -> Course:
-        data = datasets.load_digits(made.stream("data"), noise=0.15).flatten()
-        layers: list[nn.Module] = []
-        for place in range(5):
-            layers += [nn.Linear(64 if place == 0 else 48, 48), nn.LeakyReLU(0.1)]
-            nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")
-        model = nn.Sequential(*layers, nn.Linear(48, 10))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-
-        def raise_rate(step: int) -> None:
-            risen = 1 + (40 + 40 * made.severity) * max(0, step - onset) / 30 if faulty else 1
-            optimizer.param_groups[0]["lr"] = 0.02 * risen
-
-        def measure(output: Tensor, target: Tensor) -> Tensor:
-            return functional.mse_loss(output, functional.one_hot(target, 10).float())
-
-        return supervise(
-            made, model, data, optimizer, measure=measure, steps=220, before=raise_rate
-        )
-
-    _, notes, twin = both(make, recorder, draw)
-    norms = np.array(notes.gradients)
-    usual = float(np.median(norms[onset - 20 : onset]))
-    after = norms[onset:]
-    worst = float(after[np.isfinite(after)].max())
-    begins = onset + int(np.argmax(~(after < 10 * usual)))
-    return broken(
-        worst > 20 * usual and given_away(notes, twin) > 0.3,
-        f"rate rises from step {onset}; gradient norm {usual:.3g} -> {worst:.3g}; proof "
-        f"{notes.end:.4g} against {twin.end:.4g}",
-        expected=("exploding_gradients",),
-        tolerated=WRECK,
-        onset_step=begins,
     )
 
 
@@ -356,58 +267,13 @@ def rates_decayed_by_layer(recorder: Recorder, draw: Draw) -> Truth:
     )
 
 
-def divided_as_integers(recorder: Recorder, draw: Draw) -> Truth:
-    """StackOverflow: uint8 images // 255 (or ToTensor on what is 0 to 1 already): all black."""
-
-    def make(made: Draw, faulty: bool) -> Course:
-        data = datasets.load_digits(made.stream("data"))
-        scale = 16 * 15.9
-        if faulty:
-            parts = {
-                name: torch.div((getattr(data, name) * scale).byte(), 255, rounding_mode="floor")
-                for name in ("x", "val_x")
-            }
-            data = replace(data, **{name: part.float() for name, part in parts.items()})
-        channels = made.integer(6, 10)
-        model = nn.Sequential(
-            nn.Conv2d(1, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-            nn.Linear(16 * channels, 10),
-        )  # fmt: skip
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-        return supervise(made, model, data, optimizer, steps=220)
-
-    _, notes, twin = both(make, recorder, draw)
-    end = float(np.median(notes.losses[-50:]))
-    return broken(
-        end > 2.2 and given_away(notes, twin) > 0.7,
-        f"every pixel of every image is 0; loss ends at {end:.3g}, chance 2.303; proof "
-        f"{notes.end:.3g} against {twin.end:.3g}",
-        expected=("constant_inputs",),
-        tolerated=(
-            "activation_collapse", "plateau", "vanishing_gradients", "stagnant_layers",
-            "mislabelled_data",
-        ),
-        onset_step=0,
-    )  # fmt: skip
-
-
 SCENARIOS = (
-    Scenario(
-        name="fourth/overfitting_onset/a_hundred_rows",
-        kind="fault",
-        train=a_hundred_rows,
-    ),
     Scenario(
         name="fourth/runtime_bottleneck_risk/checkpoints_cost_half",
         kind="fault",
         train=checkpoints_cost_half,
     ),
     Scenario(name="fourth/update_ratio/adamw_at_a_tenth", kind="fault", train=adamw_at_a_tenth),
-    Scenario(
-        name="fourth/exploding_gradients/rate_warmed_up_too_far",
-        kind="fault",
-        train=rate_warmed_up_too_far,
-    ),
     Scenario(
         name="fourth/vanishing_gradients/deep_plain_network", kind="fault", train=deep_plain_network
     ),
@@ -423,8 +289,5 @@ SCENARIOS = (
         name="fourth/stagnant_layers/rates_decayed_by_layer",
         kind="fault",
         train=rates_decayed_by_layer,
-    ),
-    Scenario(
-        name="fourth/constant_inputs/divided_as_integers", kind="fault", train=divided_as_integers
     ),
 )

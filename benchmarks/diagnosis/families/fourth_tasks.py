@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.diagnosis import datasets
 from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.families.fourth_course import Course
 from benchmarks.diagnosis.scenario import Draw
@@ -130,18 +129,6 @@ class Vae(nn.Module):
         mean, spread = self.mean(hidden), self.spread(hidden)
         noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
         return self.decoder(mean + noise * (0.5 * spread).exp()), mean, spread
-
-
-def load_masks(rng: np.random.Generator, *, count: int = 700) -> Data:
-    """Images of shapes with noise; the target is the mask of the shape."""
-    shapes = datasets.load_shapes(rng, count=count, noise=0.0)
-
-    def pair(x: Tensor) -> tuple[Tensor, Tensor]:
-        noise = torch.from_numpy(rng.normal(0.0, 0.5, tuple(x.shape))).float()
-        return x + noise, x
-
-    parts = [*pair(shapes.x), *pair(shapes.val_x), *pair(shapes.proof_x)]
-    return Data(*parts, classes=0)
 
 
 def draw_ring(rng: np.random.Generator, count: int, modes: int = 6) -> Tensor:

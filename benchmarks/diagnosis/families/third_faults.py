@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -507,7 +508,82 @@ def _swapping_host(draw: Draw, faulty: bool) -> Course:
     return _learn(draw, late, delay, faulty)
 
 
+class _CodeBook(nn.Module):
+    """An autoencoder through the nearest of a few code vectors, with straight-through gradients."""
+
+    def __init__(self, codes: int, width: int):
+        super().__init__()
+        self.encoder = make_plain(64, 48, width)
+        self.quantizer = nn.Embedding(codes, width)
+        self.decoder = make_plain(width, 48, 64)
+        self.pull = torch.zeros(())
+        self.chosen = torch.zeros(1, dtype=torch.long)
+
+    def forward(self, x: Tensor) -> Tensor:
+        code = self.encoder(x)
+        self.chosen = torch.cdist(code, self.quantizer.weight).argmin(1)
+        near = self.quantizer(self.chosen)
+        self.pull = functional.mse_loss(near, code.detach())
+        self.pull = self.pull + functional.mse_loss(code, near.detach())
+        return self.decoder(code + (near - code).detach())
+
+
+def _one_code(draw: Draw, faulty: bool) -> Course:
+    """One code vector takes every example; the others are far from the data and stay unused."""
+    data = datasets.load_digits(draw.stream("data")).flatten()
+    model = _CodeBook(24, 8)
+    with torch.no_grad():
+        if faulty:
+            model.quantizer.weight[1:] += 20.0 + 20.0 * draw.severity
+        else:
+            # The usual cure: start from outputs of the encoder.
+            model.quantizer.weight.copy_(model.encoder(data.x[:24]))
+
+    def dissect() -> float:
+        model(data.proof_x)
+        shares = torch.bincount(model.chosen, minlength=24).double() / len(data.proof_x)
+        # Share of the codes that are not in use, by the perplexity of the choice.
+        used = float(torch.exp(-(shares * torch.log(shares + 1e-12)).sum()))
+        return 1.0 if used < 1.2 else min(1.0 - used / 24, 0.54)
+
+    return supervise(
+        draw,
+        model,
+        replace(data, y=data.x, val_y=data.val_x, proof_y=data.proof_x),
+        lambda output, y: functional.mse_loss(output, y) + model.pull,
+        torch.optim.Adam(model.parameters(), lr=draw.log_uniform(1e-3, 3e-3)),
+        victims=("quantizer", "decoder"),
+        dissect=dissect,
+        exam=lambda: functional.mse_loss(model(data.proof_x), data.proof_x),
+        steps=260,
+    )
+
+
+def _accuracy_only(draw: Draw, faulty: bool) -> Course:
+    """Wrong labels are learned by heart, and only accuracies are shown."""
+    rng = draw.stream("data")
+    data = datasets.load_table("breast_cancer", rng).shrink(180)
+    if faulty:
+        data = data.mislabel(rng, 0.55 + 0.15 * draw.severity)
+    model = make_plain(30, 128, 128, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(2e-4, 4e-4))
+    course = supervise(draw, model, data, cross_entropy, optimizer, accuracy=True, steps=420)
+    step_on, show = course.advance, course.show
+    assert show is not None
+
+    def advance(step: int) -> dict[str, float]:
+        step_on(step)
+        with torch.no_grad():
+            return {"train/accuracy": float((model(data.x).argmax(-1) == data.y).double().mean())}
+
+    course.advance = advance
+    course.show = lambda: {"val/accuracy": show()["val/accuracy"]}
+    return course
+
+
 SCENARIOS = (
+    verdicts.fault("collapse/one_code", _one_code, verdicts.judge_collapse),
+    verdicts.fault("overfit/accuracy_only", _accuracy_only, verdicts.judge_overfitting),
     verdicts.fault("explode/longer_sequences", _longer_sequences, verdicts.judge_explosion),
     verdicts.fault("vanish/hard_attention", _hard_attention, verdicts.judge_vanishing),
     verdicts.fault(

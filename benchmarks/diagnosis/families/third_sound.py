@@ -26,11 +26,10 @@ from benchmarks.diagnosis.families.third_tasks import (
     load_recall,
     load_reversal,
     make_plain,
-    scaled_friedman,
     split,
 )
 from benchmarks.diagnosis.measuring import measure_gradient
-from benchmarks.diagnosis.networks import Residual, make_convolutional
+from benchmarks.diagnosis.networks import make_convolutional
 from benchmarks.diagnosis.scenario import Draw
 
 
@@ -106,63 +105,11 @@ def _equation(draw: Draw) -> Course:
     )
 
 
-class _Layerwise(torch.optim.Optimizer):
-    """Adam whose step of each tensor is as large as the rate times the tensor's norm."""
-
-    def __init__(self, parameters: object, lr: float):
-        super().__init__(parameters, {"lr": lr})  # type: ignore[arg-type]
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                kept = self.state[p]
-                if not kept:
-                    kept.update(n=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
-                kept["n"] += 1
-                kept["m"].lerp_(p.grad, 0.1)
-                kept["v"].lerp_(p.grad.square(), 0.01)
-                n = kept["n"]
-                way = kept["m"] / (1 - 0.9**n) / ((kept["v"] / (1 - 0.99**n)).sqrt() + 1e-6)
-                trust = p.norm().clamp(0.05, 10.0) / (way.norm() + 1e-9)
-                p.sub_(group["lr"] * trust * way)
-
-
-def _large_batches(draw: Draw) -> Course:
-    """Half the data in a batch, with steps in proportion to each layer."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    model = make_plain(64, draw.integer(48, 80), 48, 10, act=nn.GELU)
-    optimizer = _Layerwise(model.parameters(), lr=draw.log_uniform(0.01, 0.02))
-    return supervise(
-        draw,
-        model,
-        data,
-        cross_entropy,
-        optimizer,
-        batch=512,
-        accumulate=draw.choice(1, 4),
-        rate=lambda step: min(1.0, (step + 1) / 20) * (1 - step / 180),
-        steps=180,
-    )
-
-
 def _factored(draw: Draw) -> Course:
     data = load_chain(draw)
     model = Speller(12, 2 * draw.integer(10, 16), 1, 16, before=True, causal=True)
     optimizer = torch.optim.Adafactor(model.parameters(), lr=draw.log_uniform(0.02, 0.05))
     return supervise(draw, model, data, cross_entropy, optimizer, steps=180)
-
-
-def _heavy_ball(draw: Draw) -> Course:
-    """Momentum 0.99: the loss swings before it settles."""
-    data = scaled_friedman(draw)
-    model = Residual(10, draw.integer(16, 28), 2, 1)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=draw.log_uniform(0.0005, 0.0015), momentum=0.99, nesterov=True
-    )
-    return supervise(draw, model, data, functional.mse_loss, optimizer, steps=360)
 
 
 def _root_mean_square(draw: Draw) -> Course:
@@ -240,22 +187,6 @@ def _four_bits(draw: Draw) -> Course:
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.001, 0.004))
     return supervise(draw, model, data, cross_entropy, optimizer, steps=220)
-
-
-def _slow_every_other(draw: Draw) -> Course:
-    """Two kinds of batches take turns: long ones compute longer, and nothing waits."""
-    data = datasets.load_spirals(draw.stream("data"), arms=2)
-    model = make_plain(2, draw.integer(32, 48), 32, 2, act=nn.Tanh)
-    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(0.005, 0.01))
-    base, ratio = draw.log_uniform(10.0, 200.0), draw.uniform(1.1, 1.25)
-    rng = draw.stream("clock")
-
-    def clock(step: int) -> tuple[float, float, float]:
-        compute = base * (ratio if step % 2 else 1.0) * float(np.exp(rng.normal(0.0, 0.02)))
-        read = 0.03 * base * float(np.exp(rng.normal(0.0, 0.1)))
-        return compute + read, read, compute
-
-    return supervise(draw, model, data, cross_entropy, optimizer, clock=clock, steps=340)
 
 
 def _norm_before(draw: Draw) -> Course:
@@ -390,19 +321,101 @@ def _carried_state(draw: Draw) -> Course:
     )
 
 
+def _inner_loops(draw: Draw) -> Course:
+    """Meta-learning of sine waves: two inner steps of SGD inside each outer step."""
+    model = make_plain(1, 40, 40, 1, act=nn.Tanh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(1e-3, 3e-3))
+    notes, batches = Notes(), draw.stream("order")
+
+    def adapt(source: np.random.Generator) -> Tensor:
+        size, phase = source.uniform(0.5, 2.0), source.uniform(0, np.pi)
+        x = torch.as_tensor(source.uniform(-3, 3, (20, 1)), dtype=torch.float32)
+        y = size * torch.sin(x + phase)
+        weights = dict(model.named_parameters())
+        for _ in range(2):
+            out = torch.func.functional_call(model, weights, (x[:10],))
+            loss = functional.mse_loss(out, y[:10])
+            grads = torch.autograd.grad(loss, [*weights.values()], create_graph=True)
+            pairs = zip(weights.items(), grads, strict=True)
+            weights = {name: entry - 0.05 * grad for (name, entry), grad in pairs}
+        return functional.mse_loss(torch.func.functional_call(model, weights, (x[10:],)), y[10:])
+
+    def advance(_step: int) -> dict[str, float]:
+        loss = torch.stack([adapt(batches) for _ in range(4)]).mean()
+        return {"train/meta_loss": descend(notes, model, optimizer, loss)}
+
+    def exam() -> float:
+        source = np.random.default_rng(3)
+        with torch.enable_grad():
+            return float(np.mean([adapt(source).item() for _ in range(12)]))
+
+    return Course(
+        model=model, optimizer=optimizer, steps=240, advance=advance, exam=exam, notes=notes
+    )
+
+
+def _pruned_in_rounds(draw: Draw) -> Course:
+    """Weights are pruned in rounds, up to four fifths of them, and stay zero."""
+    data = datasets.load_digits(draw.stream("data"))
+    model = make_plain(64, 80, 10)
+    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(1e-3, 3e-3))
+    weights = [entry for entry in model.parameters() if entry.dim() > 1]
+    masks = [torch.ones_like(weight) for weight in weights]
+
+    def prune(step: int) -> None:
+        with torch.no_grad():
+            for weight, mask in zip(weights, masks, strict=True):
+                if step in {90, 130, 170, 210}:
+                    bound = torch.quantile(weight.abs()[mask > 0], 0.3)
+                    mask.mul_((weight.abs() > bound).float())
+                weight.mul_(mask)
+
+    return supervise(draw, model, data, cross_entropy, optimizer, before=prune, steps=320)
+
+
+class _Dropped(nn.Module):
+    """A residual network whose blocks are skipped at random in training."""
+
+    def __init__(self, width: int, depth: int, source: np.random.Generator):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Flatten(), nn.Linear(64, width))
+        self.blocks = nn.ModuleList(make_plain(width, width, width) for _ in range(depth))
+        self.head = nn.Linear(width, 10)
+        self.source = source
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for place, block in enumerate(self.blocks):
+            share = 1 - 0.5 * (place + 1) / len(self.blocks)
+            if not self.training:
+                x = x + share * block(x)
+            elif self.source.random() < share:
+                x = x + block(x)
+        return self.head(x)
+
+
+def _stochastic_depth(draw: Draw) -> Course:
+    """Blocks that take part in half of the steps, without gradient in the others."""
+    data = datasets.load_digits(draw.stream("data"))
+    model = _Dropped(40, draw.integer(5, 8), draw.stream("depth"))
+    rate = draw.log_uniform(0.01, 0.03)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    return supervise(draw, model, data, cross_entropy, optimizer, steps=300)
+
+
 SCENARIOS = (
+    verdicts.healthy("inner_loops", _inner_loops),
+    verdicts.healthy("pruned_in_rounds", _pruned_in_rounds),
+    verdicts.healthy("stochastic_depth", _stochastic_depth),
     verdicts.healthy("quantiles", _quantiles),
     verdicts.healthy("hazards", _hazards),
     verdicts.healthy("many_labels", _many_labels),
     verdicts.healthy("equation", _equation),
-    verdicts.healthy("large_batches", _large_batches),
     verdicts.healthy("factored", _factored),
-    verdicts.healthy("heavy_ball", _heavy_ball),
     verdicts.healthy("root_mean_square", _root_mean_square),
     verdicts.healthy("half_precision", _half_precision),
     verdicts.healthy("every_tenth", _every_tenth),
     verdicts.healthy("four_bits", _four_bits),
-    verdicts.healthy("slow_every_other", _slow_every_other),
     verdicts.healthy("norm_before", _norm_before),
     verdicts.healthy("norm_after", _norm_after),
     verdicts.healthy("patches", _patches),
