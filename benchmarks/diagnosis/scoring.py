@@ -28,7 +28,7 @@ def find_runs(folder: Path, *, family: str = "all", only: Iterable[str] = ()) ->
 
     Args:
         folder: As given to the campaign.
-        family: `first`, `second` or `all`.
+        family: Such as `first`, or `all`.
         only: Texts, one of which a scenario's name must contain; all where empty.
     """
     wanted = tuple(only)

@@ -555,7 +555,7 @@ def _one_code(draw: Draw, faulty: bool) -> Course:
         victims=("quantizer", "decoder"),
         dissect=dissect,
         exam=lambda: functional.mse_loss(model(data.proof_x), data.proof_x),
-        steps=260,
+        steps=600,
     )
 
 
