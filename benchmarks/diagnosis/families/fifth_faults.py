@@ -288,35 +288,6 @@ def _train_infinite(recorder: Recorder, draw: Draw) -> Truth:
     return expect("non_finite_values", told, onset=bad[0])
 
 
-# PaLM (2022) and OLMo 2 (2025): a stretch of garbled, repeated n-grams in the corpus.
-def make_garbled(draw: Draw, broken: bool) -> Plan:
-    """Some batches are noise."""
-    begin, noise = draw.onset_step(220, 0.45, 0.75), draw.stream("noise")
-    lasts = draw.integer(2, 4)
-
-    def garble(step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if broken and begin <= step < begin + lasts:
-            letters = torch.from_numpy(noise.integers(0, 32, (len(x), 25)))
-            return letters[:, :-1], letters[:, 1:]
-        return x, y
-
-    return text(draw, steps=220, rate=8e-3, change=garble)
-
-
-def _train_garbled(recorder: Recorder, draw: Draw) -> Truth:
-    torch.manual_seed(draw.torch_seed)
-    trace = run(make_garbled(draw.again(), True), recorder, draw)
-    peak = int(np.argmax(trace.losses[60:])) + 60
-    before = np.array(trace.losses[peak - 25 : peak - 5])
-    middle, spread = float(np.median(before)), float(before.std())
-    after = float(np.median(trace.losses[-15:]))
-    told = f"garbled shard; loss {middle:.3g} +- {spread:.2g} -> {trace.losses[peak]:.3g}"
-    if trace.losses[peak] < middle + 10 * spread or after > middle + 3 * spread:
-        return doubt(f"{told} -> {after:.3g}")
-    begin = draw.again().onset_step(220, 0.45, 0.75)
-    return expect("loss_spike", f"{told} -> {after:.3g}", onset=begin)
-
-
 def _plain(name: str, train: object) -> Scenario:
     return Scenario(name=f"fifth/{name}", kind="fault", train=train)  # type: ignore[arg-type]
 
@@ -508,7 +479,6 @@ SCENARIOS = (
     _overfit(make_few_ratings, "more factors than ratings"),
     _overfit(make_few_documents, "eighty documents"),
     _plain("non_finite_values/infinite_ctc", _train_infinite),
-    _plain("loss_spike/garbled_shard", _train_garbled),
     Scenario(
         name="fifth/parameters_not_optimized/unfrozen_too_late",
         kind="fault",

@@ -156,38 +156,6 @@ def _vanishes(log: Log, twin: Log) -> str | None:
     return None if ratio < 1e-3 else f"the first layer's gradient is {ratio:.3g} of the head's"
 
 
-def _resume_at_full_rate(draw: Draw, faulty: bool) -> Plan:
-    # The schedule and the moments are not in the checkpoint.
-    plan = text(
-        draw,
-        optimize=lambda model: torch.optim.Adam(model.parameters(), lr=0.12, betas=(0.9, 0.99)),
-        steps=260,
-    )
-    begin = draw.onset_step(plan.steps, 0.5, 0.7)
-    floor, top = 0.008, 0.04
-
-    def rate(step: int) -> float:
-        if faulty and step >= begin:
-            return 1.0
-        return floor + (top - floor) * max(0.0, 1 - step / (0.5 * plan.steps))
-
-    def before(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        del model
-        if faulty and step == begin:
-            optimizer.state.clear()
-
-    plan.rate, plan.before, plan.onset = rate, before, begin
-    return plan
-
-
-def _jumps_once(log: Log, twin: Log) -> str | None:
-    del twin
-    half = len(log.losses) // 2
-    calm = float(np.median(log.losses[half - 20 : half]))
-    peak = max(log.losses[half:])
-    return None if peak > 1.5 * calm else f"the loss rose from {calm:.3g} to {peak:.3g} only"
-
-
 def _keep_no_master_weights(draw: Draw, faulty: bool) -> Plan:
     rate = draw.uniform(1.6e-4, 2e-4)
 
@@ -258,13 +226,6 @@ SCENARIOS = (
         _stack_sigmoids,
         "vanishing_gradients",
         check=_vanishes,
-    ),
-    fault(
-        "seventh/steps/resumed_at_full_rate",
-        _resume_at_full_rate,
-        "loss_spike",
-        share=0.15,
-        check=_jumps_once,
     ),
     fault(
         "seventh/steps/no_master_weights",

@@ -6,14 +6,13 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.seventh_course import FALLOUT, Batch, Log, Plan, deal, fault
+from benchmarks.diagnosis.families.seventh_course import FALLOUT, Log, Plan, deal, fault
 from benchmarks.diagnosis.families.seventh_tasks import learn
 from benchmarks.diagnosis.families.sixth_tasks import Variational, digits, friedman, images, letters
 from benchmarks.diagnosis.scenario import Draw
@@ -196,52 +195,6 @@ def _half_overflow(draw: Draw, broken: bool) -> Plan:
     )
 
 
-class _Pooled(nn.Module):
-    """Attention pooling over a row of letters whose padding is masked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(9, 16)
-        self.score = nn.Linear(16, 1)
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of whether there is more of letter 1 than of letter 2."""
-        states = self.embed(x)
-        scores = self.score(states).squeeze(-1).masked_fill(x == 0, -torch.inf)
-        return self.head((scores.softmax(-1)[..., None] * states).sum(1))
-
-
-def _all_masked(draw: Draw, broken: bool) -> Plan:
-    """From some batch on there are empty texts: all of their places are masked."""
-    rng = draw.stream("data")
-    letters_ = rng.integers(1, 9, (2000, 14))
-    lengths = rng.integers(4, 15, 2000)
-    letters_[np.arange(14)[None] >= lengths[:, None]] = 0
-    y = ((letters_ == 1).sum(1) > (letters_ == 2).sum(1)).astype(np.int64)
-    x, y = torch.from_numpy(letters_), torch.from_numpy(y)
-    data = Data(x[:1200], y[:1200], x[1200:1600], y[1200:1600], x[1600:], y[1600:], classes=2)
-    begin = draw.onset_step(220, 0.3, 0.6)
-    made = learn(
-        draw,
-        data,
-        _Pooled,
-        lambda model: torch.optim.Adam(model.parameters(), lr=1e-2),
-        steps=220,
-    )
-    plain = made.batch
-
-    def batch(step: int) -> Batch:
-        x, y, rows = plain(step)
-        if broken and step == begin:
-            x = x.clone()
-            x[3] = 0
-        return x, y, rows
-
-    made.batch = batch
-    return made
-
-
 def _is_stuck(log: Log, _twin: Log) -> str | None:
     names = [name for name, _ in log.model.named_parameters() if name.startswith("body")]
     now = dict(log.model.named_parameters())
@@ -289,12 +242,6 @@ SCENARIOS = (
     fault(
         "sixth/half_precision_overflow",
         _half_overflow,
-        "non_finite_values",
-        tolerated=(*FALLOUT, "optimizer_not_stepping"),
-    ),
-    fault(
-        "sixth/fully_masked_row",
-        _all_masked,
         "non_finite_values",
         tolerated=(*FALLOUT, "optimizer_not_stepping"),
     ),

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from benchmarks.diagnosis import datasets, sequences
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.seventh_course import Batch, Plan, deal, pursue, sound
+from benchmarks.diagnosis.families.seventh_course import Batch, Plan, deal, sound
 from benchmarks.diagnosis.families.seventh_tasks import classify, learn, regress
-from benchmarks.diagnosis.families.sixth_faults_machines import play, train_with_memory
+from benchmarks.diagnosis.families.sixth_faults_machines import train_with_memory
 from benchmarks.diagnosis.families.sixth_ranks import train_ranks
 from benchmarks.diagnosis.families.sixth_tasks import digits, images
 from benchmarks.diagnosis.measuring import doubt
@@ -92,16 +92,6 @@ def _rate_to_zero(draw: Draw) -> Plan:
         log_rate=True,
         rate=lambda step: min(1.0, (step + 1) / 20) * (1 - step / 300),
         optimize=lambda model: torch.optim.AdamW(model.parameters(), lr=4e-3),
-    )
-
-
-def _batches_of_two(draw: Draw) -> Plan:
-    """Two rows a batch: each loss says little, and all of them together learn."""
-    return digits(
-        draw,
-        size=2,
-        steps=600,
-        optimize=lambda model: torch.optim.SGD(model.parameters(), lr=0.02),
     )
 
 
@@ -188,40 +178,6 @@ def _curriculum(draw: Draw) -> Plan:
     return made
 
 
-def _by_length(draw: Draw) -> Plan:
-    """Batches of rows of like length: the loss goes up and down with the length."""
-    rng = draw.stream("data")
-    count = 2000
-    lengths = rng.integers(3, 24, count)
-    x = np.zeros((count, 24), dtype=np.float32)
-    for row, length in enumerate(lengths):
-        x[row, :length] = rng.normal(size=length)
-    y = (x.sum(1, keepdims=True) * 0.6 + np.abs(x).sum(1, keepdims=True) * 0.1).astype(np.float32)
-    x_, y_ = torch.from_numpy(x), torch.from_numpy(y)
-    data = Data(x_[:1200], y_[:1200], x_[1200:1600], y_[1200:1600], x_[1600:], y_[1600:], 0)
-    ranked = np.argsort(lengths[:1200], kind="stable").reshape(-1, 40)
-    made = learn(
-        draw,
-        data,
-        lambda: nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 1)),
-        lambda model: torch.optim.Adam(model.parameters(), lr=3e-3),
-        lose=regress,
-        size=40,
-        steps=300,
-    )
-    order = draw.stream("buckets")
-    state = {"order": np.arange(len(ranked))}
-
-    def batch(step: int) -> Batch:
-        if step % len(ranked) == 0:
-            state["order"] = order.permutation(len(ranked))
-        rows = torch.from_numpy(ranked[state["order"][step % len(ranked)]].copy())
-        return data.x[rows], data.y[rows], rows
-
-    made.batch = batch
-    return made
-
-
 def _mostly_black(draw: Draw) -> Plan:
     """Digits in the middle of a black frame: three quarters of the inputs never change."""
     data = datasets.load_digits(draw.stream("data"))
@@ -255,22 +211,6 @@ def _soon_done(draw: Draw) -> Plan:
         lose=regress,
         size=64,
         steps=300,
-    )
-
-
-def _late_drop(draw: Draw) -> Plan:
-    """The parity of three of ten signs: nothing to see for long, then all at once."""
-    rng = draw.stream("data")
-    x = torch.from_numpy(rng.choice([-1.0, 1.0], (6000, 10))).float()
-    y = (x[:, :3].prod(1) > 0).long()
-    data = Data(x[:5000], y[:5000], x[5000:5500], y[5000:5500], x[5500:], y[5500:], classes=2)
-    return learn(
-        draw,
-        data,
-        lambda: nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 2)),
-        lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        size=64,
-        steps=500,
     )
 
 
@@ -333,41 +273,6 @@ def _quiet_machine(recorder: Recorder, draw: Draw) -> Truth:
     return Truth(kind="healthy", phases_forbidden=("divergence",), reason=reason)
 
 
-def _pauses(recorder: Recorder, draw: Draw) -> Truth:
-    """Every fiftieth step a checkpoint is written; at each epoch the loader starts anew."""
-    rng = draw.stream("clock")
-    plan = digits(draw, steps=260)
-    plan.start = {"timing": "manual"}
-    base = draw.log_uniform(20.0, 120.0)
-
-    def after(_model: nn.Module, _optimizer: torch.optim.Optimizer, step: int) -> None:
-        compute = base * float(np.exp(rng.normal(0, 0.05)))
-        data = 0.06 * base * float(np.exp(rng.normal(0, 0.2)))
-        if step % plan.epoch_steps == 0:
-            data += 3.0 * base
-        pause = 10.0 * base if step % 50 == 49 else 0.0
-        recorder.time(
-            step, step_ms=compute + data + pause, data_ms=data, compute_ms=compute + pause
-        )
-
-    plan.after = after
-    log = pursue(plan, recorder)
-    if log.end > 0.5 * log.proofs[0]:
-        return doubt(f"{log.tell()}: did not learn")
-    return Truth(
-        kind="healthy", phases_forbidden=("divergence", "overfitting_onset"), reason=log.tell()
-    )
-
-
-def _fair_game(recorder: Recorder, draw: Draw) -> Truth:
-    """Two networks that keep each other at bay: neither loss falls, and all centres are found."""
-    shares, _ = play(recorder, draw, centres=4, steps=800, rates=(4e-4, 1e-3), spread=0.4)
-    reason = f"the centres have {', '.join(f'{share:.0%}' for share in shares)}"
-    if (shares < 0.08).any():
-        return doubt(f"{reason}: not all are found")
-    return Truth(kind="healthy", reason=reason)
-
-
 def _sent_now_and_then(recorder: Recorder, draw: Draw) -> Truth:
     """Local SGD: two ranks whose weights are averaged every tenth step, and differ between."""
     told = train_ranks(recorder, draw, "local")
@@ -384,20 +289,15 @@ def _named(name: str, train: object) -> Scenario:
 SCENARIOS = (
     _sound("sixth/gentle_tuning", _gentle_tuning, gain=0.2),
     _sound("sixth/rate_to_zero", _rate_to_zero),
-    _sound("sixth/batches_of_two", _batches_of_two),
     _sound("sixth/always_clipped", _always_clipped),
     _sound("sixth/much_dropout", _much_dropout),
     _sound("sixth/wide_gap", _wide_gap),
     _sound("sixth/strong_decay", _strong_decay),
     _sound("sixth/curriculum", _curriculum),
-    _sound("sixth/by_length", _by_length),
     _sound("sixth/mostly_black", _mostly_black),
     _sound("sixth/soon_done", _soon_done),
-    _sound("sixth/late_drop", _late_drop),
     _sound("sixth/contrast", _contrast),
     _sound("sixth/scaled_steps", _scaled_steps),
     _named("cache_fills", _quiet_machine),
-    _named("pauses", _pauses),
-    _named("fair_game", _fair_game),
     _named("local_steps", _sent_now_and_then),
 )
