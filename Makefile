@@ -88,7 +88,7 @@ why: $(VENV)/dev.stamp
 	$(BIN)/python -m benchmarks.explanation_exam --out $(WHY_RUNS)
 
 faults: $(VENV)/dev.stamp
-	$(BIN)/python benchmarks/durability.py all
+	$(BIN)/python benchmarks/durability.py
 	$(BIN)/python benchmarks/service_faults.py
 	$(BIN)/python benchmarks/mirrors.py points kills
 	$(BIN)/python benchmarks/claims.py campaign

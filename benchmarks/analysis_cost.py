@@ -8,14 +8,12 @@ Processor seconds of one thread, and peak memory of the process. Runs of up to
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
+from figures import make_parser, parse, write
 
 import quark
 from quark.analysis.engine import analyze_run
@@ -30,18 +28,14 @@ _FLUSHED_STEPS = 20_000
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="small runs")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    arguments = parse(make_parser(__doc__, quick="small runs"))
     sizes = (100_000,) if arguments.quick else (1_000_000, 5_000_000, 20_000_000)
     figures = {f"analyze {size:,} points, s": _measure_analysis(size) for size in sizes}
     figures |= _measure_looks((100_000,) if arguments.quick else (100_000, 1_000_000, 5_000_000))
     figures["peak memory, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     for name, figure in figures.items():
         print(f"{name:<44} {figure:8.3f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(arguments, figures)
     return 0
 
 

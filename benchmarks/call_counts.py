@@ -31,6 +31,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from figures import check, make_parser, write
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("quark", "quark_backends", "quark_core", "quark_torch")
 POINTS = 200
@@ -220,18 +222,15 @@ def print_functions(functions: list[Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How many functions and files one call runs.")
+    parser = make_parser(__doc__)
     parser.add_argument("ways", nargs="*", metavar="WAY", help=", ".join(IN_0_2))
     parser.add_argument("--list", action="store_true", help="print the functions, too")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--in", nargs=3, dest="places", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.places:
         print(json.dumps(record_way(arguments.ways[0], *arguments.places)))
         return
-    unknown = set(arguments.ways) - set(IN_0_2)
-    if unknown:
-        parser.error(f"{', '.join(unknown)} is not a way. Ways: {', '.join(IN_0_2)}.")
+    check(parser, arguments.ways, IN_0_2)
     figures = {}
     print(f"{'functions / files of':<22}{'now':>11}{'in 0.2':>11}{'target':>11}")
     for way, functions in count_ways(arguments.ways or list(IN_0_2)):
@@ -243,8 +242,7 @@ def main() -> None:
         print(f"{way:<22}" + "".join(f"{text:>11}" for text in texts), verdict, flush=True)
         if arguments.list:
             print_functions(functions)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(arguments, figures)
 
 
 if __name__ == "__main__":

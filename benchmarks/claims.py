@@ -11,37 +11,27 @@ is held against what the workers have noted. Counts are exact; times are those o
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-from pathlib import Path
 from typing import Any
 
 from claiming.campaign import run_campaigns
 from claiming.rate import measure_rates
 from claiming.stores import STORES
+from figures import check, make_parser, parse, write
 
 PARTS = {"rate": measure_rates, "campaign": run_campaigns}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Trials that many processes share.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser = make_parser(__doc__, PARTS, quick="a tenth of the trials")
     parser.add_argument("--stores", default=",".join(STORES), help="some of them, by commas")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the trials")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    arguments = parse(parser)
     stores = arguments.stores.split(",")
-    for given, known in ((arguments.parts, PARTS), (stores, STORES)):
-        if unknown := [name for name in given if name not in known]:
-            parser.error(f"there is no {unknown[0]!r}; choose from {', '.join(known)}")
-    logging.getLogger("quark").setLevel(logging.CRITICAL)
+    check(parser, stores, STORES)
     figures = {}
-    for part in arguments.parts or PARTS:
+    for part in arguments.parts:
         figures[part] = PARTS[part](stores, quick=arguments.quick)
         _print(figures[part])
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(arguments, figures)
     rows = [row for part in figures.values() for row in part]
     return 1 if any(row["twice"] or row.get("lost") for row in rows) else 0
 

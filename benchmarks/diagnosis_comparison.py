@@ -10,16 +10,12 @@ The networks are really trained; the parts lie in the folder `comparing`.
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from comparing.rates import measure_groups, measure_pairs
 from comparing.size import measure_sizes
+from figures import run_parts
 
 PARTS: dict[str, Callable[..., Any]] = {
     "pairs": measure_pairs,
@@ -29,20 +25,7 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How often a comparison of runs is right.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="fewer seeds, draws and points")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
-    if unknown := [part for part in arguments.parts if part not in PARTS]:
-        parser.error(f"there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}")
-    logging.getLogger("quark").setLevel(logging.CRITICAL)
-    figures = {}
-    for part in arguments.parts or list(PARTS):
-        figures[part] = PARTS[part](quick=arguments.quick)
-        print(f"\n({part}: load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    run_parts(__doc__, PARTS, quick="fewer seeds, draws and points")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ floats (48 kB each), so that samples are looked at in places, and 64 rows of 128
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import os
 import pickle
 import statistics
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import make_parser, parse, write
 
 import quark
 from quark.provenance.fingerprints import fingerprint_path, sketch_output
@@ -101,10 +100,7 @@ def measure_loader(root: Path, batches: int, turns: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parse(make_parser(__doc__, quick="fewer files and turns"))
     turns = 5 if arguments.quick else 30
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -115,8 +111,7 @@ def main() -> None:
         }
     for name, figure_ms in found.items():
         print(f"{figure_ms:10.3f} ms  {name}")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=1))
+    write(arguments, found)
 
 
 if __name__ == "__main__":

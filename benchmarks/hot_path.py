@@ -11,17 +11,15 @@ own. Nothing here fails on a slow machine: it prints.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
+from figures import Figure, make_parser, parse, print_figures, write
 
 from quark import MetricsLogger, TrainingSession
 
@@ -233,10 +231,7 @@ def measure_processes(folder: str, times: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What logging costs the training thread.")
-    parser.add_argument("--quick", action="store_true", help="fewer calls")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    arguments = parse(make_parser(__doc__, quick="fewer calls"))
     os.environ.pop("QUARK_BLACK_BOX", None)
     calls, paced, times = (4_000, 150, 3) if arguments.quick else (40_000, 1_000, 5)
     with tempfile.TemporaryDirectory() as folder:
@@ -244,15 +239,11 @@ def main() -> None:
         figures.update(measure_without_black_box(folder, calls))
         figures.update(measure_loop(folder, calls))
         figures.update(measure_processes(folder, times))
-    width = max(map(len, figures))
-    for name, value in figures.items():
-        goal = GOALS.get(name)
-        verdict = (
-            "" if goal is None else f"   goal <= {goal:g}: {'met' if value <= goal else 'MISSED'}"
-        )
-        print(f"{name:<{width}} {value:>10.3f}{verdict}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    print_figures(
+        "What logging costs",
+        [Figure(name, value, at_most=GOALS.get(name)) for name, value in figures.items()],
+    )
+    write(arguments, figures)
 
 
 if __name__ == "__main__":

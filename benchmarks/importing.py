@@ -9,13 +9,13 @@ machine move: processor time is given beside the time of the clock.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from figures import make_parser, parse, write
 
 POINTS = 1_000_000
 QUICK_POINTS = 30_000
@@ -23,15 +23,11 @@ TAGS = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What an import takes.")
-    parser.add_argument("--quick", action="store_true", help="fewer points")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    arguments = parse(make_parser(__doc__, quick="fewer points"))
     figures = measure(QUICK_POINTS if arguments.quick else POINTS)
     for name, value in figures.items():
         print(f"{name:44} {value:,}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(arguments, figures)
 
 
 def measure(points: int) -> dict[str, Any]:

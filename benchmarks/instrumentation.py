@@ -10,13 +10,10 @@ slow machine. The parts lie in the folder `instrumenting` beside this.
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from figures import check, make_parser, parse, write
 from instrumenting.devices import why_not_there
 from instrumenting.instruments import measure_instruments
 from instrumenting.reductions import measure_reductions
@@ -35,29 +32,23 @@ OF_ANY_DEVICE = ("reductions", "steps")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What looking inside a network costs.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser = make_parser(__doc__, PARTS, quick="fewer rounds")
     parser.add_argument(
         "--device", default="cpu", help="where models and tensors lie, such as cuda"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
-    if unknown := [part for part in arguments.parts if part not in PARTS]:
-        parser.error(f"there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}")
+    arguments = parse(parser)
     if reason := why_not_there(arguments.device):
         print(f"instrumentation: skipped on {arguments.device}: {reason}")
         return
-    parts = arguments.parts or [*(PARTS if arguments.device == "cpu" else OF_ANY_DEVICE)]
-    if arguments.device != "cpu" and (others := [p for p in parts if p not in OF_ANY_DEVICE]):
-        parser.error(f"{others[0]} measures the CPU only; choose from {', '.join(OF_ANY_DEVICE)}")
-    logging.getLogger("quark").setLevel(logging.CRITICAL)
+    if arguments.device != "cpu" and arguments.parts == [*PARTS]:
+        arguments.parts = [*OF_ANY_DEVICE]
+    if arguments.device != "cpu":
+        check(parser, arguments.parts, OF_ANY_DEVICE)
     figures = {}
-    for part in parts:
+    for part in arguments.parts:
         options = {"device": arguments.device} if part in OF_ANY_DEVICE else {}
         figures[part] = PARTS[part](quick=arguments.quick, **options)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(arguments, figures)
 
 
 if __name__ == "__main__":

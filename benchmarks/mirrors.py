@@ -12,17 +12,14 @@ those of a shared machine. The parts lie in `mirroring`.
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from mirroring.cost import measure_cost, print_cost
+from figures import make_parser, parse, print_rows, write
+from mirroring.cost import measure_cost
 from mirroring.points import kill_training, log_everywhere
-from mirroring.tally import Tally, print_tallies
+from mirroring.tally import Tally
 from serving.mlflow_server import MlflowServer
 
 
@@ -47,7 +44,7 @@ def count_kills(uri: str, *, quick: bool) -> list[Tally]:
 def weigh_cost(uri: str, *, quick: bool) -> list[dict[str, Any]]:
     """Time of steps and of calls."""
     rows = measure_cost(uri, quick=quick)
-    print_cost(rows)
+    print_rows("Steps that log 8 metrics, in turns; ratios are medians over the rounds", rows)
     return rows
 
 
@@ -59,30 +56,18 @@ PARTS: dict[str, Callable[..., list[Any]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What five backends have, and what they cost.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="fewer steps, kills and rounds")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
-    if unknown := [part for part in arguments.parts if part not in PARTS]:
-        parser.error(f"there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}")
-    logging.getLogger("quark").setLevel(logging.CRITICAL)
+    arguments = parse(make_parser(__doc__, PARTS, quick="fewer steps, kills and rounds"))
     figures: dict[str, list[Any]] = {}
     with MlflowServer() as server:
-        for part in arguments.parts or list(PARTS):
+        for part in arguments.parts:
             figures[part] = PARTS[part](server.uri, quick=arguments.quick)
+    write(arguments, figures)
     tallies = [each for rows in figures.values() for each in rows if isinstance(each, Tally)]
-    if arguments.json:
-        found = {
-            part: [row.to_dict() if isinstance(row, Tally) else row for row in rows]
-            for part, rows in figures.items()
-        }
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
     return 0 if all(tally.is_right for tally in tallies) else 1
 
 
 def _told(tallies: list[Tally]) -> list[Tally]:
-    print_tallies(tallies)
+    print_rows("What each backend has", [tally.to_dict() for tally in tallies])
     return tallies
 
 

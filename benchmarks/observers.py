@@ -1,6 +1,6 @@
 """What the defaults cost, the machine's figures and the console, beside a run that has them off.
 
-    python benchmarks/observers.py [--quick] [--json FILE] [--only steps|share|print]
+    python benchmarks/observers.py [steps|share|print ...] [--quick] [--json FILE]
 
 Steps of 1 ms and of 50 ms, each of which logs a metric, as loops of one process in turns, one way
 after the other: what another process took meanwhile hits all ways alike. The ratio of a turn is
@@ -13,8 +13,6 @@ The share of a core is that of the thread that reads the machine, over minutes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -22,7 +20,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+
+from figures import make_parser, parse, write
 
 import quark
 
@@ -140,11 +139,8 @@ def measure_print(folder: str, calls: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the defaults cost.")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns")
-    parser.add_argument("--only", choices=("steps", "share", "print"))
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    parser = make_parser(__doc__, ("print", "steps", "share"), quick="fewer and shorter turns")
+    arguments = parse(parser)
     # A turn is longer than the machine's figures are apart.
     turns, turn_s, share_s = (4, 1.0, 20.0) if arguments.quick else (6, 12.0, 150.0)
     figures: dict = {}
@@ -153,21 +149,20 @@ def main() -> None:
         # A terminal's own slowness would hide what is measured.
         sys.stdout = nothing
         try:
-            if arguments.only in (None, "print"):
+            if "print" in arguments.parts:
                 figures |= measure_print(folder, 500 if arguments.quick else 4000)
-            if arguments.only in (None, "steps"):
+            if "steps" in arguments.parts:
                 for step_s in (0.001, 0.05):
                     for prints in (False, True):
                         figures |= measure_steps(folder, step_s, turns, turn_s, prints)
-            if arguments.only in (None, "share"):
+            if "share" in arguments.parts:
                 figures |= measure_share(folder, share_s)
         finally:
             sys.stdout = shown
     width = max(map(len, figures))
     for name, value in figures.items():
         print(f"{name:<{width}} {value}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(arguments, figures)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,13 @@ development tools). Without one only the server is measured.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from storage.figures import Figure, print_figures
+from figures import Figure, make_parser, parse, print_figures, tell_load, write
 from storage.layers import _make_batches as make_layer_batches
 from storage.run_list import fill_runs
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
@@ -27,6 +24,7 @@ from viewing.team import measure_login
 
 from quark_backends.store.databases.sqlite import connect, ensure_store
 
+PARTS = ("curves", "list", "metrics", "layers", "compare", "report", "size", "login", "live")
 _KEYS = 20
 _REPORT_KEYS = 60
 # Of the chart that has the most.
@@ -222,30 +220,11 @@ def measure_peers(
 
 
 def say_load() -> None:
-    # More than one or two means that others ran beside and the times are too long.
-    print(f"\n(load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)", flush=True)
+    print(f"\n({tell_load()})", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the page costs whoever looks.")
-    parser.add_argument("--quick", action="store_true", help="fewer points and runs")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument(
-        "--only",
-        choices=(
-            "curves",
-            "list",
-            "metrics",
-            "layers",
-            "compare",
-            "report",
-            "size",
-            "login",
-            "live",
-        ),
-        action="append",
-        help="measure this part alone; may be repeated",
-    )
+    parser = make_parser(__doc__, PARTS, quick="fewer points and runs")
     parser.add_argument(
         "--peers", nargs="*", choices=tuple(PEERS), metavar="TOOL",
         help=f"the pages of other tools beside ours, and nothing else: {', '.join(PEERS)}; all by "
@@ -253,7 +232,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--points", type=int, default=10_000, help="of each curve, with --peers")
     parser.add_argument("--runs", type=int, default=0, help="also a list of so many, with --peers")
-    arguments = parser.parse_args()
+    arguments = parse(parser)
     steps, runs, layers, loads, seconds = (
         (100_000, 1_000, 200, 3, 10.0) if arguments.quick else (1_000_000, 10_000, 1_000, 7, 60.0)
     )
@@ -273,10 +252,9 @@ def main() -> None:
         else:
             figures = measure_page(
                 browser, root, steps=steps, runs=runs, layers=layers, loads=loads, seconds=seconds,
-                compared=compared, only=arguments.only,
+                compared=compared, parts=arguments.parts,
             )  # fmt: skip
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    write(arguments, figures)
 
 
 def measure_page(
@@ -289,10 +267,10 @@ def measure_page(
     loads: int,
     seconds: float,
     compared: tuple[int, ...],
-    only: list[str] | None,
+    parts: list[str],
 ) -> dict[str, float]:
     """All parts, or some of them; prints each."""
-    parts = {
+    measures = {
         "curves": (
             f"{_KEYS} curves of {steps:,} points",
             lambda: measure_curves(browser, root / "curves", steps=steps, loads=loads),
@@ -322,13 +300,13 @@ def measure_page(
         "size": ("What is installed", measure_install_size),
     }
     if browser is not None:
-        parts["login"] = (
+        measures["login"] = (
             "A team's page",
             lambda: measure_login(
                 browser, root / "team", fill=lambda folder: fill_list(folder, runs), loads=loads
             ),
         )
-        parts["live"] = (
+        measures["live"] = (
             "A run that goes on, watched by one page",
             lambda: [
                 figure
@@ -339,8 +317,8 @@ def measure_page(
             ],
         )
     figures: dict[str, float] = {}
-    for name, (title, measure) in parts.items():
-        if only is None or name in only:
+    for name, (title, measure) in measures.items():
+        if name in parts:
             figures |= print_figures(title, measure())
             say_load()
     return figures

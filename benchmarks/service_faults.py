@@ -9,13 +9,9 @@ are exact; times are those of a shared machine. The parts lie in `serving`.
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
+from figures import make_parser, parse, print_rows, write
 from serving.breaking import (
     break_network,
     kill_postgres,
@@ -26,7 +22,7 @@ from serving.breaking import (
 )
 from serving.crowd import list_many_runs, sync_many_journals
 from serving.outage import measure_outage
-from serving.tally import Tally, print_tallies
+from serving.tally import Tally
 
 PARTS: dict[str, Callable[..., list[Tally]]] = {
     "kill": kill_server,
@@ -42,21 +38,10 @@ PARTS: dict[str, Callable[..., list[Tally]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What servers that die, hang and lie cost.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="fewer kills, shorter outages")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
-    if unknown := [part for part in arguments.parts if part not in PARTS]:
-        parser.error(f"there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}")
-    logging.getLogger("quark").setLevel(logging.CRITICAL)
-    tallies: list[Tally] = []
-    for part in arguments.parts or list(PARTS):
-        tallies += PARTS[part](quick=arguments.quick)
-    print_tallies(tallies)
-    if arguments.json:
-        found: list[Any] = [tally.to_dict() for tally in tallies]
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    arguments = parse(make_parser(__doc__, PARTS, quick="fewer kills, shorter outages"))
+    tallies = [tally for part in arguments.parts for tally in PARTS[part](quick=arguments.quick)]
+    print_rows("What was sent, and what is there", [tally.to_dict() for tally in tallies])
+    write(arguments, tallies)
     return 1 if any(tally.lost or tally.doubled for tally in tallies) else 0
 
 

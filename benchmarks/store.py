@@ -10,14 +10,10 @@ The parts lie in the folder `storage` beside this.
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from figures import run_parts
 from storage.backlog import measure_backlog
 from storage.disk import measure_disk
 from storage.growth import measure_growth
@@ -44,24 +40,7 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What the store costs and gives.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="fewer points, runs and kills")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
-    if unknown := [part for part in arguments.parts if part not in PARTS]:
-        parser.error(f"there is no part {unknown[0]!r}; choose from {', '.join(PARTS)}")
-    logging.getLogger("quark").setLevel(logging.CRITICAL)
-    wanted = arguments.parts or list(PARTS)
-    if arguments.quick:
-        print("This is the short form: the goals are meant for the full one.")
-    figures = {}
-    for part in wanted:
-        figures[part] = PARTS[part](quick=arguments.quick)
-        # More than one or two means that others ran beside and the times are too long.
-        print(f"\n({part}: load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores)")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    run_parts(__doc__, PARTS, quick="fewer points, runs and kills")
 
 
 if __name__ == "__main__":

@@ -11,26 +11,21 @@ trial. Then each trial's value is held against the undisturbed one, to the bit.
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 import os
-from pathlib import Path
+
+from figures import make_parser, parse, write
 
 os.environ.setdefault("QUARK_QUIET", "1")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A sweep, killed and resumed by all means.")
+    parser = make_parser(__doc__, quick="a tenth of the trials")
     parser.add_argument("--stores", default="embedded,service", help="of embedded, service")
     parser.add_argument("--workers", type=int, default=4, help="at a time")
     parser.add_argument("--every-s", type=float, default=3.0, help="from fault to fault")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the trials")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    arguments = parser.parse_args()
+    arguments = parse(parser)
     from sweeping.campaign import run_campaigns
 
-    logging.getLogger("quark").setLevel(logging.CRITICAL)
     searches = {"random": 20, "halving": 9} if arguments.quick else {"random": 200, "halving": 27}
     rows = run_campaigns(
         searches,
@@ -42,8 +37,7 @@ def main() -> int:
         print()
         for name, value in row.items():
             print(f"{name:<40} {value}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"sweeps": rows}, indent=2) + "\n")
+    write(arguments, {"sweeps": rows})
     return 1 if any(row["lost"] or row["twice"] or not row["same best"] for row in rows) else 0
 
 

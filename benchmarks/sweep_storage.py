@@ -20,7 +20,6 @@ machine: it prints.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import multiprocessing
@@ -38,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from figures import make_parser, parse, write
 from optuna.trial import TrialState
 from serving.servers import Service
 from serving.work import open_backend
@@ -333,14 +333,13 @@ def measure_all(arguments: argparse.Namespace, service: Service | None) -> Itera
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--trials", type=int, default=120)
     parser.add_argument("--step-ms", type=float, default=0.0)
     parser.add_argument("--service", action="store_true")
     parser.add_argument("--skip-rdb", action="store_true")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parse(parser)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     rows = []
     print(f"{arguments.workers} workers, {arguments.trials} trials of up to {STEPS} reports")
@@ -358,8 +357,7 @@ def main() -> None:
                 f"{row['steps']} steps",
                 flush=True,
             )
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+    write(arguments, rows)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from quark_core.api import SchemaValidationError
+from quark_torch.checks import check_flags, take_patterns, take_texts
 
 
 def depends_on_mode(module: nn.Module) -> bool:
@@ -94,16 +94,10 @@ class LayerFilterConfig:
         for item in fields(self):
             value: object = getattr(self, item.name)
             if item.name == "leaf_modules_only":
-                if not isinstance(value, bool):
-                    raise SchemaValidationError(
-                        f"leaf_modules_only must be True or False, not a {type(value).__name__}"
-                    )
+                check_flags(leaf_modules_only=value)
                 continue
-            texts = _take_texts(value, item.name)
-            if item.name.endswith("patterns"):
-                for text in texts:
-                    _compile(text, item.name)
-            object.__setattr__(self, item.name, texts)
+            take = take_patterns if item.name.endswith("patterns") else take_texts
+            object.__setattr__(self, item.name, take(value, item.name))
 
     def describe(self) -> str:
         """The filters that are set, as the call that sets them."""
@@ -168,10 +162,10 @@ def name_modules(model: nn.Module) -> Iterator[NamedModule]:
 def select_modules(model: nn.Module, filters: LayerFilterConfig) -> list[SelectedModule]:
     """The modules that the filters choose, each once, in the model's order."""
     names = frozenset(filters.include_names)
-    patterns = [_compile(text, "") for text in filters.include_name_patterns]
+    patterns = [re.compile(text) for text in filters.include_name_patterns]
     types = frozenset(filters.include_types)
     not_names = frozenset(filters.exclude_names)
-    not_patterns = [_compile(text, "") for text in filters.exclude_name_patterns]
+    not_patterns = [re.compile(text) for text in filters.exclude_name_patterns]
     not_types = frozenset(filters.exclude_types)
     places: dict[int, list[NamedModule]] = {}
     for place in name_modules(model):
@@ -272,28 +266,3 @@ def list_types(module: nn.Module) -> set[str]:
 
 def _is_found(patterns: list[re.Pattern[str]], names: list[str]) -> bool:
     return any(pattern.search(name) for pattern in patterns for name in names)
-
-
-def _compile(text: str, field: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise SchemaValidationError(
-            f"{field} has a bad regular expression {text!r}: {error}"
-        ) from error
-
-
-def _take_texts(value: object, field: str) -> tuple[str, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise SchemaValidationError(
-            f"{field} must be a tuple of str, such as ({value!r},)"
-            if isinstance(value, str)
-            else f"{field} must be a tuple of str, not a {type(value).__name__}"
-        )
-    texts = tuple(value)
-    for text in texts:
-        if not isinstance(text, str):
-            raise SchemaValidationError(
-                f"{field} must be a tuple of str; it has a {type(text).__name__}"
-            )
-    return texts

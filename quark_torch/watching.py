@@ -28,6 +28,7 @@ from quark_core.api import (
     resolve_target,
     spell_out,
 )
+from quark_torch.checks import check_flags
 from quark_torch.failures import InstrumentationNotices, do_each
 from quark_torch.instruments.instrument import Instrument, InstrumentSet
 from quark_torch.layer_filter import LayerFilterConfig, name_modules
@@ -576,8 +577,8 @@ def watch(
     Raises:
         SchemaValidationError: A bad argument; the message names it.
     """
-    _check_flags(layers=layers, parameters=parameters, distributions=distributions)
-    _check_flags(telemetry=telemetry, include_eval=include_eval)
+    check_flags(layers=layers, parameters=parameters, distributions=distributions)
+    check_flags(telemetry=telemetry, include_eval=include_eval)
     schedule = HookScheduleConfig(every_n_steps=every_n_steps)
     engine = diagnostics = sampled = instruments = flops = None
     # What was made is closed where the next part cannot be made.
@@ -632,14 +633,6 @@ def _configure_parameters(
         distribution_types=("value", "gradient", "update"),
         grad_scaler=grad_scaler,
     )
-
-
-def _check_flags(**flags: object) -> None:
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise SchemaValidationError(
-                f"{name} must be True or False, not a {type(flag).__name__}"
-            )
 
 
 def _list_own(model: object, optimizer: Any) -> Any:

@@ -65,8 +65,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    from benchmarks.diagnosis.scoring import find_runs
-    from benchmarks.diagnosis.tracing import trace_run
+    from benchmarks.diagnosis.scoring import find_runs, trace_run
 
     runs = find_runs(arguments.runs, family=arguments.family, only=arguments.only)
     figures, wrong = 0, 0

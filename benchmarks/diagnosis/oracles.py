@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.diagnosis.measuring import doubt, smooth
 from benchmarks.diagnosis.scenario import Truth
 from benchmarks.diagnosis.training import Problem, Trace
 
-# What a network that was blown up may show beside the explosion.
-WRECK = (
-    "exploding_gradients",
-    "loss_spike",
-    "divergence",
-    "update_ratio",
-    "non_finite_values",
-    "activation_collapse",
-    "vanishing_gradients",
-    "stagnant_layers",
-    "plateau",
-)
 _CALM = ("divergence", "overfitting_onset")
-
-
-def doubt(reason: str) -> Truth:
-    """A truth that could not be confirmed."""
-    return Truth(kind="unclear", reason=reason)
-
-
-def smooth(values: Sequence[float], width: int = 3) -> np.ndarray:
-    """Running medians; infinite where a value is not finite."""
-    kept = np.array([value if math.isfinite(value) else math.inf for value in values])
-    half = width // 2
-    return np.array([np.median(kept[max(0, i - half) : i + half + 1]) for i in range(len(kept))])
 
 
 def is_worse(trace: Trace, twin: Trace, share: float = 0.2) -> bool:

@@ -28,7 +28,7 @@ def find_runs(folder: Path, *, family: str = "all", only: Iterable[str] = ()) ->
 
     Args:
         folder: As given to the campaign.
-        family: `first`, `second` or `all`.
+        family: Such as `first`, or `all`.
         only: Texts, one of which a scenario's name must contain; all where empty.
     """
     wanted = tuple(only)
@@ -77,6 +77,28 @@ def judge_run(folder: Path) -> dict[str, Any]:
         row["error"] = f"{type(error).__name__}: {error}"
     row["analysis_s"] = round(time.perf_counter() - begun, 4)
     return row
+
+
+def trace_run(folder: Path) -> tuple[int, list[str]]:
+    """How many numbers the findings of a finished run show, and what is wrong with them."""
+    import quark
+    from quark.analysis.engine import analyze_run
+    from quark.analysis.monitor_state import list_kinds
+    from quark.analysis.observations import Text
+    from quark.analysis.outputs import open_analysis
+    from quark_core.records.query import Query
+    from tests.kit.traced_texts import Records, find_untraced
+
+    truth = json.loads((folder / TRUTH_FILE).read_text())
+    session = quark.open_run(truth["run_id"], folder)
+    reader = session.open_run.reader
+    rows = {kind: reader.read(truth["run_id"], kind, Query()).to_records() for kind in list_kinds()}
+    result = analyze_run(open_analysis(session).load())
+    findings = list(result.findings.values())
+    count = sum(
+        len(text.figures) for item in findings for text in item.texts if isinstance(text, Text)
+    )
+    return count, find_untraced(findings, Records(rows))
 
 
 def score_folder(

@@ -12,11 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
+from benchmarks.diagnosis.measuring import (
+    AnyRecorder,
+    compare_weights,
+    keep_weights,
+    measure_gradient,
+    note_updates,
+    train_both,
+)
+from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
-AnyRecorder = Recorder | SilentRecorder
 
 
 @dataclass(slots=True)
@@ -102,20 +109,19 @@ class Trace:
 
     def moved(self, name: str) -> float:
         """How far a parameter came, relative to where it was."""
-        return float(
-            (self.last[name] - self.first[name]).norm() / (self.first[name].norm() + 1e-12)
-        )
+        return compare_weights(self.first, self.last, name)
 
 
 def train_twice(
     make: Callable[[Draw, bool], Problem], recorder: Recorder, draw: Draw
 ) -> tuple[Problem, Trace, Trace]:
     """Train with the fault, recorded, and a twin without it: same seed, data and batches."""
-    torch.manual_seed(draw.torch_seed)
-    problem = make(draw.again(), True)
-    trace = train(problem, recorder, draw)
-    torch.manual_seed(draw.torch_seed)
-    twin = train(make(draw.again(), False), SilentRecorder(), draw)
+
+    def train_one(faulty: bool, recorder: AnyRecorder) -> tuple[Problem, Trace]:
+        problem = make(draw.again(), faulty)
+        return problem, train(problem, recorder, draw)
+
+    (problem, trace), (_, twin) = train_both(train_one, recorder, draw)
     return problem, trace, twin
 
 
@@ -130,7 +136,7 @@ def train(problem: Problem, recorder: AnyRecorder, draw: Draw) -> Trace:
         "torch_seed": draw.torch_seed,
     }
     recorder.start(model, optimizer, config=config, **problem.start)
-    trace = Trace(first=_keep(model))
+    trace = Trace(first=keep_weights(model))
     base_rates = [group["lr"] for group in optimizer.param_groups]
     look_every = max(2, problem.steps // 40)
     per_epoch = max(1, len(data.x) // problem.batch_size)
@@ -146,7 +152,7 @@ def train(problem: Problem, recorder: AnyRecorder, draw: Draw) -> Trace:
         if problem.before is not None:
             problem.before(step)
         looks = step % look_every == 0 or step == problem.steps - 1
-        earlier = _keep(model) if looks else {}
+        earlier = keep_weights(model) if looks else {}
         with recorder.step(step, epoch=step // per_epoch):
             loss, hits = _take_step(problem, trace, step, data.x[chosen], data.y[chosen])
             logged = {problem.loss_key: loss}
@@ -165,7 +171,7 @@ def train(problem: Problem, recorder: AnyRecorder, draw: Draw) -> Trace:
             if problem.accuracy and hits is not None:
                 values[f"{problem.val_key}/accuracy"] = hits
             recorder.validate(step, values)
-    trace.last = _keep(model)
+    trace.last = keep_weights(model)
     return trace
 
 
@@ -204,9 +210,7 @@ def _take_step(
     (loss / problem.accumulate if scaler is None else scaler.scale(loss)).backward()
     if scaler is not None:
         scaler.unscale_(problem.optimizer)
-    gradients = [p.grad for p in problem.model.parameters() if p.grad is not None]
-    squares = sum(float(g.double().square().sum()) for g in gradients)
-    trace.gradients.append(math.sqrt(squares) if math.isfinite(squares) else squares)
+    trace.gradients.append(measure_gradient(problem.model))
     if problem.clip is not None:
         nn.utils.clip_grad_norm_(problem.model.parameters(), problem.clip)
     if problem.adapt is not None:
@@ -227,20 +231,10 @@ def _look(problem: Problem, trace: Trace, step: int, earlier: dict[str, Tensor])
     loss, hits = measure(problem, data.proof_x, data.proof_y)
     trace.proof.append(loss)
     trace.accuracy.append(math.nan if hits is None else hits)
-    for name, parameter in problem.model.named_parameters():
-        before = earlier[name]
-        change = float((parameter.detach().double() - before).norm())
-        trace.ratios.setdefault(name, []).append(change / (float(before.norm()) + 1e-12))
-        grad = parameter.grad
-        rms = math.nan if grad is None else float(grad.double().square().mean().sqrt())
-        trace.layer_gradients.setdefault(name, []).append(rms)
+    note_updates(problem.model, earlier, trace.ratios, trace.layer_gradients)
 
 
 def _count_hits(output: Tensor, y: Tensor) -> float | None:
     if y.dtype != torch.long or output.shape[:-1] != y.shape:
         return None
     return float((output.argmax(-1) == y).double().mean())
-
-
-def _keep(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().double().clone() for name, p in model.named_parameters()}

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from figures import print_rows
+
 import quark
 from durability.points import (
     Row,
     count_extra,
     environment,
-    print_table,
     read_csv,
     read_store,
 )
@@ -138,5 +139,5 @@ def measure_full_disk(*, quick: bool) -> list[Row]:
             return []
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    print_table("Disk full under the journal, then room again", rows)
+    print_rows("Disk full under the journal, then room again", rows)
     return rows

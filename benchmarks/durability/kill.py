@@ -22,10 +22,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from figures import print_rows
 from serving.servers import Service
 
 import quark
-from durability.points import Row, count_extra, environment, print_table, read_csv, read_store
+from durability.points import Row, count_extra, environment, read_csv, read_store
 from quark_core.runs import recovery
 
 # Name, calls between two pauses, pause in seconds, longest life in seconds.
@@ -175,7 +176,7 @@ def measure_kills(*, quick: bool) -> list[Row]:
                 rows.append(row := _sum_up_kills(name, fault, primary, kills))
                 print(f"{len(everything)} kills; {row}", file=sys.stderr, flush=True)
     rows.append(_sum_up_kills("all", "", "", everything))
-    print_table("SIGKILL: what log() had returned for, and what was there after a sync", rows)
+    print_rows("SIGKILL: what log() had returned for, and what was there after a sync", rows)
     return rows
 
 

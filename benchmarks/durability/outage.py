@@ -14,13 +14,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from figures import print_rows
 
 import quark
 from durability.points import (
     Row,
     count_extra,
     environment,
-    print_table,
     read_csv,
     read_store,
 )
@@ -148,8 +148,8 @@ def measure_outage(*, quick: bool) -> dict[str, list[Row]]:
         }
         for name, points in places.items()
     ]
-    print_table(f"Outage of {outage_s:g} s: step times, and of that logging 5 metrics", phases)
-    print_table("Outage: what every backend has after the end", deliveries)
+    print_rows(f"Outage of {outage_s:g} s: step times, and of that logging 5 metrics", phases)
+    print_rows("Outage: what every backend has after the end", deliveries)
     print(
         f"\nexceptions: {loop.exceptions}; waiting at the end of the outage: {waiting}; "
         f"caught up after {caught_up_s:.1f} s; end_run took {ended_s:.2f} s"

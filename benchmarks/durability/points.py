@@ -17,18 +17,6 @@ Points = Counter[tuple[str, int]]
 """How often each point is somewhere, by key and step."""
 
 
-def print_table(title: str, rows: list[Row]) -> None:
-    cells = [list(rows[0])] + [[_format(value) for value in row.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    print(f"\n{title}\n")
-    for line in cells:
-        print("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
-
-
-def _format(value: object) -> str:
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
-
-
 def read_store(folder: Path, run_id: str) -> Points:
     columns = quark.MetricsLogger(quark.open_run(run_id, folder)).columns()
     return Counter(zip(columns["metric_key"].tolist(), columns["step"].tolist(), strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from writing.figures import print_rows
+from figures import print_rows
 
 from instrumenting.devices import find_wait
 from instrumenting.statistics import SIZES, WANTED, make_parameters

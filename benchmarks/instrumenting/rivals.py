@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from figures import print_rows
 from torch import nn
-from writing.figures import print_rows
 
 import quark
 from instrumenting.steps import MODELS

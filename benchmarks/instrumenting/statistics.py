@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from writing.figures import print_rows
+from figures import print_rows
 
 from quark_torch.kernels.loader import find_kernel
 from quark_torch.measuring import tensor_reading

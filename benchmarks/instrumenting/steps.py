@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from figures import print_rows
 from torch import nn
 from torch._dynamo.utils import counters
-from writing.figures import print_rows
 
 import quark
 from instrumenting.devices import find_wait

@@ -262,16 +262,3 @@ def _sum_up(name: str, mode: Mode, modes: dict[str, Mode]) -> dict[str, Any]:
         "children CPU ms": 1000 * middle("children_cpu_s"),
         "drain s": middle("drained_s"),
     }
-
-
-def print_cost(rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table."""
-    head = list(rows[0])
-    cells = [
-        head,
-        *([f"{v:,.3f}" if isinstance(v, float) else v for v in row.values()] for row in rows),
-    ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    print("\nSteps that log 8 metrics, in turns; ratios are medians over the rounds\n")
-    for line in cells:
-        print("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))

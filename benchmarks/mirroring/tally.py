@@ -90,19 +90,3 @@ def count(
             )
         )
     return tallies
-
-
-def print_tallies(tallies: list[Tally]) -> None:
-    """Print all of them as a table."""
-    if not tallies:
-        return
-    head = list(tallies[0].to_dict())
-    rows = [
-        [f"{value:,}" if isinstance(value, int) else value for value in tally.to_dict().values()]
-        for tally in tallies
-    ]
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    print()
-    for row in [head, *rows]:
-        cells = zip(row, widths, strict=True)
-        print("  ".join(f"{cell:>{width}}" for cell, width in cells))

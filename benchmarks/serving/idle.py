@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import psutil
-from storage.figures import Figure, print_figures
+from figures import Figure, print_figures
 
 from serving.servers import Service, open_services
 

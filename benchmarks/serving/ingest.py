@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from storage.figures import Figure, print_figures
+from figures import Figure, print_figures
 
 from serving.mlflow_server import MlflowServer
 from serving.servers import Service, open_services

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from durability.outage import _sum_up_phases
-from durability.points import print_table
+from figures import print_rows
 
 from serving.servers import Service
 from serving.tally import Tally
@@ -28,7 +28,7 @@ def measure_outage(*, quick: bool) -> list[Tally]:
         took_s = training.catch_up()
         training.run(around_s, "after")
         training.loop.taken.pop("warm-up")
-        print_table(
+        print_rows(
             f"The service is away for {outage_s:g} s: step times, and of that logging",
             _sum_up_phases(training.loop),
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from storage.figures import Figure, print_figures, time_call
+from figures import Figure, print_figures, time_call
 from storage.stores import WRITER_ID, make_losses, make_metric_batches
 
 from quark_core.backends.contract import Batch

@@ -35,30 +35,3 @@ class Tally:
     def to_dict(self) -> dict[str, Any]:
         """Its fields."""
         return asdict(self)
-
-
-def print_tallies(tallies: list[Tally]) -> None:
-    """Print all of them as a table."""
-    head = ("row", "fault", "times", "batches", "acked", "points", "lost", "doubled", "")
-    rows = [
-        (
-            str(t.row),
-            t.fault,
-            f"{t.times:,}",
-            f"{t.batches:,}",
-            f"{t.acknowledged:,}",
-            f"{t.points:,}",
-            f"{t.lost:,}",
-            f"{t.doubled:,}",
-            t.note,
-        )
-        for t in tallies
-    ]
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    print()
-    for row in [head, *rows]:
-        cells = [
-            text.ljust(width) if column in (1, 8) else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())

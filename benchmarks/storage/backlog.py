@@ -22,7 +22,7 @@ _PATIENCE_S = 600.0
 
 
 def measure_backlog(*, quick: bool) -> dict[str, float]:
-    from storage.figures import Figure, print_figures
+    from figures import Figure, print_figures
 
     steps, layer_steps = (50_000, 100) if quick else (1_000_000, 1_000)
     with tempfile.TemporaryDirectory() as name:

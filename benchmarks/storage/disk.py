@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Figure, print_figures
 
 from quark_backends.store.chunks import CODEC_PCODEC, CODEC_ZSTD
-from storage.figures import Figure, print_figures
 from storage.rivals import ParquetFile, RowTable, list_rows
 from storage.stores import (
     RUN_ID,

@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from durability.points import Row, print_table
+from durability.points import Row
+from figures import print_rows, time_call
 
-from storage.figures import time_call
 from storage.series import read_curve, read_points
 from storage.stores import GROUP_BATCHES, BenchStore, make_losses, make_metric_batches
 
@@ -20,7 +20,7 @@ _CURVE_POINTS = 2_000
 def measure_growth(*, quick: bool) -> list[Row]:
     sizes = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000, 10_000_000)
     rows = [_measure(size) for size in sizes]
-    print_table(
+    print_rows(
         "One series that grows: batches of 1,000 rows, 64 at once, compacted as they come,"
         "\nby the best codec that is installed; new readers",
         rows,

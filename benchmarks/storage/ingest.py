@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from figures import Figure, print_figures
+
 from quark_core.backends.contract import Batch
-from storage.figures import Figure, print_figures
 from storage.rivals import RowTable, list_rows
 from storage.stores import (
     GROUP_BATCHES,

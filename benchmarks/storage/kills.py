@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Figure, print_figures
 
 from quark_backends.store.databases.sqlite import connect
 from quark_core.records.query import Query
-from storage.figures import Figure, print_figures
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
 
 _KEYS, _STEPS_A_BATCH, _BATCHES_A_KILL = 5, 4, 40

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Figure, print_figures, time_side_by_side
 
 from quark_core.backends.contract import Batch
 from quark_core.backends.grids import GridQuery
 from quark_core.records.query import Query
-from storage.figures import Figure, print_figures, time_side_by_side
 from storage.stores import RUN_ID, START_US, STEP_US, BenchStore, make_batch
 
 _STATISTICS = ("mean", "std", "norm", "variance", "dead_unit_ratio", "saturation_ratio")

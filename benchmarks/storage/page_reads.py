@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from figures import Figure, print_figures, time_call, time_side_by_side
 
 from quark_backends.store.run_store import RunStore
 from quark_core.backends.curves import CurveQuery
-from storage.figures import Figure, print_figures, time_call, time_side_by_side
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
 
 _KEYS = 20

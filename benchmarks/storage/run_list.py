@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Figure, print_figures, time_call
 
 import quark
 from quark_backends.store.databases.sqlite import connect, ensure_store
 from quark_backends.store.reading.search import RunFinder
 from quark_core.runs.run_search import build_page_search, build_search
-from storage.figures import Figure, print_figures, time_call
 from storage.stores import START_US
 
 _METRICS = 50

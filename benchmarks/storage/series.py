@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import Figure, print_figures, time_call, time_side_by_side
 
 from quark_backends.store.chunks import CODEC_PCODEC, CODEC_ZSTD
 from quark_backends.store.reading.reader import StoreReader
 from quark_core.backends.series import reduce_points
 from quark_core.records.query import Query
-from storage.figures import Figure, print_figures, time_call, time_side_by_side
 from storage.rivals import DuckDbTable, ParquetFile, RowTable, list_rows
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, make_times
 

@@ -7,11 +7,12 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+from figures import Figure, print_figures, time_call
+
 import quark
 from quark_backends.store.databases.sqlite import connect, ensure_store
 from quark_core.records import ProjectRecord
 from quark_core.records.runs import digest_config, digest_structure
-from storage.figures import Figure, print_figures, time_call
 from storage.run_list import fill_runs
 
 _GOAL_MS = 50

@@ -7,7 +7,7 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
-from storage.figures import Figure
+from figures import Figure
 
 import quark.page
 

@@ -13,7 +13,7 @@ from statistics import quantiles
 from typing import Any
 
 import psutil
-from storage.figures import Figure
+from figures import Figure
 
 from viewing.served import DRAWN, VIEW, Served, serve, wait_ms, watch
 

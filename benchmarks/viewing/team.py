@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from storage.figures import Figure
+from figures import Figure
 
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.deployment import DEFAULT_WORKSPACE, Deployment

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from figures import print_rows
+
 import quark
-from writing.figures import print_rows
 
 LARGE_BYTES = 2 * 10**9
 PROGRAM = """

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from figures import print_rows
+
 import quark
 from quark_core.runs import recovery
-from writing.figures import print_rows
 
 PROGRAM = """
 import random, sys

@@ -7,8 +7,9 @@ import tempfile
 import time
 from typing import Any
 
+from figures import print_rows
+
 import quark
-from writing.figures import print_rows
 
 ROWS_A_STEP = 100
 WORDS = (

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from figures import print_rows
 from instrumenting.devices import find_wait
 
 import quark
-from writing.figures import print_rows
 
 STEPS_MS = (1.0, 50.0)
 BATCH = 32

@@ -26,7 +26,12 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.checkpoint import CheckpointPolicy
 from torch.utils.hooks import RemovableHandle
 
-from quark_torch.layers.recording import GradientScale, InertHook, LayerReading, LayerRecording
+from quark_torch.layers.recording import (
+    GradientScale,
+    InertWhenCopied,
+    LayerReading,
+    LayerRecording,
+)
 from quark_torch.layers.watched_module import Site, UnitRule, find_functions
 from quark_torch.measuring.tensor_statistics import TensorStatistics
 
@@ -238,7 +243,7 @@ class Switch:
         self.is_on = False
 
 
-class CompiledHook:
+class CompiledHook(InertWhenCopied):
     """Permanent hook of one module. A copy of it is inert.
 
     Attributes:
@@ -323,12 +328,6 @@ class CompiledHook:
             self.trained is not None and not torch.is_grad_enabled(),
         )
         return taken if backward else None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
-        return InertHook()
-
-    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
-        return InertHook, ()
 
 
 class CompiledHooks:

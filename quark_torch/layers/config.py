@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from quark_core.api import SchemaValidationError, check_index
+from quark_torch.checks import check_flags, check_scaler, check_type, take_texts
 from quark_torch.layer_filter import LayerFilterConfig
 from quark_torch.schedule import HookScheduleConfig
+
+_OPTIONAL = ("raise_on_error", "compiled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +85,12 @@ class HookEngineConfig:
     max_calls_per_step: int = field(default=100, kw_only=True)
 
     def __post_init__(self) -> None:
-        for name, kind in (("schedule", HookScheduleConfig), ("filters", LayerFilterConfig)):
-            value: object = getattr(self, name)
-            if not isinstance(value, kind):
-                raise SchemaValidationError(
-                    f"{name} must be a {kind.__name__}, not a {type(value).__name__}"
-                )
-        for name in ("capture_forward", "capture_backward", "capture_all_outputs", "include_eval"):
-            _check_flag(getattr(self, name), name)
-        for name in ("raise_on_error", "compiled"):
-            if getattr(self, name) is not None:
-                _check_flag(getattr(self, name), name)
+        check_type(self.schedule, "schedule", HookScheduleConfig)
+        check_type(self.filters, "filters", LayerFilterConfig)
+        flags = ("capture_forward", "capture_backward", "capture_all_outputs", "include_eval")
+        optional = [name for name in _OPTIONAL if getattr(self, name) is not None]
+        check_flags(**{name: getattr(self, name) for name in (*flags, *optional)})
+        check_scaler(self.grad_scaler)
         counts = {}
         for name in ("batch_size", "max_calls_per_step"):
             counts[name] = check_index(getattr(self, name), name)
@@ -109,24 +106,14 @@ class HookEngineConfig:
                 raise SchemaValidationError(
                     f"saturation_threshold must be above 0.5 and below 1, got {threshold!r}"
                 )
-        scaler = self.grad_scaler
-        if scaler is not None and not (callable(scaler) or hasattr(scaler, "get_scale")):
-            raise SchemaValidationError(
-                "grad_scaler must be a GradScaler or a function that returns the scale, "
-                f"not a {type(scaler).__name__}"
-            )
+        types = take_texts(self.saturation_module_types, "saturation_module_types")
         for name, made in (
             *counts.items(),
             ("dead_unit_epsilon", epsilon),
             ("saturation_threshold", threshold),
-            ("saturation_module_types", _take_types(self.saturation_module_types)),
+            ("saturation_module_types", types),
         ):
             object.__setattr__(self, name, made)
-
-
-def _check_flag(value: object, name: str) -> None:
-    if not isinstance(value, bool):
-        raise SchemaValidationError(f"{name} must be True or False, not a {type(value).__name__}")
 
 
 def _take_number(value: object, name: str) -> float:
@@ -141,17 +128,3 @@ def _take_number(value: object, name: str) -> float:
     if not math.isfinite(number):
         raise SchemaValidationError(f"{name} must be finite, got {number!r}")
     return number
-
-
-def _take_types(value: object) -> tuple[str, ...]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise SchemaValidationError(
-            f"saturation_module_types must be a tuple of str, not a {type(value).__name__}"
-        )
-    names = tuple(value)
-    for name in names:
-        if not isinstance(name, str):
-            raise SchemaValidationError(
-                f"saturation_module_types must be a tuple of str; it has a {type(name).__name__}"
-            )
-    return names

@@ -21,7 +21,7 @@ from quark_torch.layer_filter import depends_on_mode
 from quark_torch.layers.recording import (
     OF_GRADIENTS,
     Failure,
-    InertHook,
+    InertWhenCopied,
     LayerReading,
     LayerRecording,
     Modes,
@@ -53,7 +53,7 @@ _is_tracing = torch._C._get_tracing_state
 _peek_transforms = torch._C._functorch.peek_interpreter_stack
 
 
-class ForwardHook:
+class ForwardHook(InertWhenCopied):
     """Hook of one module in one probed step. A copy of it is inert."""
 
     __slots__ = ("_probed", "_site")
@@ -68,14 +68,8 @@ class ForwardHook:
             return
         self._probed.see_output(self._site, module, output)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
-        return InertHook()
 
-    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
-        return InertHook, ()
-
-
-class GradientHook:
+class GradientHook(InertWhenCopied):
     """Hook of one tensor that a module gave. A copy of it is inert."""
 
     __slots__ = ("_call_index", "_fired", "_micro_batch", "_path", "_probed", "_scope", "_site")
@@ -111,12 +105,6 @@ class GradientHook:
             fired,
             self._scope,
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
-        return InertHook()
-
-    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
-        return InertHook, ()
 
 
 class ProbedStep:
@@ -612,7 +600,7 @@ class EvaluationWatch:
             model._forward_pre_hooks.pop(self._key, None)
 
 
-class _PassHook:
+class _PassHook(InertWhenCopied):
     """Hook of the model. A copy of it is inert."""
 
     __slots__ = ("_watch",)
@@ -626,9 +614,3 @@ class _PassHook:
         watch = self._watch()
         if watch is not None:
             watch.see(module)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
-        return InertHook()
-
-    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
-        return InertHook, ()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from quark_core.api import OpenRun, SchemaValidationError, check_step, read_step
+from quark_torch.checks import check_model, check_type
 from quark_torch.failures import do_each
 from quark_torch.layer_filter import (
     SelectedModule,
@@ -90,14 +91,8 @@ class HookEngine(LayerRecording):
     ) -> None:
         if config is None:
             config = HookEngineConfig()
-        elif not isinstance(config, HookEngineConfig):
-            raise SchemaValidationError(
-                f"config must be a HookEngineConfig, not a {type(config).__name__}"
-            )
-        if not isinstance(model, nn.Module):
-            raise SchemaValidationError(
-                f"model must be a torch.nn.Module, not a {type(model).__name__}"
-            )
+        check_type(config, "config", HookEngineConfig)
+        check_model(model)
         optimizers = list_optimizers(optimizer)
         self._config = config
         self._is_due: Callable[[int], bool] = config.schedule.is_due

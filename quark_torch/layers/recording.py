@@ -18,11 +18,11 @@ from quark_core.api import (
     LayerSummaryRecord,
     Query,
     ReadBounds,
-    SchemaValidationError,
     cut_text,
     normalize_object,
     spell_out,
 )
+from quark_torch.checks import check_names
 from quark_torch.measuring.device_probe import wait_for_probes
 from quark_torch.measuring.tensor_reading import read_result
 from quark_torch.measuring.tensor_statistics import TensorStatistics, Wanted
@@ -207,9 +207,7 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
             "summary_type": summary_type,
             "hook_direction": hook_direction,
         }
-        for name, value in equals.items():
-            if value is not None and not isinstance(value, str):
-                raise SchemaValidationError(f"{name} must be a str, not a {type(value).__name__}")
+        check_names(**equals)
         self.settle()
         query = Query.build(
             equals=equals,
@@ -556,6 +554,18 @@ class InertHook:
         """Do nothing."""
 
 
+class InertWhenCopied:
+    """A hook that belongs to one module: a copy or a pickle of the model has an inert one."""
+
+    __slots__ = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
+        return InertHook()
+
+    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
+        return InertHook, ()
+
+
 @functools.cache
 def make_hook_types(hooks: Any) -> tuple[Any, Any]:
     """As `ForwardHook` and `GradientHook` of `probes`, which ask compiled code first.
@@ -563,7 +573,7 @@ def make_hook_types(hooks: Any) -> tuple[Any, Any]:
     They are Python's all the same, since dynamo has to see what they do: nothing.
     """
 
-    class TapedForwardHook(hooks.Call):  # type: ignore[misc]
+    class TapedForwardHook(InertWhenCopied, hooks.Call):  # type: ignore[misc]
         __slots__ = ()
 
         def __call__(self, module: nn.Module, _args: object, output: object) -> None:
@@ -577,13 +587,7 @@ def make_hook_types(hooks: Any) -> tuple[Any, Any]:
                 return
             self.probed.see_output(self.site, module, output)
 
-        def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
-            return InertHook()
-
-        def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
-            return InertHook, ()
-
-    class TapedGradientHook(hooks.Gradient):  # type: ignore[misc]
+    class TapedGradientHook(InertWhenCopied, hooks.Gradient):  # type: ignore[misc]
         __slots__ = ()
 
         def __call__(self, gradient: Tensor) -> None:
@@ -598,11 +602,5 @@ def make_hook_types(hooks: Any) -> tuple[Any, Any]:
             self.probed.see_gradient(
                 self.site, gradient, self.call_index, None, self.micro_batch, self.count_firing()
             )
-
-        def __deepcopy__(self, memo: dict[int, Any]) -> InertHook:
-            return InertHook()
-
-        def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
-            return InertHook, ()
 
     return TapedForwardHook, TapedGradientHook

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, get_args
@@ -14,6 +12,13 @@ from quark_core.api import (
     SchemaValidationError,
     check_index,
     to_float,
+)
+from quark_torch.checks import (
+    check_flags,
+    check_scaler,
+    check_type,
+    take_patterns,
+    take_texts,
 )
 from quark_torch.schedule import HookScheduleConfig
 
@@ -67,16 +72,12 @@ class ParameterDiagnosticsConfig:
     grad_scaler: Any = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.schedule, HookScheduleConfig):
-            raise SchemaValidationError(
-                f"schedule must be a HookScheduleConfig, not a {type(self.schedule).__name__}"
-            )
-        for name in ("capture_summaries", "capture_distributions"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise SchemaValidationError(
-                    f"{name} must be True or False, not a {type(value).__name__}"
-                )
+        check_type(self.schedule, "schedule", HookScheduleConfig)
+        check_flags(
+            capture_summaries=self.capture_summaries,
+            capture_distributions=self.capture_distributions,
+        )
+        check_scaler(self.grad_scaler)
         for name in ("batch_size", "histogram_bins", "max_histogram_values"):
             number = check_index(getattr(self, name), name)
             if not number:
@@ -95,19 +96,13 @@ class ParameterDiagnosticsConfig:
             )
         object.__setattr__(self, "near_zero_epsilon", epsilon)
         for name in ("include_parameter_patterns", "exclude_parameter_patterns"):
-            object.__setattr__(self, name, _check_patterns(getattr(self, name), name))
+            object.__setattr__(self, name, take_patterns(getattr(self, name), name))
         for name, known in (("distribution_types", _TYPES), ("include_parameter_roles", _ROLES)):
             object.__setattr__(self, name, _check_words(getattr(self, name), name, known))
         if self.capture_distributions and not self.distribution_types:
             raise SchemaValidationError(
                 "distribution_types must name one of value, gradient and update at least where "
                 "capture_distributions is True"
-            )
-        scaler = self.grad_scaler
-        if scaler is not None and not callable(getattr(scaler, "get_scale", scaler)):
-            raise SchemaValidationError(
-                "grad_scaler must be a GradScaler, a function that returns its scale, or None, "
-                f"not a {type(scaler).__name__}"
             )
 
     @property
@@ -118,32 +113,8 @@ class ParameterDiagnosticsConfig:
         )
 
 
-def _check_texts(values: object, name: str) -> tuple[str, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise SchemaValidationError(
-            f"{name} must be a tuple of str, not one {type(values).__name__}"
-        )
-    found = tuple(values)
-    for value in found:
-        if not isinstance(value, str):
-            raise SchemaValidationError(f"{name} must hold str only, not {type(value).__name__}")
-    return found
-
-
-def _check_patterns(values: object, name: str) -> tuple[str, ...]:
-    found = _check_texts(values, name)
-    for pattern in found:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise SchemaValidationError(
-                f"{name}: {pattern!r:.80} is no regular expression: {error}"
-            ) from error
-    return found
-
-
 def _check_words(values: object, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(_check_texts(values, name)))
+    found = tuple(dict.fromkeys(take_texts(values, name)))
     for word in found:
         if word not in known:
             raise SchemaValidationError(

@@ -23,6 +23,7 @@ from quark_core.api import (
     read_step,
     resolve_target,
 )
+from quark_torch.checks import check_model, check_type
 from quark_torch.failures import InstrumentationNotices, do_each
 from quark_torch.layer_filter import is_left_in_evaluation, name_modules
 from quark_torch.parameters.config import ParameterDiagnosticsConfig
@@ -190,14 +191,8 @@ class ParameterDiagnostics(ParameterReadback):
     ) -> None:
         if config is None:
             config = ParameterDiagnosticsConfig()
-        elif not isinstance(config, ParameterDiagnosticsConfig):
-            raise SchemaValidationError(
-                f"config must be a ParameterDiagnosticsConfig or None, not {type(config).__name__}"
-            )
-        if not isinstance(model, torch.nn.Module):
-            raise SchemaValidationError(
-                f"model must be a torch.nn.Module, not a {type(model).__name__}"
-            )
+        check_type(config, "config", ParameterDiagnosticsConfig)
+        check_model(model)
         # One list, which changes where the optimizers do.
         optimizers = list(list_optimizers(optimizer))
         self._run = run = resolve_target(session)

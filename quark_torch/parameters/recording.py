@@ -16,11 +16,11 @@ from quark_core.api import (
     ParameterSummaryRecord,
     Query,
     ReadBounds,
-    SchemaValidationError,
     check_choice,
     check_index,
     spell_out,
 )
+from quark_torch.checks import check_flags, check_names
 from quark_torch.measuring.measures import Histogram
 from quark_torch.measuring.tensor_statistics import TensorStatistics
 from quark_torch.parameters.listing import ListedParameter
@@ -281,13 +281,8 @@ class ParameterReadback:
         all_attempts: bool,
     ) -> Any:
         equals = dict(zip(_EQUALS, values, strict=False))
-        for name, value in equals.items():
-            if value is not None and not isinstance(value, str):
-                raise SchemaValidationError(f"{name} must be a str, not {type(value).__name__}")
-        if not isinstance(latest_only, bool):
-            raise SchemaValidationError(
-                f"latest_only must be True or False, not a {type(latest_only).__name__}"
-            )
+        check_names(**equals)
+        check_flags(latest_only=latest_only)
         newest = check_index(limit, "limit")
         query = Query.build(
             equals=equals,

@@ -18,7 +18,6 @@ SLASHED = re.compile(rf"(?<![\w./-])((?:{_PACKAGE}|benchmarks|tests)/[\w./-]*\w)
 EXAMPLES = {
     "tests/test_mine.py",
     "quark_torch.kernels.probing",  # the compiled module
-    "quark_backends/compose.py",  # of decision 1, which rejects it
 }
 
 

@@ -1,7 +1,5 @@
 """The exam of `quark why` in short: real trainings, what was changed, and what is said of it."""
 
-import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,6 @@ from benchmarks.explanation_exam.first import FIRST
 from benchmarks.explanation_exam.scoring import mark_change, mark_nothing
 from benchmarks.explanation_exam.second.paper import SECOND
 
-ROOT = Path(__file__).parents[2]
 CHANGE = {change.name: change for change in (*CHANGES, *NEUTRAL)}
 
 
@@ -58,17 +55,9 @@ def test_one_change_is_found_and_a_comment_accuses_nobody(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_short_paper_is_passed(tmp_path):
-    marks = tmp_path / "marks.json"
-    command = [sys.executable, "-m", "benchmarks.explanation_exam", "--short"]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "runs"), "--json", str(marks)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    parts = json.loads(marks.read_text())
+def test_the_short_paper_is_passed(tmp_path, measure):
+    exam = ("-m", "benchmarks.explanation_exam", "--out", str(tmp_path / "runs"))
+    parts = measure(*exam, short="--short")
     assert {part: len(each) for part, each in parts.items()} == {
         "single": 4,
         "pairs": 2,

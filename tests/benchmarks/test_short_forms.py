@@ -14,21 +14,9 @@ pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 
 
-def run(tmp_path, *arguments):
-    target = tmp_path / "figures.json"
-    done = subprocess.run(
-        [sys.executable, *arguments, "--quick", "--json", str(target)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(target.read_text())
-
-
 @pytest.mark.long
-def test_hot_path(tmp_path):
-    figures = run(tmp_path, "benchmarks/hot_path.py")
+def test_hot_path(measure):
+    figures = measure("benchmarks/hot_path.py")
     assert figures["one scalar, tight, p50 us"] > 0
     assert figures["one scalar, tight, without the black box, p50 us"] > 0
 
@@ -53,8 +41,8 @@ def test_call_counts(tmp_path):
 
 
 @pytest.mark.long
-def test_store(tmp_path):
-    figures = run(tmp_path, "benchmarks/store.py")
+def test_store(measure):
+    figures = measure("benchmarks/store.py")
     assert figures["series"]["spike missed"] == 0
     assert figures["series"]["curves"] > 0
     kills = figures["kills"]
@@ -77,8 +65,8 @@ def test_store(tmp_path):
 
 
 @pytest.mark.long
-def test_kill(tmp_path):
-    figures = run(tmp_path, "benchmarks/durability.py", "kill")
+def test_kill(measure):
+    figures = measure("benchmarks/durability.py", "kill")
     (whole,) = [row for row in figures["kill"] if row["loop"] == "all"]
     assert (whole["kills"], whole["logged"] > 0) == (12, True)
     wrong = ("lost", "twice", "told as lost", "told too little", "CSV differs", "left waiting")
@@ -86,8 +74,8 @@ def test_kill(tmp_path):
 
 
 @pytest.mark.long
-def test_outage(tmp_path):
-    figures = run(tmp_path, "benchmarks/durability.py", "outage")["outage"]
+def test_outage(measure):
+    figures = measure("benchmarks/durability.py", "outage")["outage"]
     assert [row["phase"] for row in figures["phases"]][:2] == ["before", "outage"]
     assert len(figures["deliveries"]) == 3
     for backend in figures["deliveries"]:
@@ -96,8 +84,8 @@ def test_outage(tmp_path):
 
 
 @pytest.mark.long
-def test_full_disk(tmp_path):
-    cases = run(tmp_path, "benchmarks/durability.py", "disk-full")["disk-full"]
+def test_full_disk(measure):
+    cases = measure("benchmarks/durability.py", "disk-full")["disk-full"]
     if not cases:
         pytest.skip("no small file system can be mounted here")
     for case in cases:
@@ -110,8 +98,8 @@ def test_full_disk(tmp_path):
 
 
 @pytest.mark.long
-def test_writers(tmp_path):
-    figures = run(tmp_path, "benchmarks/writers.py")
+def test_writers(measure):
+    figures = measure("benchmarks/writers.py")
     assert {row["what"] for row in figures["steps"]} == {
         "telemetry, cadence 1",
         "telemetry, cadence 10",
@@ -130,8 +118,8 @@ def test_writers(tmp_path):
 
 
 @pytest.mark.long
-def test_instrumentation(tmp_path):
-    figures = run(tmp_path, "benchmarks/instrumentation.py")
+def test_instrumentation(measure):
+    figures = measure("benchmarks/instrumentation.py")
     models = {row["model"] for row in figures["steps"]}
     assert models == {"mlp", "conv", "transformer", "mlp, compiled"}
     assert all(row["step ms"] > 0 for row in figures["steps"])
@@ -156,8 +144,8 @@ def test_without_a_device_its_figures_are_left_out_and_that_is_said(benchmark, m
 
 
 @pytest.mark.long
-def test_service(tmp_path):
-    figures = run(tmp_path, "benchmarks/service.py", "reading", "idle")
+def test_service(measure):
+    figures = measure("benchmarks/service.py", "reading", "idle")
     for store in ("SQLite", "PostgreSQL"):
         assert figures["reading"][f"{store}, a curve of 2,000, ms"] > 0
         assert figures["idle"][f"{store}, the server alone, MB"] > 0
@@ -170,8 +158,8 @@ def test_service(tmp_path):
         pytest.param("kill postgres replies runs journals", {2, 11, 20}, marks=pytest.mark.long),
     ],
 )
-def test_faults_of_the_service(tmp_path, parts, rows):
-    tallies = run(tmp_path, "benchmarks/service_faults.py", *parts.split())
+def test_faults_of_the_service(measure, parts, rows):
+    tallies = measure("benchmarks/service_faults.py", *parts.split())
     assert {tally["row"] for tally in tallies} == rows
     for tally in tallies:
         assert tally["times"] > 0, tally
@@ -180,10 +168,10 @@ def test_faults_of_the_service(tmp_path, parts, rows):
 
 
 @pytest.mark.long
-def test_five_backends(tmp_path):
+def test_five_backends(measure):
     pytest.importorskip("mlflow")
     pytest.importorskip("flask", reason="only the full MLflow has a server")
-    figures = run(tmp_path, "benchmarks/mirrors.py")
+    figures = measure("benchmarks/mirrors.py")
     backends = {"embedded", "mlflow", "wandb", "csv", "tensorboard"}
     for part in ("points", "kills"):
         assert {tally["backend"] for tally in figures[part]} == backends
@@ -197,17 +185,15 @@ def test_five_backends(tmp_path):
 
 
 @pytest.mark.long
-def test_analysis_cost(tmp_path):
-    figures = run(tmp_path, "benchmarks/analysis_cost.py")
+def test_analysis_cost(measure):
+    figures = measure("benchmarks/analysis_cost.py")
     assert figures["analyze 100,000 points, s"] > 0
     assert figures["a look after 100,000 points, s"] > 0
 
 
 @pytest.mark.long
-def test_page(tmp_path):
-    parts = ("size", "live", "compare", "report")
-    asked = [word for part in parts for word in ("--only", part)]
-    figures = run(tmp_path, "benchmarks/page.py", *asked)
+def test_page(measure):
+    figures = measure("benchmarks/page.py", "size", "live", "compare", "report")
     assert figures["5 runs of 100,000 points: their curves again, ms"] > 0
     assert 0 < figures["its size without data, kB"] <= 350
     assert 0 < figures["the page's files, as in a wheel, MB"] < 3
@@ -216,8 +202,29 @@ def test_page(tmp_path):
         assert figures.get(f"{rate} points/s: lag to the drawn chart, p50, s", 1) > 0
 
 
-def test_importing(tmp_path):
-    figures = run(tmp_path, "benchmarks/importing.py")
+def test_importing(measure):
+    figures = measure("benchmarks/importing.py")
     assert figures["points taken"] == figures["points"] > 0
     assert figures["points that differ from TensorBoard's"] == 0
     assert figures["points taken again"] == 0
+
+
+@pytest.mark.long
+def test_comparison(measure):
+    """Little is called where nothing differs."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    figures = measure("benchmarks/diagnosis_comparison.py")
+    (pairs,) = figures["pairs"]
+    assert pairs["pairs"] == 15
+    assert pairs["pairs with any better or worse"] <= 1
+    nothing, *shifted = figures["groups"]
+    # Forty draws: twice the rate of 5 % that is promised is within chance.
+    assert nothing["any"] <= 0.15
+    for row in shifted:
+        assert row["wrong way"] == 0
+        # The verdict is about the last value: it misses no more than Welch's test there does.
+        assert row["any"] >= row["welch"] - 0.05
+        assert row["any"] >= 0.5
+    (size,) = figures["size"]
+    assert size["stored s"] > 0

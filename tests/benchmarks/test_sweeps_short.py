@@ -1,8 +1,5 @@
 """The campaigns over trials in short: each trial is finished once, and the best is the same."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,23 +9,11 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 
 
-def run(tmp_path, *arguments):
-    target = tmp_path / "figures.json"
-    done = subprocess.run(
-        [sys.executable, *arguments, "--quick", "--json", str(target)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(target.read_text())
-
-
 @pytest.mark.parametrize("store", ["embedded", "service", "postgres"])
-def test_each_trial_is_finished_once(tmp_path, store, request):
+def test_each_trial_is_finished_once(measure, store, request):
     if store == "postgres":
         request.getfixturevalue("postgres_server")
-    (row,) = run(tmp_path, "benchmarks/claims.py", "campaign", "--stores", store)["campaign"]
+    (row,) = measure("benchmarks/claims.py", "campaign", "--stores", store)["campaign"]
     assert row["finished once"] == row["trials"] == 160
     assert row["kills"] > 0
     assert (row["deaths of the server"] > 0) == (store != "embedded")
@@ -36,8 +21,8 @@ def test_each_trial_is_finished_once(tmp_path, store, request):
         assert row[wrong] == 0, wrong
 
 
-def test_claims_are_measured(tmp_path):
-    rows = run(tmp_path, "benchmarks/claims.py", "rate", "--stores", "embedded")["rate"]
+def test_claims_are_measured(measure):
+    rows = measure("benchmarks/claims.py", "rate", "--stores", "embedded")["rate"]
     assert [row["processes"] for row in rows] == [1, 8, 1, 8]
     for row in rows:
         assert row["claim and settle /s"] > 0
@@ -45,9 +30,9 @@ def test_claims_are_measured(tmp_path):
     assert [row["finished once"] for row in rows[2:]] == [200, 200]
 
 
-def test_a_sweep_that_is_killed_and_resumed_has_the_same_best(tmp_path):
+def test_a_sweep_that_is_killed_and_resumed_has_the_same_best(measure):
     arguments = ("benchmarks/sweep_campaign.py", "--stores", "embedded", "--workers", "3")
-    rows = run(tmp_path, *arguments)["sweeps"]
+    rows = measure(*arguments)["sweeps"]
     assert [row["search"] for row in rows] == ["random", "halving"]
     for row in rows:
         assert row["completed"] == row["with the undisturbed value, to the bit"] == row["trials"]

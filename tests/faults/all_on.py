@@ -123,11 +123,6 @@ def list_to_last(told):
     return list(map(float, range(int(max(list_done(told))) + 1)))
 
 
-def read_steps(run_id, storage_dir):
-    metrics = quark.MetricsLogger(quark.open_run(run_id, storage_dir))
-    return [record.value for record in metrics.read(metric_key="m")]
-
-
 def read_records(run_id, storage_dir, kind):
     found = quark.open_run(run_id, storage_dir).open_run
     return found.reader.read(run_id, kind, Query(all_attempts=True)).to_records()

@@ -1,10 +1,6 @@
 """Streams with a journal on any file operations, and what they leave behind."""
 
-import os
-import subprocess
-import sys
 import threading
-import time
 
 import quark
 from quark_core.delivery.batch_log import BatchLog
@@ -16,10 +12,6 @@ from quark_core.delivery.sending import Quarantine
 from quark_core.delivery.stream import RunStream
 from quark_core.records import EventRecord, MetricRecord
 
-HEAD = """
-import os, signal, sys, threading, time, quark
-storage_dir = sys.argv[1]
-"""
 SOON = RetryPolicy(first_s=0.001, cap_s=0.01, rest_s=0.01, paused_s=0.01)
 
 
@@ -93,31 +85,8 @@ def is_journaled_or_delivered(session):
     return session.report_delivery().complete
 
 
-def wait_until(condition, timeout_s=60.0):
-    """Wait for what must come; whether it came."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def wait_for_adoption():
     """What a start finds is delivered behind it, by a thread that has the lanes meanwhile."""
     for thread in threading.enumerate():
         if thread.name == "quark-adopt":
             thread.join(60)
-
-
-def run_script(tmp_path, body, *, before=(), timeout=200, ends=0, **environment):
-    """Run a script in a process of its own; its standard output and its error output."""
-    done = subprocess.run(
-        [*before, sys.executable, "-c", HEAD + body, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == ends, done.stderr
-    return done.stdout, done.stderr

@@ -7,14 +7,8 @@ import threading
 import tracemalloc
 
 import pytest
-from journaled import (
-    adds_up,
-    open_stream,
-    put_event,
-    put_metric,
-    stored_values,
-    wait_until,
-)
+from journaled import adds_up, open_stream, put_event, put_metric, stored_values
+from kit.programs import wait_until
 
 import quark
 from quark_core.delivery.channel import MetricKey

@@ -4,7 +4,7 @@ import logging
 import time
 
 import pytest
-from journaled import wait_until
+from kit.programs import wait_until
 
 import quark
 from quark_core.backends.registry import default_registry

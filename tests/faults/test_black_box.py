@@ -14,7 +14,7 @@ from pathlib import Path
 
 import golden
 import pytest
-from journaled import wait_until
+from kit.programs import wait_until
 
 import quark
 from quark_core.delivery import crash_buffer

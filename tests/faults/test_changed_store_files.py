@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from journaled import run_script, wait_until
+from kit.programs import run_script, wait_until
 
 import quark
 from quark.cli.main import cli

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from journaled import run_script, wait_until
+from kit.programs import run_script, wait_until
 
 import quark
 from quark_core.runs import recovery

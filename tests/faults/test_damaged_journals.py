@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from click.testing import CliRunner
-from journaled import run_script
+from kit.programs import run_script
 
 import quark
 from quark.cli.main import cli

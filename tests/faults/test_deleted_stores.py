@@ -6,7 +6,8 @@ import signal
 import sqlite3
 
 import pytest
-from journaled import run_script, wait_for_adoption, wait_until
+from journaled import wait_for_adoption
+from kit.programs import run_script, wait_until
 
 import quark
 from quark.analysis.outputs import open_analysis

@@ -1,7 +1,7 @@
 """A process may end while a thread of a run is at its store: it ends by itself, and has it all."""
 
 import pytest
-from journaled import run_script
+from kit.programs import run_script
 
 import quark
 

@@ -6,14 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from journaled import (
-    is_journaled_or_delivered,
-    open_stream,
-    put_metric,
-    run_script,
-    stored_values,
-    wait_until,
-)
+from journaled import is_journaled_or_delivered, open_stream, put_metric, stored_values
+from kit.programs import run_script, wait_until
 
 import quark
 from quark_core.runs import recovery

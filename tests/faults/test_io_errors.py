@@ -9,16 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journaled import (
-    adds_up,
-    journaled_values,
-    open_stream,
-    put_event,
-    put_metric,
-    run_script,
-    stored_values,
-    wait_until,
-)
+from journaled import adds_up, journaled_values, open_stream, put_event, put_metric, stored_values
+from kit.programs import run_script, wait_until
 from tiers import count_examples
 
 import quark

@@ -6,9 +6,8 @@ import time
 
 import msgspec
 import pytest
-from journaled import run_script
+from kit.programs import read_values, run_script
 
-import quark
 from quark_core.delivery.delivery_state import LEASE_STALE_S, Lease
 from quark_core.runs import recovery
 from quark_core.system.process import ProcessIdentity, current_process
@@ -124,17 +123,12 @@ def rewrite_process(folder, process):
         write_lease(path, process)
 
 
-def values(tmp_path, run_id):
-    found = quark.MetricsLogger(quark.open_run(run_id, tmp_path)).read(metric_key="m")
-    return [record.value for record in found]
-
-
 @pytest.mark.long
 def test_a_journal_of_a_dead_process_whose_pid_was_reused_is_delivered(tmp_path, left_behind):
     run_id, folder = left_behind
     rewrite_process(folder, ProcessIdentity(current_process().host, os.getpid(), "1"))
     assert {result.state for result in recovery.sync(tmp_path)} == {"delivered"}
-    assert values(tmp_path, run_id) == list(map(float, range(500)))
+    assert read_values(tmp_path, run_id) == list(map(float, range(500)))
     assert not folder.exists()
 
 
@@ -147,7 +141,7 @@ def test_a_journal_of_another_host_waits_until_its_beats_have_stopped(tmp_path, 
     for path in (folder / "lanes").glob("*.lease"):
         os.utime(path, (old, old))
     assert {result.state for result in recovery.sync(tmp_path)} == {"delivered"}
-    assert values(tmp_path, run_id) == list(map(float, range(500)))
+    assert read_values(tmp_path, run_id) == list(map(float, range(500)))
 
 
 @pytest.mark.long
@@ -160,6 +154,6 @@ def test_a_journal_of_before_a_reboot_is_deleted_once_it_is_delivered(tmp_path, 
         os.utime(path, (old, old))
     recovery.sync(tmp_path)
     recovery.sync(tmp_path)
-    assert values(tmp_path, run_id) == list(map(float, range(500)))
+    assert read_values(tmp_path, run_id) == list(map(float, range(500)))
     assert recovery.survey(tmp_path) == []
     assert not folder.exists()

@@ -6,7 +6,8 @@ import signal
 import subprocess
 
 import pytest
-from journaled import is_journaled_or_delivered, open_stream, put_metric, run_script, stored_values
+from journaled import is_journaled_or_delivered, open_stream, put_metric, stored_values
+from kit.programs import run_script
 
 import quark
 from quark_core.delivery.delivery_state import LaneMark

@@ -3,15 +3,8 @@
 import threading
 
 import pytest
-from journaled import (
-    adds_up,
-    open_stream,
-    put_event,
-    put_metric,
-    stored_values,
-    wait_for_adoption,
-    wait_until,
-)
+from journaled import adds_up, open_stream, put_event, put_metric, stored_values, wait_for_adoption
+from kit.programs import wait_until
 
 import quark
 from quark_core.delivery import batch_log, journal, stream

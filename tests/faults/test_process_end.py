@@ -1,36 +1,12 @@
 """Signals, exceptions and exit: nothing is lost, nothing hangs, and exit statuses stay."""
 
-import os
 import signal
-import subprocess
-import sys
 
 import pytest
+from kit.programs import read_values, start_script
 
 import quark
 from quark_core.runs import recovery
-
-HEAD = """
-import os, signal, sys, threading, time, quark
-storage_dir = sys.argv[1]
-"""
-
-
-def start(tmp_path, body, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-c", HEAD + body, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-
-
-def values(tmp_path, run_id, key="m"):
-    metrics = quark.MetricsLogger(quark.open_run(run_id, tmp_path))
-    return [record.value for record in metrics.read(metric_key=key)]
-
 
 TRAIN = """
 session = quark.start_run(project="p", storage_dir=storage_dir)
@@ -48,14 +24,14 @@ while True:
 
 @pytest.mark.long
 def test_sigterm_keeps_everything_and_the_exit_status(tmp_path):
-    child = start(tmp_path, TRAIN)
+    child = start_script(tmp_path, TRAIN)
     run_id = child.stdout.readline().strip()
     child.stdout.readline()
     child.send_signal(signal.SIGTERM)
     child.communicate(timeout=200)
     assert child.returncode == -signal.SIGTERM
     recovery.sync(tmp_path)
-    found = values(tmp_path, run_id)
+    found = read_values(tmp_path, run_id)
     assert found == list(map(float, range(len(found))))
     assert len(found) >= 500
     session = quark.open_run(run_id, tmp_path)
@@ -66,7 +42,7 @@ def test_sigterm_keeps_everything_and_the_exit_status(tmp_path):
 
 @pytest.mark.long
 def test_a_handler_that_was_there_is_called_and_the_run_goes_on(tmp_path):
-    child = start(
+    child = start_script(
         tmp_path,
         """
 def save_checkpoint(number, frame):
@@ -88,7 +64,7 @@ session.end_run()
     out, err = child.communicate(timeout=200)
     assert (out.strip(), child.returncode) == ("saved", 0), err
     assert quark.open_run(run_id, tmp_path).status == "completed"
-    assert values(tmp_path, run_id, "checkpoint") == [1.0]
+    assert read_values(tmp_path, run_id, "checkpoint") == [1.0]
 
 
 @pytest.mark.sampled
@@ -103,7 +79,7 @@ session.end_run()
 def test_a_signal_that_is_ignored_or_opted_out_is_left_alone(
     tmp_path, prepare, environment, returncode
 ):
-    child = start(
+    child = start_script(
         tmp_path,
         f"""
 {prepare}
@@ -123,7 +99,7 @@ with quark.start_run(project="p", storage_dir=storage_dir) as session:
 
 @pytest.mark.long
 def test_a_run_that_is_started_in_another_thread_installs_no_handler(tmp_path):
-    child = start(
+    child = start_script(
         tmp_path,
         """
 def work():
@@ -140,7 +116,7 @@ thread.join()
 
 @pytest.mark.long
 def test_a_storm_of_signals_during_log_deadlocks_nothing_and_loses_nothing(tmp_path):
-    child = start(
+    child = start_script(
         tmp_path,
         """
 session = quark.start_run(project="p", storage_dir=storage_dir)
@@ -164,9 +140,9 @@ print(session.run_id, next(counter))
     out, err = child.communicate(timeout=200)
     assert child.returncode == 0, err
     run_id, count = out.split()
-    assert values(tmp_path, run_id) == list(map(float, range(20000)))
+    assert read_values(tmp_path, run_id) == list(map(float, range(20000)))
     # A handler may itself be interrupted by the next signal, so only the order may differ.
-    assert sorted(values(tmp_path, run_id, "signal")) == list(map(float, range(int(count))))
+    assert sorted(read_values(tmp_path, run_id, "signal")) == list(map(float, range(int(count))))
     assert int(count) > 10
 
 
@@ -183,7 +159,7 @@ print(session.run_id, next(counter))
     ids=["exception", "interrupt", "foreign hook", "exit", "ctrl-c"],
 )
 def test_what_ends_a_script_ends_its_run(tmp_path, ending, status, returncode):
-    child = start(
+    child = start_script(
         tmp_path,
         f"""
 session = quark.start_run(project="p", storage_dir=storage_dir)
@@ -195,12 +171,12 @@ print(session.run_id, flush=True)
     out, _ = child.communicate(timeout=200)
     assert child.returncode == returncode
     assert quark.open_run(out.strip(), tmp_path).status == status
-    assert values(tmp_path, out.strip()) == [1.0]
+    assert read_values(tmp_path, out.strip()) == [1.0]
 
 
 @pytest.mark.long
 def test_an_excepthook_that_was_there_is_called(tmp_path):
-    child = start(
+    child = start_script(
         tmp_path,
         """
 sys.excepthook = lambda *a: print("mine", flush=True)
@@ -239,31 +215,31 @@ session.end_run()
 
 @pytest.mark.long
 def test_exit_is_bounded_and_says_in_one_line_what_is_left(tmp_path):
-    child = start(tmp_path, HANG, QUARK_EXIT_TIMEOUT_SECONDS="0.5")
+    child = start_script(tmp_path, HANG, QUARK_EXIT_TIMEOUT_SECONDS="0.5")
     out, err = child.communicate(timeout=200)
     assert child.returncode == 0
     (line,) = [line for line in err.splitlines() if "quark sync" in line]
     assert "stuck" in line
     assert str(tmp_path) in line
-    assert values(tmp_path, out.strip()) == list(map(float, range(100)))
+    assert read_values(tmp_path, out.strip()) == list(map(float, range(100)))
     (waiting,) = [lane for lane in recovery.survey(tmp_path) if lane.backend == "stuck"]
     assert waiting.waiting >= 100
 
 
 @pytest.mark.long
 def test_ctrl_c_at_the_end_leaves_at_once_and_loses_nothing(tmp_path):
-    child = start(tmp_path, HANG + ENDING, QUARK_EXIT_TIMEOUT_SECONDS="600")
+    child = start_script(tmp_path, HANG + ENDING, QUARK_EXIT_TIMEOUT_SECONDS="600")
     run_id = child.stdout.readline().strip()
     child.stdout.readline()
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=200)
     recovery.sync(tmp_path)
-    assert values(tmp_path, run_id) == list(map(float, range(100)))
+    assert read_values(tmp_path, run_id) == list(map(float, range(100)))
 
 
 @pytest.mark.long
 def test_logging_from_odd_places(tmp_path):
-    child = start(
+    child = start_script(
         tmp_path,
         """
 import atexit, logging
@@ -288,14 +264,14 @@ print(session.run_id, flush=True)
     assert child.returncode == 0
     assert "Traceback" not in err
     run_id = out.strip()
-    assert values(tmp_path, run_id, "del") == [1.0, 1.0]
-    assert values(tmp_path, run_id, "logging") == [1.0]
-    assert values(tmp_path, run_id, "atexit") == [1.0]
+    assert read_values(tmp_path, run_id, "del") == [1.0, 1.0]
+    assert read_values(tmp_path, run_id, "logging") == [1.0]
+    assert read_values(tmp_path, run_id, "atexit") == [1.0]
 
 
 @pytest.mark.long
 def test_a_daemon_thread_that_logs_at_exit_prints_nothing(tmp_path):
-    child = start(
+    child = start_script(
         tmp_path,
         """
 quiet = threading.Event()

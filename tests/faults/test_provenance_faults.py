@@ -16,10 +16,10 @@ from all_on import (
     list_done,
     list_to_last,
     read_run_id,
-    read_steps,
     read_to_step,
     write_project,
 )
+from kit.programs import kill, read_values, sync
 
 import quark
 
@@ -29,21 +29,6 @@ train(session, config, int(sys.argv[2]), sleep_s=float(sys.argv[3]))
 session.end_run()
 print("ended", flush=True)
 """
-
-
-def sync(storage_dir):
-    done = subprocess.run(
-        [sys.executable, "-m", "quark", "sync", str(storage_dir)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def kill(process):
-    process.send_signal(signal.SIGKILL)
-    return process.communicate(timeout=60)
 
 
 def assert_calm(errors):
@@ -111,7 +96,7 @@ def test_a_killed_run_that_goes_on_with_other_code_has_each_step_once_and_both_c
     expected = [*done, *list_done(told)]
     assert expected == list(map(float, range(len(done) + 20)))
     # A call that had not returned may be there as well; the next attempt has made it again.
-    assert read_steps(run_id, runs) == expected
+    assert read_values(runs, run_id) == expected
     assert quark.read_sources(run_id, runs)["parts.py"].text.endswith("return batch\n")
     assert quark.open_run(run_id, runs).groups == ("idea", "paper/fig3")
 
@@ -130,7 +115,7 @@ def test_a_full_disk_and_then_a_kill_cost_no_step(tmp_path, mount, when):
     (disk / "filler").unlink()
     sync(disk)
     done = list_to_last(begun + told)
-    assert read_steps(run_id, disk)[: len(done)] == done
+    assert read_values(disk, run_id)[: len(done)] == done
     assert_readable(run_id, disk)
 
 
@@ -165,7 +150,7 @@ def test_a_failing_journal_a_locked_store_and_a_kill_cost_no_step(tmp_path):
     assert_calm(errors)
     sync(runs)
     assert list_done(told)[-1] == 499.0
-    assert read_steps(run_id, runs) == list(map(float, range(500)))
+    assert read_values(runs, run_id) == list(map(float, range(500)))
     assert quark.open_run(run_id, runs).fields["gpu"] == "V100"
 
 
@@ -204,7 +189,7 @@ def test_the_end_is_bounded_while_a_fingerprint_hangs_and_the_store_is_locked(
     assert job.returncode == status, errors
     sync(runs)
     done = list_to_last(first + told)
-    assert read_steps(run_id, runs)[: len(done)] == done
+    assert read_values(runs, run_id)[: len(done)] == done
     assert quark.open_run(run_id, runs).context.run.status == "interrupted"
 
 
@@ -259,7 +244,7 @@ def test_children_that_are_forked_while_threads_fingerprint_and_leave_at_once_lo
     assert list_done(told) == list(map(float, range(forks))), told
     run_id = told.split()[1]
     sync(tmp_path / "runs")
-    assert sorted(read_steps(run_id, tmp_path / "runs")) == list(map(float, range(forks)))
+    assert sorted(read_values(tmp_path / "runs", run_id)) == list(map(float, range(forks)))
 
 
 INTERRUPT = """
@@ -305,7 +290,7 @@ def test_a_handler_that_does_all_that_the_loop_does_waits_for_nobody_without_thr
     told, errors = job.communicate(timeout=100)
     assert told.endswith("ended\n"), errors
     assert_calm(errors)
-    steps = read_steps(told.split()[1], tmp_path / "runs")
+    steps = read_values(tmp_path / "runs", told.split()[1])
     assert steps == list(map(float, range(1, 151)))
 
 
@@ -326,7 +311,7 @@ def test_a_program_that_leaves_at_once_and_takes_its_sources_along_has_each_step
     assert_calm(errors)
     sync(runs)
     run_id = told.split()[1]
-    assert list_done(told) == read_steps(run_id, runs) == list(map(float, range(100)))
+    assert list_done(told) == read_values(runs, run_id) == list(map(float, range(100)))
     assert_readable(run_id, runs)
 
 

@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 import pytest
-from journaled import run_script
+from kit.programs import read_values, run_script
 
 import quark
 from quark_core.delivery.sync import sync_folder
@@ -43,11 +43,6 @@ for result in recovery.sync(pathlib.Path(sys.argv[1])):
 """
 
 
-def stored(tmp_path, run_id):
-    metrics = quark.MetricsLogger(quark.open_run(run_id, tmp_path))
-    return [record.value for record in metrics.read(metric_key="m")]
-
-
 def mirrored(tmp_path, run_id):
     found = []
     for path in sorted((tmp_path / ".quark" / "runs" / run_id).rglob("metrics_long*.csv")):
@@ -57,7 +52,7 @@ def mirrored(tmp_path, run_id):
 
 
 def assert_all_once(tmp_path, run_id, count):
-    assert stored(tmp_path, run_id) == list(map(float, range(count)))
+    assert read_values(tmp_path, run_id) == list(map(float, range(count)))
     assert mirrored(tmp_path, run_id) == list(map(float, range(count)))
     assert recovery.survey(tmp_path) == []
 

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from journaled import wait_until
+from kit.programs import wait_until
 
 import quark
 from quark_backends.embedded import journal_player, segment_index, segment_index_builder

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from kit.programs import wait_until
 from msgspec.structs import replace
 
 import quark
@@ -78,13 +79,6 @@ def mirror(monkeypatch):
     return mirror
 
 
-def wait_until(condition, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 class Children:
     """Forked processes that log a value, and then live until they are told to end."""
 
@@ -130,14 +124,14 @@ def stored(session):
 @pytest.mark.long
 @needs_fork
 def test_children_of_a_training_share_one_opening(session, mirror):
-    wait_until(mirror.writers)
+    assert wait_until(mirror.writers)
     children = Children(session, CHILDREN)
-    wait_until(lambda: len(mirror.writers()) == 1 + CHILDREN)
+    assert wait_until(lambda: len(mirror.writers()) == 1 + CHILDREN)
     assert len(mirror.by("quark-children")) == 1
     assert mirror.closed == []
     children.end()
     # When no child is left it is closed, long before the run ends.
-    wait_until(lambda: mirror.closed)
+    assert wait_until(lambda: mirror.closed)
     session.end_run()
     assert len(mirror.opened) == len(mirror.closed) == 2
     assert stored(session) == [0.0, 1.0, 2.0]
@@ -146,13 +140,13 @@ def test_children_of_a_training_share_one_opening(session, mirror):
 @pytest.mark.long
 @needs_fork
 def test_a_mirror_that_is_down_is_not_asked_by_every_journal_every_second(session, mirror):
-    wait_until(mirror.writers)
+    assert wait_until(mirror.writers)
     mirror.is_down = True
     began = time.monotonic()
     children = Children(session, CHILDREN)
     # The primary has it all the same.
-    wait_until(lambda: len(stored(session)) == CHILDREN)
-    wait_until(lambda: mirror.by("quark-children"))
+    assert wait_until(lambda: len(stored(session)) == CHILDREN)
+    assert wait_until(lambda: mirror.by("quark-children"))
     time.sleep(max(0.0, 6.0 - (time.monotonic() - began)))
     asked = mirror.by("quark-children")
     # After 1, 2, 4 s and so on; without rests it would be three times each second.
@@ -197,11 +191,11 @@ def test_what_another_process_has_delivered_meanwhile_is_not_taken_back(tmp_path
     def log_one(expected):
         os.write(told, b"x")
         os.read(done, 1)
-        wait_until(lambda: points() == expected)
+        assert wait_until(lambda: points() == expected)
 
     try:
         log_one([0])
-        wait_until(lambda: not children._thread.is_alive())
+        assert wait_until(lambda: not children._thread.is_alive())
         # From here on this training is slow, and somebody syncs.
         deliver, children._deliver = children._deliver, lambda _: None
         os.write(told, b"x")
@@ -228,7 +222,7 @@ def test_what_another_process_has_delivered_meanwhile_is_not_taken_back(tmp_path
 @needs_fork
 def test_what_was_left_behind_shares_one_opening_too(session, mirror, monkeypatch):
     monkeypatch.setattr(recovery.ChildDelivery, "_deliver", lambda *_: None)
-    wait_until(mirror.writers)
+    assert wait_until(mirror.writers)
     children = Children(session, CHILDREN)
     own = session.open_run.origin.writer_id
 
@@ -238,7 +232,7 @@ def test_what_was_left_behind_shares_one_opening_too(session, mirror, monkeypatc
             lane.backend == "noted" and lane.writer_id != own and lane.waiting > 0 for lane in lanes
         )
 
-    wait_until(lambda: count_journaled() == CHILDREN)
+    assert wait_until(lambda: count_journaled() == CHILDREN)
     children.kill()
     session.end_run()
     before = len(mirror.opened)

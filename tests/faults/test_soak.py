@@ -8,7 +8,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from journaled import journaled_values, open_stream, put_metric, wait_until
+from journaled import journaled_values, open_stream, put_metric
+from kit.programs import wait_until
 
 import quark
 from quark_core.testing.fakes import ScriptedBackend

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from journaled import HEAD, wait_until
+from kit.programs import HEAD, kill, sync, wait_until
 from stopped_processes import stop_between_writes
 
 import quark
@@ -89,26 +89,11 @@ def go(worker):
         worker.stdin.flush()
 
 
-def kill(worker):
-    worker.send_signal(signal.SIGKILL)
-    return worker.communicate(timeout=60)
-
-
 def finish(worker):
     """Let it end whatever it gets, until there is no more."""
     out, errors = worker.communicate("\n" * 100, timeout=120)
     assert worker.returncode == 0, errors
     return out
-
-
-def sync(storage_dir):
-    done = subprocess.run(
-        [sys.executable, "-m", "quark", "sync", str(storage_dir)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @contextlib.contextmanager

@@ -12,7 +12,8 @@ import sys
 import time
 
 import pytest
-from journaled import HEAD, wait_for_adoption, wait_until
+from journaled import wait_for_adoption
+from kit.programs import HEAD, kill, read_values, sync, wait_until
 
 import quark
 from quark_core.records.query import Query
@@ -30,20 +31,6 @@ def launch(storage_dir, body, *arguments, stdout=subprocess.PIPE):
         text=True,
         env={**os.environ, **ENVIRONMENT},
     )
-
-
-def sync(storage_dir):
-    return subprocess.run(
-        [sys.executable, "-m", "quark", "sync", str(storage_dir)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-
-
-def kill(process):
-    process.send_signal(signal.SIGKILL)
-    return process.communicate(timeout=60)
 
 
 def fill(disk, leave_bytes=0):
@@ -68,11 +55,6 @@ def measure_free(disk):
 
 def list_events(run, event_type):
     return quark.EventLogger(run).read(event_type=event_type)
-
-
-def read_values(run_id, storage_dir):
-    metrics = quark.MetricsLogger(quark.open_run(run_id, storage_dir))
-    return [record.value for record in metrics.read(metric_key="m")]
 
 
 FILE_BYTES = 100_000
@@ -115,8 +97,8 @@ def test_a_directory_on_a_full_disk_of_a_killed_process_is_whole_or_says_what_is
     _, errors = kill(job)
     assert "Traceback" not in errors
     (disk / "filler").unlink()
-    assert sync(disk).returncode == 0
-    assert read_values(run_id, disk) == list(map(float, range(2_000)))
+    sync(disk)
+    assert read_values(disk, run_id) == list(map(float, range(2_000)))
     run = quark.open_run(run_id, disk)
     found = quark.ArtifactStore(run).read(artifact_type="directory")
     told = [event.payload["reason"] for event in list_events(run, "artifact_not_kept")]
@@ -191,7 +173,7 @@ def test_what_was_printed_while_the_journal_failed_and_the_store_was_locked_surv
     assert lines == [f"line {number}" for number in range(1, 1000)]
     with quark.start_run(project="p", storage_dir=tmp_path):
         wait_for_adoption()
-    assert read_values(run_id, tmp_path) == list(map(float, range(1_000)))
+    assert read_values(tmp_path, run_id) == list(map(float, range(1_000)))
     found = quark.open_run(run_id, tmp_path).open_run.read("console", Query())
     kept = [line.text for line in fold_lines(found.to_records()) if line.text.startswith("line")]
     assert kept == lines
@@ -238,7 +220,7 @@ def test_a_flood_of_lines_while_the_store_is_locked_costs_bounded_memory_and_no_
     _, errors = job.communicate("go\n", timeout=200)
     assert job.returncode == 0, errors
     assert int(grown.split()[2]) < MOST_GROWTH_BYTES
-    assert read_values(run_id, tmp_path) == list(map(float, range(-1, megabytes)))
+    assert read_values(tmp_path, run_id) == list(map(float, range(-1, megabytes)))
     run = quark.open_run(run_id, tmp_path)
     kept = run.open_run.read("console", Query(equals={"stream": "stdout"}))
     left_out = int(kept["left_out"].sum())
@@ -297,8 +279,8 @@ def test_a_training_that_is_ended_while_its_targets_hang_ends_and_leaves_nobody_
             assert job.returncode == status, errors
             # Each drop is in time for a reader; all together never come to an end.
             assert wait_until(lambda: is_cut_off(connection), 60)
-    assert sync(tmp_path).returncode == 0
-    assert len(read_values(run_id, tmp_path)) == int(logged)
+    sync(tmp_path)
+    assert len(read_values(tmp_path, run_id)) == int(logged)
     assert quark.open_run(run_id, tmp_path).context.run.status == "interrupted"
 
 
@@ -350,4 +332,4 @@ def test_an_import_that_is_killed_beside_one_whose_disk_is_full_is_made_whole_by
     assert set(found) == set(values)
     for name, run_id in found.items():
         assert quark.open_run(run_id, disk).context.run.status == "completed"
-        assert read_values(run_id, disk) == values[name]
+        assert read_values(disk, run_id) == values[name]

@@ -9,27 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
+from benchmarks.diagnosis.measuring import (
+    AnyRecorder,
+    ask_shadow,
+    compare_weights,
+    find_end,
+    keep_weights,
+    train_both,
+)
+from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Truth
 from quark import DataDiagnostics
-
-AnyRecorder = Recorder | SilentRecorder
-
-# What a training that goes to pieces shows beside its cause.
-RUINS = (
-    "exploding_gradients",
-    "vanishing_gradients",
-    "stagnant_layers",
-    "activation_collapse",
-    "loss_spike",
-    "divergence",
-    "plateau",
-    "update_ratio",
-    "non_finite_values",
-)
 
 
 @dataclass(slots=True)
@@ -105,8 +97,7 @@ class Notes:
     @property
     def end(self) -> float:
         """The median of the oracle's last three looks."""
-        kept = [value if math.isfinite(value) else math.inf for value in self.proof[-3:]]
-        return float(np.median(kept))
+        return find_end(self.proof)
 
     @property
     def best(self) -> float:
@@ -115,7 +106,7 @@ class Notes:
 
     def moved(self, name: str) -> float:
         """How far a parameter came, against its size before."""
-        return float((self.last[name] - self.first[name]).norm() / (self.first[name].norm() + 1e-9))
+        return compare_weights(self.first, self.last, name)
 
 
 def fit(course: Course, recorder: AnyRecorder) -> Notes:
@@ -125,9 +116,9 @@ def fit(course: Course, recorder: AnyRecorder) -> Notes:
     diagnostics = None
     if course.tell is not None and isinstance(recorder, Recorder):
         diagnostics = DataDiagnostics(recorder._session)
-    notes = Notes(first=_keep(course.model))
+    notes = Notes(first=keep_weights(course.model))
     notes.looks.append(course.first_step)
-    notes.proof.append(_look(course, ghost))
+    notes.proof.append(ask_shadow(ghost, course.model, course.proof, 7))
     every = max(1, course.steps // course.looks)
     try:
         for step in range(course.first_step, course.first_step + course.steps):
@@ -147,13 +138,13 @@ def fit(course: Course, recorder: AnyRecorder) -> Notes:
                 course.after(step)
             if (step + 1) % every == 0:
                 notes.looks.append(step)
-                notes.proof.append(_look(course, ghost))
+                notes.proof.append(ask_shadow(ghost, course.model, course.proof, 7))
             if course.check is not None and (step + 1) % course.check_every == 0:
                 recorder.validate(step, course.check(step), epoch=epoch)
     finally:
         if diagnostics is not None:
             diagnostics.close()
-    notes.last = _keep(course.model)
+    notes.last = keep_weights(course.model)
     return notes
 
 
@@ -161,11 +152,13 @@ def pair(
     make: Callable[[Draw, bool], Course], recorder: Recorder, draw: Draw
 ) -> tuple[Course, Notes, Notes]:
     """Train with the fault, recorded, and a twin without: same start, data and order."""
-    torch.manual_seed(draw.torch_seed)
-    course = make(draw.again(), True)
-    notes = fit(course, recorder)
-    torch.manual_seed(draw.torch_seed)
-    return course, notes, fit(make(draw.again(), False), SilentRecorder())
+
+    def train_one(faulty: bool, recorder: AnyRecorder) -> tuple[Course, Notes]:
+        course = make(draw.again(), faulty)
+        return course, fit(course, recorder)
+
+    (course, notes), (_, twin) = train_both(train_one, recorder, draw)
+    return course, notes, twin
 
 
 def lost(notes: Notes, twin: Notes) -> float:
@@ -264,19 +257,3 @@ def _take_step(course: Course, notes: Notes, batch: Any, step: int) -> dict[str,
     if course.log_norm:
         logged["grad_norm"] = notes.norms[-1]
     return {course.key: notes.losses[-1], **logged} if course.key else logged
-
-
-def _look(course: Course, ghost: nn.Module) -> float:
-    ghost.load_state_dict(course.model.state_dict())
-    ghost.eval()
-    # The oracle's draws are its own: a look moves no random number of the training.
-    state = torch.get_rng_state()
-    with torch.no_grad():
-        torch.manual_seed(7)
-        found = course.proof(ghost)
-    torch.set_rng_state(state)
-    return float(found)
-
-
-def _keep(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().double().clone() for name, p in model.named_parameters()}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
-from benchmarks.diagnosis.families.eighth_course import RUINS, Course, judge_fault, lost, pair
+from benchmarks.diagnosis.families.eighth_course import Course, judge_fault, lost, pair
 from benchmarks.diagnosis.families.eighth_tasks import (
     SmallResNet,
     make_chain,
@@ -19,6 +19,7 @@ from benchmarks.diagnosis.families.eighth_tasks import (
     sample,
     supervise,
 )
+from benchmarks.diagnosis.measuring import WRECK
 from benchmarks.diagnosis.networks import Classifier, Transformer, make_convolutional, make_mlp
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
@@ -61,7 +62,7 @@ def _schedule_not_restored(recorder: Recorder, draw: Draw) -> Truth:
         "divergence",
         reason=f"a schedule begun anew: {(notes.end - notes.best) / gained:.0%} is lost",
         onset=course.config["resumed_at"],
-        tolerated=RUINS,
+        tolerated=WRECK,
     )
 
 
@@ -147,7 +148,7 @@ def _reversal_without_end(recorder: Recorder, draw: Draw) -> Truth:
         twin,
         "divergence",
         reason=f"the reversal outgrew the task: {(notes.end - notes.best) / gained:.0%} is lost",
-        tolerated=RUINS,
+        tolerated=WRECK,
     )
 
 
@@ -236,7 +237,7 @@ def _no_zero_grad(recorder: Recorder, draw: Draw) -> Truth:
         twin,
         "gradients_not_cleared",
         reason=f"gradients never cleared: their norm grew to {growth:.1f} times",
-        tolerated=(*RUINS, "overfitting_onset"),
+        tolerated=(*WRECK, "overfitting_onset"),
     )
 
 
@@ -267,7 +268,7 @@ def _head_never_cleared(recorder: Recorder, draw: Draw) -> Truth:
         twin,
         "gradients_not_cleared",
         reason="only the body's optimizer clears its gradients",
-        tolerated=(*RUINS, "overfitting_onset"),
+        tolerated=(*WRECK, "overfitting_onset"),
     )
 
 

@@ -11,20 +11,14 @@ from torch.nn import functional
 
 from benchmarks.diagnosis import datasets, sequences
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.eighth_course import (
-    RUINS,
-    Course,
-    Notes,
-    judge_fault,
-    lost,
-    pair,
-)
+from benchmarks.diagnosis.families.eighth_course import Course, Notes, judge_fault, lost, pair
 from benchmarks.diagnosis.families.eighth_tasks import (
     SmallResNet,
     cut,
     make_images,
     supervise,
 )
+from benchmarks.diagnosis.measuring import WRECK
 from benchmarks.diagnosis.networks import Recurrent, make_convolutional, make_mlp
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
@@ -288,7 +282,7 @@ def _folders_in_order(recorder: Recorder, draw: Draw) -> Truth:
         twin,
         "unshuffled_data",
         reason="classes come one after the other",
-        tolerated=(*RUINS, "overfitting_onset"),
+        tolerated=(*WRECK, "overfitting_onset"),
     )
 
 
@@ -313,7 +307,7 @@ def _balanced_file_in_order(recorder: Recorder, draw: Draw) -> Truth:
         twin,
         "unshuffled_data",
         reason="first one class, then the other",
-        tolerated=(*RUINS, "overfitting_onset"),
+        tolerated=(*WRECK, "overfitting_onset"),
     )
 
 

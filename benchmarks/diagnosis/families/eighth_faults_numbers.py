@@ -11,13 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
-from benchmarks.diagnosis.families.eighth_course import (
-    RUINS,
-    Course,
-    fit,
-    judge_fault,
-    pair,
-)
+from benchmarks.diagnosis.families.eighth_course import Course, fit, judge_fault, pair
 from benchmarks.diagnosis.families.eighth_tasks import (
     Reader,
     cut,
@@ -25,6 +19,7 @@ from benchmarks.diagnosis.families.eighth_tasks import (
     make_prices,
     supervise,
 )
+from benchmarks.diagnosis.measuring import WRECK
 from benchmarks.diagnosis.networks import make_convolutional, make_mlp
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
@@ -176,7 +171,7 @@ def _root_of_nothing(recorder: Recorder, draw: Draw) -> Truth:
         "non_finite_values",
         reason=f"the root of a distance of 0: NaN from step {bad[0] if bad else None}",
         onset=bad[0] if bad else None,
-        tolerated=RUINS,
+        tolerated=WRECK,
     )
 
 
@@ -234,7 +229,7 @@ def _all_padding(recorder: Recorder, draw: Draw) -> Truth:
         "non_finite_values",
         reason=f"a text of padding only: NaN from step {bad[0] if bad else None}",
         onset=bad[0] if bad else None,
-        tolerated=RUINS,
+        tolerated=WRECK,
     )
 
 

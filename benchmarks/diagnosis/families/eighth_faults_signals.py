@@ -10,18 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
-from benchmarks.diagnosis.families.eighth_course import (
-    RUINS,
-    Course,
-    judge_fault,
-    lost,
-    pair,
-)
+from benchmarks.diagnosis.families.eighth_course import Course, judge_fault, lost, pair
 from benchmarks.diagnosis.families.eighth_tasks import (
     make_images,
     sample,
     supervise,
 )
+from benchmarks.diagnosis.measuring import WRECK
 from benchmarks.diagnosis.networks import make_convolutional, make_mlp
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
@@ -68,7 +63,7 @@ def _bootstrapped_beyond_data(recorder: Recorder, draw: Draw) -> Truth:
         twin,
         "exploding_gradients",
         reason=f"values bootstrap on themselves: gradients grew to {growth:.3g} times",
-        tolerated=RUINS,
+        tolerated=WRECK,
     )
 
 

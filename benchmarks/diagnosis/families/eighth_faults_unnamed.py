@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
-from benchmarks.diagnosis.families.eighth_course import RUINS, Course, fit, judge_fault, pair
+from benchmarks.diagnosis.families.eighth_course import Course, fit, judge_fault, pair
 from benchmarks.diagnosis.families.eighth_tasks import cut, make_images, sample, supervise
+from benchmarks.diagnosis.measuring import WRECK
 from benchmarks.diagnosis.networks import make_convolutional, make_mlp
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
 # What may be said of a model that ignores its input, or is judged by other data.
-_BESIDE = (*RUINS, "overfitting_onset", "constant_inputs", "training_mode_in_evaluation")
+_BESIDE = (*WRECK, "overfitting_onset", "constant_inputs", "training_mode_in_evaluation")
 
 
 class _Variational(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,8 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.oracles import WRECK, doubt, is_worse, smooth, soften
-from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
+from benchmarks.diagnosis.measuring import (
+    WRECK,
+    AnyRecorder,
+    ask_shadow,
+    doubt,
+    keep_weights,
+    measure_gradient,
+    note_updates,
+    smooth,
+    train_both,
+)
+from benchmarks.diagnosis.oracles import is_worse, soften
+from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Trace
 
@@ -91,15 +101,16 @@ class Plan:
 
 def run_both(make: Make, recorder: Recorder, draw: Draw) -> tuple[Plan, Trace, Trace]:
     """Train with the fault, recorded, and a twin without it on the same draws."""
-    torch.manual_seed(draw.torch_seed)
-    plan = make(draw.again(), True)
-    trace = run(plan, recorder, draw)
-    torch.manual_seed(draw.torch_seed)
-    twin = run(make(draw.again(), False), SilentRecorder(), draw)
+
+    def train_one(faulty: bool, recorder: AnyRecorder) -> tuple[Plan, Trace]:
+        plan = make(draw.again(), faulty)
+        return plan, run(plan, recorder, draw)
+
+    (plan, trace), (_, twin) = train_both(train_one, recorder, draw)
     return plan, trace, twin
 
 
-def run(plan: Plan, recorder: Recorder | SilentRecorder, draw: Draw) -> Trace:
+def run(plan: Plan, recorder: AnyRecorder, draw: Draw) -> Trace:
     """The whole training; the oracle looks at a copy of the model, never at the model."""
     model, optimizer = plan.model, plan.optimizer
     shadow = copy.deepcopy(model)
@@ -109,7 +120,7 @@ def run(plan: Plan, recorder: Recorder | SilentRecorder, draw: Draw) -> Trace:
         options["timing"] = "manual"
     config = {"lr": base[0], "optimizer": type(optimizer).__name__, "torch_seed": draw.torch_seed}
     recorder.start(model, optimizer, config=config, **options)
-    trace = Trace(first=_keep(model))
+    trace = Trace(first=keep_weights(model))
     look_every = max(1, plan.steps // plan.looks)
     gathered: list[float] = []
     model.train()
@@ -123,7 +134,7 @@ def run(plan: Plan, recorder: Recorder | SilentRecorder, draw: Draw) -> Trace:
         looks = step % look_every == 0 or step == plan.steps - 1
         if looks:
             _look(plan, shadow, trace, step)
-        earlier = _keep(model) if looks else {}
+        earlier = keep_weights(model) if looks else {}
         with recorder.step(step, epoch=epoch):
             value = _advance(plan, trace, step)
             gathered.append(value)
@@ -131,7 +142,7 @@ def run(plan: Plan, recorder: Recorder | SilentRecorder, draw: Draw) -> Trace:
             if not plan.by_epoch:
                 recorder.log({**({plan.key: value} if plan.key else {}), **others})
         if looks:
-            _note_updates(model, earlier, trace)
+            note_updates(model, earlier, trace.ratios, trace.layer_gradients)
         if plan.times is not None:
             whole, data, compute = plan.times(step)
             recorder.time(step, step_ms=whole, data_ms=data, compute_ms=compute)
@@ -145,7 +156,7 @@ def run(plan: Plan, recorder: Recorder | SilentRecorder, draw: Draw) -> Trace:
         if ended if plan.by_epoch else (step + 1) % plan.val_every == 0:
             _validate(plan, recorder, step, epoch)
     _look(plan, shadow, trace, plan.steps)
-    trace.last = _keep(model)
+    trace.last = keep_weights(model)
     return trace
 
 
@@ -162,12 +173,12 @@ def _advance(plan: Plan, trace: Trace, step: int) -> float:
             trace.gradients.append(norm)
         plan.optimizer.step()
     if plan.clip is None or plan.update is not None:
-        trace.gradients.append(_norm(plan.model))
+        trace.gradients.append(measure_gradient(plan.model))
     trace.losses.append(float(loss.detach()))
     return trace.losses[-1]
 
 
-def _validate(plan: Plan, recorder: Recorder | SilentRecorder, step: int, epoch: int) -> None:
+def _validate(plan: Plan, recorder: AnyRecorder, step: int, epoch: int) -> None:
     if plan.held_out is None:
         return
     if plan.evaluates:
@@ -182,32 +193,8 @@ def _validate(plan: Plan, recorder: Recorder | SilentRecorder, step: int, epoch:
 
 
 def _look(plan: Plan, shadow: nn.Module, trace: Trace, step: int) -> None:
-    shadow.load_state_dict(plan.model.state_dict())
-    shadow.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        trace.proof.append(plan.judge(shadow))
+    trace.proof.append(ask_shadow(shadow, plan.model, plan.judge, 0))
     trace.looks.append(step)
-
-
-def _note_updates(model: nn.Module, earlier: dict[str, Tensor], trace: Trace) -> None:
-    for name, parameter in model.named_parameters():
-        before = earlier[name]
-        change = float((parameter.detach().double() - before).norm())
-        trace.ratios.setdefault(name, []).append(change / (float(before.norm()) + 1e-12))
-        grad = parameter.grad
-        size = math.nan if grad is None else float(grad.double().square().mean().sqrt())
-        trace.layer_gradients.setdefault(name, []).append(size)
-
-
-def _norm(model: nn.Module) -> float:
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    squares = sum(float(grad.double().square().sum()) for grad in grads)
-    return math.sqrt(squares) if math.isfinite(squares) else squares
-
-
-def _keep(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().double().clone() for name, p in model.named_parameters()}
 
 
 def tell(trace: Trace) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.diagnosis import zoo
-from benchmarks.diagnosis.oracles import WRECK, doubt, is_worse, smooth, soften
+from benchmarks.diagnosis.measuring import WRECK, doubt, smooth
+from benchmarks.diagnosis.oracles import soften
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
-from benchmarks.diagnosis.training import Problem, Trace, train_twice
+from benchmarks.diagnosis.training import Problem, train_twice
 
 Make = Callable[[Draw, bool], Problem]
 
@@ -41,40 +41,6 @@ def _spoil_sample(draw: Draw, faulty: bool) -> Problem:
     return made
 
 
-def _overflow_softmax(draw: Draw, faulty: bool) -> Problem:
-    """A softmax by hand at a falling temperature, whose exponentials overflow in the end."""
-    made = draw.choice(zoo.make_digits_mlp, zoo.make_spirals, zoo.make_digits_cnn)(draw)
-    last = 30.0 + 100.0 * draw.severity
-    sharpness = [1.0]
-
-    def by_hand(output: Tensor, target: Tensor) -> Tensor:
-        powers = (sharpness[0] * output).exp()
-        return -(powers.gather(1, target[:, None])[:, 0] / powers.sum(1)).log().mean()
-
-    def stable(output: Tensor, target: Tensor) -> Tensor:
-        return zoo.cross_entropy(sharpness[0] * output, target)
-
-    def cool(step: int) -> None:
-        sharpness[0] = last ** (step / made.steps)
-
-    made.before = cool
-    made.loss = by_hand if faulty else stable
-    return made
-
-
-def _root_of_nothing(draw: Draw, faulty: bool) -> Problem:
-    """The loss is a root, whose slope at a perfect batch is infinite."""
-    made = draw.choice(zoo.make_friedman, zoo.make_autoencoder, zoo.make_waves)(draw)
-    onset = draw.onset_step(made.steps, 0.2, 0.7)
-
-    def root(step: int, loss: Tensor) -> Tensor:
-        kept = loss * 0.0 if step == onset and made.model.training else loss
-        return kept.sqrt() if faulty else (kept + 1e-8).sqrt()
-
-    made.change_loss = root
-    return made
-
-
 def _judge_non_finite(make: Make, recorder: Recorder, draw: Draw) -> Truth:
     problem, trace, twin = train_twice(make, recorder, draw)
     values = np.isfinite(trace.losses) & np.isfinite(trace.gradients)
@@ -90,34 +56,6 @@ def _judge_non_finite(make: Make, recorder: Recorder, draw: Draw) -> Truth:
         phases_forbidden=("overfitting_onset",),
         reason=f"first not finite at step {first}; weights lost: {ruined}",
     )
-
-
-def _spoil_shard(draw: Draw, faulty: bool) -> Problem:
-    """Some batches in a row have wrong labels and a wrong unit: a broken shard."""
-    made = draw.choice(zoo.make_digits_mlp, zoo.make_digits_cnn, zoo.make_spirals)(draw)
-    made.steps += 80
-    onset, length = draw.onset_step(made.steps, 0.4, 0.6), draw.integer(6, 12)
-    factor, shuffle = 2.0 + 1.0 * draw.severity, draw.stream("shard")
-
-    def spoil(step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if onset <= step < onset + length:
-            return x * factor, y[torch.from_numpy(shuffle.permutation(len(y)))]
-        return x, y
-
-    if faulty:
-        made.change_batch = spoil
-    return made
-
-
-def _glitch_rate(draw: Draw, faulty: bool) -> Problem:
-    """A few steps at a rate far too high, then as before."""
-    made = draw.choice(zoo.make_digits_cnn, zoo.make_residual, zoo.make_spirals)(draw)
-    made.clip = 1.0
-    onset, length = draw.onset_step(made.steps, 0.4, 0.6), draw.integer(2, 4)
-    factor = 40.0 * 4.0**draw.severity
-    if faulty:
-        made.rate = lambda step: factor if onset <= step < onset + length else 1.0
-    return made
 
 
 def _lose_weights(draw: Draw, faulty: bool) -> Problem:
@@ -167,35 +105,6 @@ def _judge_spike(make: Make, recorder: Recorder, draw: Draw) -> Truth:
     return soften(truth, trace)
 
 
-def _grow_rate(draw: Draw, faulty: bool) -> Problem:
-    """A schedule that multiplies the rate each epoch where it should divide it."""
-    names = ("digits_mlp", "friedman", "residual", "spirals", "digits_cnn")
-    made = zoo.ZOO[draw.choice(*names)](draw)
-    onset = draw.onset_step(made.steps, 0.2, 0.4)
-    whole = 400.0 * 10.0**draw.severity
-    span = made.steps - onset
-    if faulty:
-        made.rate = lambda step: whole ** max(0.0, (step - onset) / span)
-    return made
-
-
-def _climb(draw: Draw, faulty: bool) -> Problem:
-    """From the onset on, the loss is maximised."""
-    made = draw.choice(zoo.make_digits_mlp, zoo.make_waves, zoo.make_autoencoder, zoo.make_table)(
-        draw
-    )
-    made.clip = 1.0
-    onset = draw.onset_step(made.steps, 0.4, 0.6)
-
-    def turn(step: int) -> None:
-        for group in made.optimizer.param_groups:
-            group["maximize"] = step >= onset
-
-    if faulty:
-        made.before = turn
-    return made
-
-
 def _feed_weights(draw: Draw, faulty: bool) -> Problem:
     """Decay with the wrong sign: weights grow and the loss with them."""
     made = draw.choice(zoo.make_friedman, zoo.make_digits_mlp, zoo.make_shapes_cnn)(draw)
@@ -237,171 +146,12 @@ def _judge_divergence(make: Make, low: float, high: float, recorder: Recorder, d
     )
 
 
-def _shuffle_labels(draw: Draw, faulty: bool) -> Problem:
-    """Inputs and targets are shuffled apart, anew in each batch."""
-    names = ("digits_mlp", "shapes_cnn", "spirals", "text_gru", "friedman", "brackets", "adding")
-    made = zoo.ZOO[draw.choice(*names)](draw)
-    shuffle = draw.stream("apart")
-    if faulty:
-        made.change_batch = lambda _step, x, y: (
-            x,
-            y[torch.from_numpy(shuffle.permutation(len(y)))],
-        )
-    return made
-
-
-def _start_with_zeros(draw: Draw, faulty: bool) -> Problem:
-    """All weights start at 0, so that no unit ever differs from another."""
-    made = draw.choice(zoo.make_digits_mlp, zoo.make_digits_cnn, zoo.make_spirals)(draw)
-    if faulty:
-        with torch.no_grad():
-            for parameter in made.model.parameters():
-                parameter.zero_()
-    return made
-
-
-def _blank_inputs(draw: Draw, faulty: bool) -> Problem:
-    """The inputs are lost on the way: every one is the same but for a trace of noise."""
-    made = draw.choice(zoo.make_digits_mlp, zoo.make_digits_cnn, zoo.make_table)(draw)
-    faint = 1e-4 * 10.0 ** (-2.0 * draw.severity)
-    if faulty:
-        for part in (made.data.x, made.data.val_x, made.data.proof_x):
-            part.mul_(faint)
-    return made
-
-
-def _judge_plateau(make: Make, recorder: Recorder, draw: Draw) -> Truth:
-    _problem, trace, twin = train_twice(make, recorder, draw)
-    proof, other = smooth(trace.proof), smooth(twin.proof)
-    # After a tenth: the outputs' level is soon found, and is no learning.
-    tenth = len(proof) // 10
-    gained = float(proof[: tenth + 1].min() - proof[tenth:].min())
-    possible = float(other[0] - other.min())
-    told = f"proof loss {proof[0]:.3g} -> {proof[-1]:.3g}, twin -> {other[-1]:.3g}"
-    if gained > 0.06 * possible or possible < 0.2 * other[0]:
-        return doubt(f"{told}: no plateau")
-    return Truth(
-        kind="fault",
-        expected=("plateau",),
-        tolerated=(
-            "vanishing_gradients",
-            "stagnant_layers",
-            "activation_collapse",
-            "update_ratio",
-        ),
-        onset_step=0,
-        phases_expected=("stagnation",),
-        phases_forbidden=("overfitting_onset", "divergence"),
-        reason=told,
-    )
-
-
-def _judge_blank(make: Make, recorder: Recorder, draw: Draw) -> Truth:
-    """As of every plateau; what is wrong with the inputs should be said as well."""
-    truth = _judge_plateau(make, recorder, draw)
-    if truth.kind != "fault":
-        return truth
-    return replace(truth, expected=(*truth.expected, "constant_inputs"))
-
-
-def _creep(draw: Draw, faulty: bool) -> Problem:
-    """A rate thousands of times too low."""
-    names = ("digits_mlp", "shapes_cnn", "residual", "waves", "autoencoder")
-    made = zoo.ZOO[draw.choice(*names)](draw)
-    factor = 10.0 ** (-3.5 - 1.5 * draw.severity)
-    if faulty:
-        for group in made.optimizer.param_groups:
-            group["lr"] *= factor
-    return made
-
-
-def _leap(draw: Draw, faulty: bool) -> Problem:
-    """Adam at a rate a hundred times too high."""
-    make = draw.choice(
-        zoo.make_digits_mlp, zoo.make_digits_cnn, zoo.make_spirals, zoo.make_autoencoder
-    )
-    made = make(draw) if make is zoo.make_autoencoder else make(draw, optimizer="adam")
-    factor = 30.0 * 5.0**draw.severity
-    if faulty:
-        for group in made.optimizer.param_groups:
-            group["lr"] *= factor
-    return made
-
-
-def _leap_alone(draw: Draw, faulty: bool) -> Problem:
-    """One layer's group has a rate a hundred times that of the others."""
-    made = draw.choice(zoo.make_digits_mlp, zoo.make_residual, zoo.make_digits_cnn)(
-        draw, optimizer="adam"
-    )
-    layer = draw.choice("first", "last")
-    names = [name for name, _ in made.model.named_parameters() if name.endswith("weight")]
-    name = names[0] if layer == "first" else names[-1]
-    chosen = dict(made.model.named_parameters())[name]
-    rest = [p for p in made.model.parameters() if p is not chosen]
-    rate = made.optimizer.param_groups[0]["lr"]
-    factor = 200.0 * 5.0**draw.severity if faulty else 1.0
-    groups = [{"params": rest}, {"params": [chosen], "lr": rate * factor}]
-    made.optimizer = torch.optim.Adam(groups, lr=rate)
-    return made
-
-
-def _judge_steps(make: Make, large: bool, recorder: Recorder, draw: Draw) -> Truth:
-    _problem, trace, twin = train_twice(make, recorder, draw)
-    weights = [name for name in trace.ratios if name.endswith("weight") or "weight_" in name]
-    # Steps that are too large soon make weights that are: the first looks tell.
-    early = slice(0, 5) if large else slice(len(trace.looks) // 8, None)
-    usual, other = _list_ratios(trace, weights, early), _list_ratios(twin, weights, early)
-    strange = {
-        name: usual[name]
-        for name in weights
-        if (usual[name] > 5.0 * other[name] if large else usual[name] < 2e-3 * other[name])
-    }
-    told = (
-        f"update over weight {max(usual.values()) if large else min(usual.values()):.2g}, "
-        f"twin {np.median(list(other.values())):.2g}; proof loss {trace.proof[0]:.3g} -> "
-        f"{trace.proof[-1]:.3g}, twin {twin.proof[-1]:.3g}"
-    )
-    if not strange or not is_worse(trace, twin, 0.1 if large else 0.5):
-        return doubt(f"{told}: not wrong enough")
-    tolerated = WRECK if large else ("plateau", "stagnant_layers")
-    truth = Truth(
-        kind="fault",
-        expected=("update_ratio",),
-        tolerated=tuple(rule for rule in tolerated if rule != "update_ratio"),
-        culprits=() if len(strange) > len(weights) // 2 else _list_layers(strange),
-        onset_step=0,
-        phases_forbidden=("overfitting_onset",) if large else ("overfitting_onset", "divergence"),
-        reason=told,
-    )
-    return soften(truth, trace)
-
-
-def _list_layers(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted({name.rpartition(".")[0] for name in names}))
-
-
-def _list_ratios(trace: Trace, names: list[str], looks: slice) -> dict[str, float]:
-    return {name: float(np.median(trace.ratios[name][looks])) for name in names}
-
-
 def _scenario(name: str, judge: Callable[[Recorder, Draw], Truth]) -> Scenario:
     return Scenario(name=f"first/{name}", kind="fault", train=judge)
 
 
 SCENARIOS = (
     _scenario("non_finite/sample", partial(_judge_non_finite, _spoil_sample)),
-    _scenario("non_finite/softmax", partial(_judge_non_finite, _overflow_softmax)),
-    _scenario("non_finite/root", partial(_judge_non_finite, _root_of_nothing)),
-    _scenario("spike/shard", partial(_judge_spike, _spoil_shard)),
-    _scenario("spike/rate_glitch", partial(_judge_spike, _glitch_rate)),
     _scenario("spike/lost_head", partial(_judge_spike, _lose_weights)),
-    _scenario("diverge/growing_rate", partial(_judge_divergence, _grow_rate, 0.2, 0.4)),
-    _scenario("diverge/ascent", partial(_judge_divergence, _climb, 0.4, 0.6)),
     _scenario("diverge/fed_weights", partial(_judge_divergence, _feed_weights, 0.3, 0.5)),
-    _scenario("plateau/labels_apart", partial(_judge_plateau, _shuffle_labels)),
-    _scenario("plateau/zeros", partial(_judge_plateau, _start_with_zeros)),
-    _scenario("plateau/blank_inputs", partial(_judge_blank, _blank_inputs)),
-    _scenario("update/creeping", partial(_judge_steps, _creep, False)),
-    _scenario("update/leaping", partial(_judge_steps, _leap, True)),
-    _scenario("update/leaping_layer", partial(_judge_steps, _leap_alone, True)),
 )

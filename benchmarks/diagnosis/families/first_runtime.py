@@ -11,13 +11,13 @@ import numpy as np
 
 from benchmarks.diagnosis import zoo
 from benchmarks.diagnosis.clocks import StepClock, draw_clock
-from benchmarks.diagnosis.oracles import doubt, judge_healthy, soften
+from benchmarks.diagnosis.measuring import doubt
+from benchmarks.diagnosis.oracles import judge_healthy, soften
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, train
 
 Times = tuple[float, float, float]
-Trouble = Callable[[int, float, float], tuple[float, float]]
 
 
 class _TroubledClock(StepClock):
@@ -61,40 +61,6 @@ def _choose_problem(draw: Draw) -> Problem:
     return made
 
 
-def _slow_data(draw: Draw, base: StepClock, onset: int, _steps: int) -> _TroubledClock:
-    """From the onset on, data take most of each step."""
-    wait = base.compute_ms * (1.5 + 4.0 * draw.severity)
-
-    def trouble(step: int, data: float, compute: float) -> tuple[float, float]:
-        slow = wait * float(np.exp(base.rng.normal(0.0, 0.1))) if step >= onset else 0.0
-        return data + slow, compute
-
-    return _TroubledClock(base, trouble)
-
-
-def _stall(draw: Draw, base: StepClock, onset: int, _steps: int) -> _TroubledClock:
-    """From the onset on, some steps hang, now one, now another."""
-    share, length = 0.05 + 0.07 * draw.severity, draw.uniform(8.0, 25.0)
-
-    def trouble(step: int, data: float, compute: float) -> tuple[float, float]:
-        if step >= onset and base.rng.uniform() < share:
-            compute += base.compute_ms * length * base.rng.uniform(0.5, 1.5)
-        return data, compute
-
-    return _TroubledClock(base, trouble)
-
-
-def _drift(draw: Draw, base: StepClock, onset: int, steps: int) -> _TroubledClock:
-    """From the onset on, each step takes a little longer than the one before."""
-    growth = 1.5 + 3.0 * draw.severity
-
-    def trouble(step: int, data: float, compute: float) -> tuple[float, float]:
-        part = max(0.0, (step - onset) / (steps - onset))
-        return data, compute * (1.0 + growth * part)
-
-    return _TroubledClock(base, trouble)
-
-
 def _shake(draw: Draw, base: StepClock, onset: int, _steps: int) -> _TroubledClock:
     """From the onset on, others on the machine make every step's time a matter of chance."""
     spread = 0.6 + 0.5 * draw.severity
@@ -103,16 +69,6 @@ def _shake(draw: Draw, base: StepClock, onset: int, _steps: int) -> _TroubledClo
         if step >= onset:
             compute *= 1.0 + float(np.exp(base.rng.normal(0.0, spread)))
         return data, compute
-
-    return _TroubledClock(base, trouble)
-
-
-def _wait_for_workers(draw: Draw, base: StepClock, onset: int, _steps: int) -> _TroubledClock:
-    """From the onset on, every n-th batch finds the queue of loaded batches empty."""
-    period, wait = draw.integer(3, 6), base.compute_ms * (6.0 + 10.0 * draw.severity)
-
-    def trouble(step: int, data: float, compute: float) -> tuple[float, float]:
-        return data + (wait if step >= onset and step % period == 0 else 0.0), compute
 
     return _TroubledClock(base, trouble)
 
@@ -213,11 +169,7 @@ def _healthy(name: str, train_one: Callable[[Recorder, Draw], Truth]) -> Scenari
 
 
 SCENARIOS = (
-    _fault("slow_data", partial(_judge_slow, _slow_data)),
-    _fault("stalls", partial(_judge_slow, _stall)),
-    _fault("drift", partial(_judge_slow, _drift)),
     _fault("shaken", partial(_judge_slow, _shake)),
-    _fault("starved_workers", partial(_judge_slow, _wait_for_workers)),
     _fault("sleeping_loader", _sleep_in_loader),
     *(_healthy(kind, partial(_odd_clock, kind)) for kind in ("heavy", "compile", "periodic")),
     *(_healthy(kind, partial(_odd_clock, kind)) for kind in ("noisy", "some_data")),

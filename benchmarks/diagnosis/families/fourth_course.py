@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,22 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
-from benchmarks.diagnosis.scenario import Draw, Truth
-
-AnyRecorder = Recorder | SilentRecorder
-# What a network that was thrown far off may show beside the fault that did it.
-AFTERMATH = (
-    "exploding_gradients",
-    "loss_spike",
-    "divergence",
-    "update_ratio",
-    "non_finite_values",
-    "activation_collapse",
-    "vanishing_gradients",
-    "stagnant_layers",
-    "plateau",
+from benchmarks.diagnosis.measuring import (
+    AnyRecorder,
+    ask_shadow,
+    compare_weights,
+    keep_weights,
+    measure_gradient,
+    note_updates,
+    smooth,
+    train_both,
 )
+from benchmarks.diagnosis.recorder import Recorder
+from benchmarks.diagnosis.scenario import Draw, Truth
 
 
 @dataclass(slots=True)
@@ -101,7 +96,7 @@ class Notes:
     @property
     def end(self) -> float:
         """The figure of the end, over the last looks."""
-        return float(calm(self.proof)[-1])
+        return float(smooth(self.proof, 5)[-1])
 
     def loss_near(self, step: int, width: int = 10) -> float:
         """Median loss of the steps before one."""
@@ -109,8 +104,7 @@ class Notes:
 
     def moved(self, name: str) -> float:
         """How far a parameter came, relative to its first norm."""
-        far = (self.last[name] - self.first[name]).norm()
-        return float(far / (self.first[name].norm() + 1e-12))
+        return compare_weights(self.first, self.last, name)
 
 
 def train(course: Course, recorder: AnyRecorder, draw: Draw) -> Notes:
@@ -125,13 +119,13 @@ def train(course: Course, recorder: AnyRecorder, draw: Draw) -> Notes:
         "torch_seed": draw.torch_seed,
     }
     recorder.start(model, course.optimizer, config=config, **course.start)
-    notes = Notes(first=_weights(model))
+    notes = Notes(first=keep_weights(model))
     look_every = max(2, course.steps // 40)
     for step in range(course.steps):
         if course.before is not None:
             course.before(step)
         looks = step % look_every == 0 or step == course.steps - 1
-        earlier = _weights(model) if looks else {}
+        earlier = keep_weights(model) if looks else {}
         begun = time.perf_counter()
         with recorder.step(step, epoch=step // course.per_epoch):
             loss = course.loss(step)
@@ -139,7 +133,7 @@ def train(course: Course, recorder: AnyRecorder, draw: Draw) -> Notes:
                 _descend(course, notes, step, loss)
             else:
                 course.update(step, loss)
-                notes.gradients.append(_norm(model))
+                notes.gradients.append(measure_gradient(model))
             notes.losses.append(float(loss.detach()))
             extra = {} if course.extra is None else course.extra()
             recorder.log({course.loss_key: notes.losses[-1], **extra})
@@ -153,7 +147,7 @@ def train(course: Course, recorder: AnyRecorder, draw: Draw) -> Notes:
         last = step == course.steps - 1
         if course.held_out is not None and (last or (step + 1) % course.val_every == 0):
             recorder.validate(step, course.held_out())
-    notes.last = _weights(model)
+    notes.last = keep_weights(model)
     return notes
 
 
@@ -161,18 +155,13 @@ def both(
     make: Callable[[Draw, bool], Course], recorder: Recorder, draw: Draw
 ) -> tuple[Course, Notes, Notes]:
     """Train with the fault, recorded, and a twin without it: same seed, data and batches."""
-    torch.manual_seed(draw.torch_seed)
-    course = make(draw.again(), True)
-    notes = train(course, recorder, draw)
-    torch.manual_seed(draw.torch_seed)
-    return course, notes, train(make(draw.again(), False), SilentRecorder(), draw)
 
+    def train_one(faulty: bool, recorder: AnyRecorder) -> tuple[Course, Notes]:
+        course = make(draw.again(), faulty)
+        return course, train(course, recorder, draw)
 
-def calm(values: Sequence[float], width: int = 5) -> np.ndarray:
-    """Running medians; infinite where a value is not finite."""
-    kept = np.array([value if math.isfinite(value) else math.inf for value in values])
-    half = width // 2
-    return np.array([np.median(kept[max(0, i - half) : i + half + 1]) for i in range(len(kept))])
+    (course, notes), (_, twin) = train_both(train_one, recorder, draw)
+    return course, notes, twin
 
 
 def given_away(notes: Notes, twin: Notes) -> float:
@@ -207,7 +196,7 @@ def sound(
         keep: Share of what was gained at best that may be lost again.
         tolerated: As in Truth.
     """
-    proof = calm(notes.proof)
+    proof = smooth(notes.proof, 5)
     best = float(proof.min())
     told = f"{reason}; proof {proof[0]:.4g} -> best {best:.4g} -> {proof[-1]:.4g}"
     if not np.isfinite(proof).all() or not np.isfinite(notes.losses).all():
@@ -227,20 +216,11 @@ def sound(
 _CALM = ("divergence", "overfitting_onset")
 
 
-@contextmanager
-def _closed(model: nn.Module, shadow: nn.Module) -> Iterator[nn.Module]:
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        shadow.load_state_dict(model.state_dict())
-        # What a look draws is the same at every look and costs the training no draw.
-        torch.manual_seed(7)
-        yield shadow.eval()
-
-
 def _descend(course: Course, notes: Notes, step: int, loss: Tensor) -> None:
     if step % course.accumulate == 0:
         course.optimizer.zero_grad()
     (loss / course.accumulate).backward()
-    notes.gradients.append(_norm(course.model))
+    notes.gradients.append(measure_gradient(course.model))
     if course.clip is not None:
         nn.utils.clip_grad_norm_(course.model.parameters(), course.clip)
     if (step + 1) % course.accumulate == 0:
@@ -251,22 +231,5 @@ def _look(
     course: Course, notes: Notes, step: int, earlier: dict[str, Tensor], shadow: nn.Module
 ) -> None:
     notes.looks.append(step)
-    with _closed(course.model, shadow) as seen:
-        notes.proof.append(float(course.proof(seen)))
-    for name, parameter in course.model.named_parameters():
-        before = earlier[name]
-        change = float((parameter.detach().double() - before).norm())
-        notes.ratios.setdefault(name, []).append(change / (float(before.norm()) + 1e-12))
-        grad = parameter.grad
-        rms = 0.0 if grad is None else float(grad.double().square().mean().sqrt())
-        notes.rms.setdefault(name, []).append(rms)
-
-
-def _norm(model: nn.Module) -> float:
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    squares = sum(float(grad.double().square().sum()) for grad in grads)
-    return math.sqrt(squares) if math.isfinite(squares) else squares
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().double().clone() for name, p in model.named_parameters()}
+    notes.proof.append(ask_shadow(shadow, course.model, course.proof, 7))
+    note_updates(course.model, earlier, notes.ratios, notes.rms, none=0.0)

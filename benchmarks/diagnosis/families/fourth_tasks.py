@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.diagnosis import datasets
 from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.families.fourth_course import Course
 from benchmarks.diagnosis.scenario import Draw
@@ -130,30 +129,6 @@ class Vae(nn.Module):
         mean, spread = self.mean(hidden), self.spread(hidden)
         noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
         return self.decoder(mean + noise * (0.5 * spread).exp()), mean, spread
-
-
-def load_masks(rng: np.random.Generator, *, count: int = 700) -> Data:
-    """Images of shapes with noise; the target is the mask of the shape."""
-    shapes = datasets.load_shapes(rng, count=count, noise=0.0)
-
-    def pair(x: Tensor) -> tuple[Tensor, Tensor]:
-        noise = torch.from_numpy(rng.normal(0.0, 0.5, tuple(x.shape))).float()
-        return x + noise, x
-
-    parts = [*pair(shapes.x), *pair(shapes.val_x), *pair(shapes.proof_x)]
-    return Data(*parts, classes=0)
-
-
-def load_zipf(rng: np.random.Generator, *, count: int = 2500, words: int = 2000) -> Data:
-    """Bags of eight words, rare words by far the most; the target is the sum's sign."""
-    values = rng.normal(0.0, 1.0, words)
-    shares = 1.0 / np.arange(1, words + 1)
-    bags = rng.choice(words, (count, 8), p=shares / shares.sum())
-    label = (values[bags].sum(1) > 0).astype(np.int64)
-    x, y = torch.from_numpy(bags), torch.from_numpy(label)
-    first, second = int(0.6 * count), int(0.8 * count)
-    cuts = (slice(0, first), slice(first, second), slice(second, None))
-    return Data(*[part for cut in cuts for part in (x[cut], y[cut])], classes=2)
 
 
 def draw_ring(rng: np.random.Generator, count: int, modes: int = 6) -> Tensor:

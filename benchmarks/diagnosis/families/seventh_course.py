@@ -1,4 +1,4 @@
-"""The seventh family's loop: one plan of a training, its log, and how both are judged."""
+"""The loop of the sixth and the seventh family: a plan of a training, its log, their judging."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
+from benchmarks.diagnosis.measuring import (
+    AnyRecorder,
+    ask_shadow,
+    doubt,
+    find_end,
+    measure_gradient,
+    train_both,
+)
+from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from quark import DataDiagnostics
 
@@ -53,6 +61,8 @@ class Plan:
         before, after: Called with model, optimizer and step.
         take: In place of clearing, backward and the optimizer's step: given model,
             optimizer, batch and step, returns what is logged.
+        turn: In place of the optimizer's step, given optimizer and step.
+        clears: Whether gradients are zeroed.
         halts: Given the log, whether the training stops early.
         clip: Norm that gradients are clipped to.
         accumulate: Batches to a step.
@@ -80,6 +90,8 @@ class Plan:
     before: Callable[[nn.Module, torch.optim.Optimizer, int], None] | None = None
     after: Callable[[nn.Module, torch.optim.Optimizer, int], None] | None = None
     take: Callable[[nn.Module, torch.optim.Optimizer, Batch, int], dict[str, float]] | None = None
+    turn: Callable[[torch.optim.Optimizer, int], None] | None = None
+    clears: bool = True
     halts: Callable[[Log], bool] | None = None
     clip: float | None = None
     accumulate: int = 1
@@ -117,7 +129,7 @@ class Log:
     @property
     def end(self) -> float:
         """The median of the last three proofs; infinite where one is not finite."""
-        return float(np.median([v if math.isfinite(v) else math.inf for v in self.proofs[-3:]]))
+        return find_end(self.proofs)
 
     @property
     def best(self) -> float:
@@ -152,7 +164,7 @@ def deal(data: Data, size: int, rng: np.random.Generator) -> Callable[[int], Bat
     return draw
 
 
-def pursue(plan: Plan, recorder: Recorder | SilentRecorder) -> Log:
+def pursue(plan: Plan, recorder: AnyRecorder) -> Log:
     """Train a whole plan; what is true is asked of a copy without hooks."""
     model = plan.build()
     optimizer = plan.optimize(model)
@@ -167,7 +179,7 @@ def pursue(plan: Plan, recorder: Recorder | SilentRecorder) -> Log:
         told = DataDiagnostics(recorder._session)
     log = Log(model)
     log.begun = {name: p.detach().clone() for name, p in model.named_parameters()}
-    _ask(plan, shadow, log)
+    log.proofs.append(ask_shadow(shadow, model, plan.proof, None))
     for step in range(plan.steps):
         number = plan.first_step + step
         if plan.rate is not None:
@@ -184,7 +196,7 @@ def pursue(plan: Plan, recorder: Recorder | SilentRecorder) -> Log:
         if plan.skips is not None and plan.skips() and isinstance(recorder, Recorder):
             recorder.mark_skipped(number)
         log.losses.append(logged["train/loss"])
-        log.gradients.append(_measure_gradient(model))
+        log.gradients.append(measure_gradient(model))
         if told is not None:
             told.log_batch(
                 log.losses[-1],
@@ -196,8 +208,7 @@ def pursue(plan: Plan, recorder: Recorder | SilentRecorder) -> Log:
         if plan.after is not None:
             plan.after(model, optimizer, step)
         if (step + 1) % max(1, plan.steps // _LOOKS) == 0 or step == plan.steps - 1:
-            shadow.load_state_dict(model.state_dict())
-            _ask(plan, shadow, log)
+            log.proofs.append(ask_shadow(shadow, model, plan.proof, None))
         if plan.val is not None and (step + 1) % plan.val_every == 0:
             log.said.append(_validate(plan, model))
             recorder.validate(number, log.said[-1])
@@ -212,16 +223,13 @@ def compare(
     make: Callable[[Draw, bool], Plan], recorder: Recorder, draw: Draw
 ) -> tuple[Log, Log, int | None]:
     """The faulty training, recorded, its twin without the fault, and where the fault begins."""
-    torch.manual_seed(draw.torch_seed)
-    plan = make(draw.again(), True)
-    log = pursue(plan, recorder)
-    torch.manual_seed(draw.torch_seed)
-    return log, pursue(make(draw.again(), False), SilentRecorder()), plan.onset
 
+    def train_one(faulty: bool, recorder: AnyRecorder) -> tuple[Plan, Log]:
+        plan = make(draw.again(), faulty)
+        return plan, pursue(plan, recorder)
 
-def doubt(reason: str) -> Truth:
-    """A truth that could not be confirmed."""
-    return Truth(kind="unclear", reason=reason)
+    (plan, log), (_, twin) = train_both(train_one, recorder, draw)
+    return log, twin, plan.onset
 
 
 def fault(
@@ -236,7 +244,7 @@ def fault(
     """A fault that is one where it cost `share` of what the twin without it gained.
 
     Args:
-        name: After `seventh/fault/`.
+        name: Family and name, between which the kind is put.
         make: The plan, with and without the fault.
         expected, tolerated, culprits: As in Truth; a rule that is only tolerated here
             would be no surprise, one that is neither would be wrong.
@@ -262,7 +270,7 @@ def fault(
             reason=told,
         )
 
-    return Scenario(name=f"seventh/fault/{name}", kind="fault", train=train)
+    return Scenario(name=_join(name, "fault"), kind="fault", train=train)
 
 
 def sound(
@@ -271,10 +279,14 @@ def sound(
     *,
     gain: float = 0.3,
     rise: float = 0.1,
+    mild: float = 0.08,
     check: Callable[[Log], str | None] | None = None,
     tolerated: tuple[str, ...] = (),
 ) -> Scenario:
-    """A healthy training: it gained `gain` of the first proof, and kept it but for `rise`."""
+    """A healthy training: it gained `gain` of the first proof, and kept it but for `rise`.
+
+    A rise of more than `mild` of the best proof may be called overfitting.
+    """
 
     def train(recorder: Recorder, draw: Draw) -> Truth:
         torch.manual_seed(draw.torch_seed)
@@ -288,15 +300,20 @@ def sound(
             return doubt(f"{told}: {reason}")
         best = max(abs(log.best), 0.01 * (log.proofs[0] - log.best))
         # As the first families have it: a rise that this oracle sees, too, may be told of.
-        mild = ("overfitting_onset",) if log.end - log.best > 0.08 * best else ()
+        rose = ("overfitting_onset",) if log.end - log.best > mild * best else ()
         return Truth(
             kind="healthy",
-            tolerated=(*tolerated, *mild),
-            phases_forbidden=("divergence",) if mild else ("divergence", "overfitting_onset"),
+            tolerated=(*tolerated, *rose),
+            phases_forbidden=("divergence",) if rose else ("divergence", "overfitting_onset"),
             reason=told,
         )
 
-    return Scenario(name=f"seventh/healthy/{name}", kind="healthy", train=train)
+    return Scenario(name=_join(name, "healthy"), kind="healthy", train=train)
+
+
+def _join(name: str, kind: str) -> str:
+    family, rest = name.split("/", 1)
+    return f"{family}/{kind}/{rest}"
 
 
 class _Taker:
@@ -309,14 +326,17 @@ class _Taker:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, step: int
     ) -> dict[str, float]:
         plan = self.plan
-        if step % plan.accumulate == 0:
+        if plan.clears and step % plan.accumulate == 0:
             optimizer.zero_grad()
         loss, more = plan.loss(model, batch, step)
         (loss / plan.accumulate).backward()
         if (step + 1) % plan.accumulate == 0:
             if plan.clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
-            optimizer.step()
+            if plan.turn is None:
+                optimizer.step()
+            else:
+                plan.turn(optimizer, step)
         return {"train/loss": float(loss.detach()), **more}
 
 
@@ -329,20 +349,3 @@ def _validate(plan: Plan, model: nn.Module) -> dict[str, float]:
     if plan.resumes:
         model.train()
     return said
-
-
-def _ask(plan: Plan, shadow: nn.Module, log: Log) -> None:
-    shadow.eval()
-    # What is asked must not move the training's own random numbers.
-    with torch.no_grad(), torch.random.fork_rng():
-        log.proofs.append(float(plan.proof(shadow)))
-
-
-def _measure_gradient(model: nn.Module) -> float:
-    squares = 0.0
-    for parameter in model.parameters():
-        grad = parameter.grad
-        if grad is not None:
-            dense = grad.coalesce().values() if grad.is_sparse else grad
-            squares += float(dense.double().square().sum())
-    return math.sqrt(squares)

@@ -212,30 +212,35 @@ def _rises(log: Log, twin: Log) -> str | None:
 
 
 SCENARIOS = (
-    fault("data/sorted_without_targets", _sort_by_length, "plateau", check=is_stuck()),
+    fault("seventh/data/sorted_without_targets", _sort_by_length, "plateau", check=is_stuck()),
     fault(
-        "data/flipped_without_targets",
+        "seventh/data/flipped_without_targets",
         _flip_images_alone,
         tolerated=(*FALLOUT, "mislabelled_data"),
     ),
     fault(
-        "data/second_label_encoder",
+        "seventh/data/second_label_encoder",
         _encode_validation_anew,
         tolerated=(*FALLOUT, "mislabelled_data"),
         share=0.9,
     ),
-    fault("data/hasty_annotators", _ask_hasty_annotators, "mislabelled_data"),
+    fault("seventh/data/hasty_annotators", _ask_hasty_annotators, "mislabelled_data"),
     fault(
-        "data/small_shuffle_buffer",
+        "seventh/data/small_shuffle_buffer",
         _shuffle_a_small_buffer,
         "unshuffled_data",
         tolerated=(*FALLOUT, "mislabelled_data"),
     ),
     fault(
-        "data/blank_images",
+        "seventh/data/blank_images",
         _catch_every_reading_error,
         "constant_inputs",
         tolerated=(*FALLOUT, "mislabelled_data"),
     ),
-    fault("data/too_little_text", _train_on_too_little, "overfitting_onset", check=_rises),
+    fault(
+        "seventh/data/too_little_text",
+        _train_on_too_little,
+        "overfitting_onset",
+        check=_rises,
+    ),
 )

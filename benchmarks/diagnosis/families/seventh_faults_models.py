@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,7 +13,6 @@ from benchmarks.diagnosis.families.seventh_course import (
     Batch,
     Log,
     Plan,
-    doubt,
     fault,
     pursue,
 )
@@ -24,39 +22,16 @@ from benchmarks.diagnosis.families.seventh_ranks import train_ranks
 from benchmarks.diagnosis.families.seventh_tasks import (
     Decoder,
     Graph,
-    classify,
     digits,
     draw_graph,
     learn,
     make_dense,
-    segment,
     shapes,
     text,
 )
+from benchmarks.diagnosis.measuring import doubt
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
-
-
-def _miss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """One minus the overlap of the masks that a user would make of the outputs."""
-    said = model(x).sigmoid() > 0.5
-    true = y > 0.5
-    return 1 - (said & true).sum() / (said | true).sum().clamp(min=1)
-
-
-def _squash_twice(draw: Draw, faulty: bool) -> Plan:
-    plan = segment(draw, judge=_miss)
-    build = plan.build
-
-    def built() -> nn.Module:
-        model = build()
-        if faulty:
-            assert isinstance(model, nn.Sequential)
-            model.add_module("squash", nn.Sigmoid())
-        return model
-
-    plan.build = built
-    return plan
 
 
 def _look_ahead(draw: Draw, faulty: bool) -> Plan:
@@ -96,27 +71,6 @@ def _swap_the_momentum(draw: Draw, faulty: bool) -> Plan:
         return Raw(model)
 
     plan.build = built
-    return plan
-
-
-def _forget_evaluation(draw: Draw, faulty: bool) -> Plan:
-    # Held-out files are read folder by folder: a class at a time.
-    data = datasets.load_shapes(draw.stream("data"), count=1200)
-    plan = shapes(draw, data=data, norm=True)
-
-    def judge(model: nn.Module, x: Tensor, y: Tensor) -> float:
-        order = y.argsort(stable=True)
-        parts = zip(x[order].split(16), y[order].split(16), strict=True)
-        return float(np.mean([float(classify(model, a, b)) for a, b in parts]))
-
-    def proof(model: nn.Module) -> float:
-        # What is told to the user is what the exam asks about here.
-        model.train(faulty)
-        return judge(model, data.proof_x, data.proof_y)
-
-    plan.val = lambda model: {"val/loss": judge(model, data.val_x, data.val_y)}
-    plan.proof = proof
-    plan.evaluates = None if faulty else nn.Module.eval
     return plan
 
 
@@ -312,17 +266,11 @@ def _share_a_slow_disk(recorder: Recorder, draw: Draw) -> Truth:
 
 
 SCENARIOS = (
-    fault("models/squashed_twice", _squash_twice, "squashed_outputs", culprits=("squash",)),
-    fault("models/looks_ahead", _look_ahead),
-    fault("models/slow_running_averages", _swap_the_momentum),
+    fault("seventh/models/looks_ahead", _look_ahead),
+    fault("seventh/models/slow_running_averages", _swap_the_momentum),
+    fault("seventh/models/smoothed_graph", _smooth_the_graph),
     fault(
-        "models/evaluation_forgotten",
-        _forget_evaluation,
-        "training_mode_in_evaluation",
-    ),
-    fault("models/smoothed_graph", _smooth_the_graph),
-    fault(
-        "models/cut_at_the_code_book",
+        "seventh/models/cut_at_the_code_book",
         _cut_at_the_code_book,
         "stagnant_layers",
         tolerated=(*FALLOUT, "parameters_not_optimized"),
@@ -331,20 +279,20 @@ SCENARIOS = (
         share=0.15,
     ),
     fault(
-        "models/frozen_from_scratch",
+        "seventh/models/frozen_from_scratch",
         _freeze_all_but_the_head,
         "mostly_frozen",
         share=0.15,
     ),
     fault(
-        "models/bytes_for_shares",
+        "seventh/models/bytes_for_shares",
         _feed_bytes,
         "activation_collapse",
         tolerated=(*FALLOUT, "non_finite_values"),
         check=_is_dead,
     ),
-    fault("models/wrong_sign_of_reward", _climb_the_wrong_way),
-    fault("models/hardest_triplets", _mine_the_hardest, "plateau", check=is_stuck(0.25)),
+    fault("seventh/models/wrong_sign_of_reward", _climb_the_wrong_way),
+    fault("seventh/models/hardest_triplets", _mine_the_hardest, "plateau", check=is_stuck(0.25)),
     Scenario(name="seventh/fault/machines/starved", kind="fault", train=_starve),
     Scenario(
         name="seventh/fault/machines/wrapper_bypassed", kind="fault", train=_bypass_the_wrapper

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from torch.nn import functional
 from benchmarks.diagnosis.families.seventh_course import FALLOUT, Batch, Log, Plan, fault
 from benchmarks.diagnosis.families.seventh_faults_data import is_stuck
 from benchmarks.diagnosis.families.seventh_tasks import (
-    Decoder,
     Sequence,
     classify,
     digits,
@@ -158,62 +156,6 @@ def _vanishes(log: Log, twin: Log) -> str | None:
     return None if ratio < 1e-3 else f"the first layer's gradient is {ratio:.3g} of the head's"
 
 
-def _mask_whole_rows(draw: Draw, faulty: bool) -> Plan:
-    # From some batch on there is an empty text: all its places are padding.
-    plan = text(draw)
-    begin = draw.onset_step(plan.steps)
-    row = draw.integer(0, 31)
-    low = -math.inf if faulty else -1e9
-
-    def loss(model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
-        assert isinstance(model, Decoder)
-        x, y = batch[:2]
-        seen = model.future.expand(len(x), 1, -1, -1).clone()
-        weight = torch.ones_like(y, dtype=torch.float32)
-        if step >= begin:
-            seen[row] = low
-            weight[row] = 0.0
-        each = functional.cross_entropy(
-            model(x, seen).flatten(0, 1), y.flatten(), reduction="none"
-        ).view_as(weight)
-        return (each * weight).sum() / weight.sum(), {}
-
-    plan.loss, plan.onset = loss, begin
-    return plan
-
-
-def _resume_at_full_rate(draw: Draw, faulty: bool) -> Plan:
-    # The schedule and the moments are not in the checkpoint.
-    plan = text(
-        draw,
-        optimize=lambda model: torch.optim.Adam(model.parameters(), lr=0.12, betas=(0.9, 0.99)),
-        steps=260,
-    )
-    begin = draw.onset_step(plan.steps, 0.5, 0.7)
-    floor, top = 0.008, 0.04
-
-    def rate(step: int) -> float:
-        if faulty and step >= begin:
-            return 1.0
-        return floor + (top - floor) * max(0.0, 1 - step / (0.5 * plan.steps))
-
-    def before(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-        del model
-        if faulty and step == begin:
-            optimizer.state.clear()
-
-    plan.rate, plan.before, plan.onset = rate, before, begin
-    return plan
-
-
-def _jumps_once(log: Log, twin: Log) -> str | None:
-    del twin
-    half = len(log.losses) // 2
-    calm = float(np.median(log.losses[half - 20 : half]))
-    peak = max(log.losses[half:])
-    return None if peak > 1.5 * calm else f"the loss rose from {calm:.3g} to {peak:.3g} only"
-
-
 def _keep_no_master_weights(draw: Draw, faulty: bool) -> Plan:
     rate = draw.uniform(1.6e-4, 2e-4)
 
@@ -249,57 +191,49 @@ def _leave_the_rate_finder_on(draw: Draw, faulty: bool) -> Plan:
 
 SCENARIOS = (
     fault(
-        "steps/static_loss_scale",
+        "seventh/steps/static_loss_scale",
         _keep_a_static_scale,
         "optimizer_not_stepping",
         tolerated=(*FALLOUT, "non_finite_values"),
     ),
     fault(
-        "steps/clipped_before_unscaling",
+        "seventh/steps/clipped_before_unscaling",
         _clip_before_unscaling,
         "plateau",
         tolerated=(*FALLOUT, "optimizer_not_stepping"),
         check=is_stuck(),
     ),
     fault(
-        "steps/earlier_copy_stepped",
+        "seventh/steps/earlier_copy_stepped",
         _step_an_earlier_copy,
         "parameters_not_optimized",
         tolerated=(*FALLOUT, "optimizer_not_stepping"),
     ),
     fault(
-        "steps/head_alone_cleared",
+        "seventh/steps/head_alone_cleared",
         _clear_the_head_alone,
         "gradients_not_cleared",
     ),
     fault(
-        "steps/unclipped_recurrence",
+        "seventh/steps/unclipped_recurrence",
         _unroll_without_clipping,
         "exploding_gradients",
         tolerated=(*FALLOUT, "non_finite_values"),
         check=_explodes,
     ),
     fault(
-        "steps/stacked_sigmoids",
+        "seventh/steps/stacked_sigmoids",
         _stack_sigmoids,
         "vanishing_gradients",
         check=_vanishes,
     ),
-    fault("steps/wholly_masked_rows", _mask_whole_rows, "non_finite_values"),
     fault(
-        "steps/resumed_at_full_rate",
-        _resume_at_full_rate,
-        "loss_spike",
-        share=0.15,
-        check=_jumps_once,
-    ),
-    fault(
-        "steps/no_master_weights",
+        "seventh/steps/no_master_weights",
         _keep_no_master_weights,
         tolerated=(*FALLOUT, "optimizer_not_stepping"),
     ),
     fault(
-        "steps/rate_finder_left_on",
+        "seventh/steps/rate_finder_left_on",
         _leave_the_rate_finder_on,
         "divergence",
         tolerated=(*FALLOUT, "non_finite_values"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -52,55 +50,6 @@ def judge_centres(model: nn.Module, x: Tensor, y: Tensor, new_x: Tensor, new_y: 
     if not float(spread) > 1e-3:
         return torch.tensor(0.9)
     return (torch.cdist(new, centres).argmin(1) != new_y).double().mean()
-
-
-def duel(draw: Draw, **options: Any) -> Plan:
-    """A generator of points on a ring against a discriminator; the generator is recorded."""
-    rng = draw.stream("points")
-    width = draw.integer(32, 48)
-    torch_rng = torch.Generator().manual_seed(draw.torch_seed)
-
-    def real(count: int) -> Tensor:
-        angle = 2 * math.pi * rng.uniform(size=count)
-        points = np.stack([np.cos(angle), np.sin(angle)], 1) * 2
-        return torch.tensor(points + 0.1 * rng.normal(size=(count, 2)), dtype=torch.float32)
-
-    held, noise = real(300), torch.randn(300, 4, generator=torch_rng)
-    made = make_dense([2, width, width, 1], nn.LeakyReLU)
-    rival = torch.optim.Adam(made.parameters(), lr=1.5e-3, betas=(0.0, 0.99))
-
-    def blur(points: Tensor) -> Tensor:
-        return points + 0.3 * torch.randn_like(points)
-
-    def loss(model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
-        del step
-        fake = model(torch.randn(len(batch[0]), 4))
-        true = blur(batch[0]).requires_grad_(True)
-        said = made(true)
-        slope = torch.autograd.grad(said.sum(), true, create_graph=True)[0]
-        cost = (
-            functional.softplus(-said).mean()
-            + functional.softplus(made(blur(fake.detach()))).mean()
-        )
-        rival.zero_grad()
-        (cost + 0.2 * slope.square().sum(1).mean()).backward()
-        rival.step()
-        mine = functional.softplus(-made(blur(fake))).mean()
-        return mine, {"train/discriminator_loss": float(cost.detach())}
-
-    def proof(model: nn.Module) -> float:
-        fake = model(noise)
-        between = torch.cdist(fake, held).mean()
-        return float(2 * between - torch.cdist(fake, fake).mean() - torch.cdist(held, held).mean())
-
-    return Plan(
-        build=lambda: make_dense([4, width, width, 2]),
-        optimize=lambda model: torch.optim.Adam(model.parameters(), lr=1.5e-3, betas=(0.0, 0.99)),
-        batch=lambda step: (real(64),),  # noqa: ARG005
-        loss=loss,
-        proof=proof,
-        **{"steps": 360, **options},
-    )
 
 
 def bandit(draw: Draw, *, sign: float = 1.0, **options: Any) -> Plan:

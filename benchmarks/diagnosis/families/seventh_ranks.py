@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.diagnosis.recorder import Recorder
-from benchmarks.diagnosis.scenario import Draw
+from benchmarks.diagnosis import two_ranks
 
 STEPS = 90
 
 
-def train_ranks(recorder: Recorder, draw: Draw, kind: str) -> dict[str, Any]:
-    """Train digits on two ranks into the recorder's folder; returns what was true of it.
+train_ranks = partial(two_ranks.train_ranks, __name__)
+"""Trains digits on two ranks.
 
-    Args:
-        recorder, draw: Of the run.
-        kind: `bare`: the wrapped module is called past its wrapper; `slow`: rank 1
-            reads slowly; `sound`: neither.
-    """
-    told = recorder.directory / "ranks.json"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    task = [__name__, str(recorder.directory), str(draw.torch_seed), kind, str(recorder.every)]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHELASTIC_LOG_LEVEL": "ERROR"}
-    subprocess.run(
-        [*launcher, "--nproc_per_node=2", "-m", *task], check=True, env=environ, timeout=120
-    )
-    made: dict[str, Any] = json.loads(told.read_text())
-    recorder.run_id = made["run_id"]
-    return made
+`bare`: the wrapped module is called past its wrapper; `slow`: rank 1
+reads slowly; `sound`: neither.
+"""
 
 
 def _train(folder: Path, seed: int, kind: str, every: int) -> None:

@@ -12,8 +12,6 @@ from benchmarks.diagnosis.datasets import Data
 from benchmarks.diagnosis.families.seventh_course import Batch, Plan, sound
 from benchmarks.diagnosis.families.seventh_games import (
     SimSiam,
-    bandit,
-    duel,
     judge_centres,
     pair,
 )
@@ -21,28 +19,12 @@ from benchmarks.diagnosis.families.seventh_tasks import (
     Graph,
     digits,
     draw_graph,
-    friedman,
     learn,
     make_dense,
-    regress,
     segment,
     shapes,
 )
 from benchmarks.diagnosis.scenario import Draw
-
-
-def _state_its_doubt(draw: Draw) -> Plan:
-    # A Gaussian's negative log-likelihood, which goes below zero.
-    data = datasets.load_friedman(draw.stream("data"), count=1500, noise=0.3)
-    width = draw.integer(32, 48)
-
-    def lose(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        mean, spread = model(x).chunk(2, 1)
-        return functional.gaussian_nll_loss(mean, y, functional.softplus(spread) + 1e-3)
-
-    return friedman(
-        draw, data=data, build=lambda: make_dense([10, width, width, 2]), lose=lose, steps=260
-    )
 
 
 def _keep_twins_apart(draw: Draw) -> Plan:
@@ -99,25 +81,6 @@ def _anneal_the_prior(draw: Draw) -> Plan:
     )
 
 
-def _mix_pictures(draw: Draw) -> Plan:
-    # Training never sees a whole picture: its loss stays far above the validation's.
-    plan = shapes(draw)
-    rng = draw.stream("mix")
-
-    def loss(model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, dict[str, float]]:
-        del step
-        x, y = batch[:2]
-        share = float(rng.beta(1.0, 1.0))
-        other = torch.from_numpy(rng.permutation(len(x)))
-        output = model(share * x + (1 - share) * x[other])
-        cost = share * functional.cross_entropy(output, y)
-        return cost + (1 - share) * functional.cross_entropy(output, y[other]), {}
-
-    plan.loss = loss
-    plan.steps = 260
-    return plan
-
-
 def _sample_the_doubt(draw: Draw) -> Plan:
     # Validation keeps dropout on, by intent, and averages ten passes.
     width = draw.integer(48, 72)
@@ -160,61 +123,6 @@ def _raise_the_bar(draw: Draw) -> Plan:
     return plan
 
 
-def _start_from_nothing(draw: Draw) -> Plan:
-    # Each residual branch is multiplied by a gate that starts at zero.
-    width, depth = draw.integer(32, 48), draw.integer(5, 7)
-
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.enter = nn.Linear(64, width)
-            self.branches = nn.ModuleList(
-                nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
-                for _ in range(depth)
-            )
-            self.gates = nn.Parameter(torch.zeros(depth))
-            self.head = nn.Linear(width, 10)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.enter(x.flatten(1))
-            for gate, branch in zip(self.gates, self.branches, strict=True):
-                x = x + gate * branch(x)
-            return self.head(x)
-
-    return digits(
-        draw, build=Deep, optimize=lambda model: torch.optim.Adam(model.parameters(), lr=3e-3)
-    )
-
-
-class _TopK(nn.Module):
-    """Keeps the greatest of each row and zeroes the rest."""
-
-    def __init__(self, keep: int):
-        super().__init__()
-        self.keep = keep
-
-    def forward(self, x: Tensor) -> Tensor:
-        least = x.topk(self.keep, 1).values[:, -1:]
-        return x.relu() * (x >= least)
-
-
-def _code_sparsely(draw: Draw) -> Plan:
-    # A sparse dictionary: nine of ten units are out for any one input.
-    data = datasets.load_digits(draw.stream("data")).flatten()
-    wide, keep = draw.integer(128, 192), draw.integer(8, 12)
-
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Linear(64, wide), _TopK(keep), nn.Linear(wide, 64))
-
-    def lose(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        del y
-        return (model(x) - x).square().sum(1).mean()
-
-    return learn(
-        draw, data, build, lambda model: torch.optim.Adam(model.parameters(), lr=3e-3), lose=lose
-    )
-
-
 def _paint_with_sigmoids(draw: Draw) -> Plan:
     # Outputs that are shares of white, and the cross-entropy that belongs to them.
     data = datasets.load_digits(draw.stream("data")).flatten()
@@ -238,36 +146,6 @@ def _paint_with_sigmoids(draw: Draw) -> Plan:
         lose=lose,
         judge=lambda model, x, y: (model(x) - x).square().sum(1).mean(),  # noqa: ARG005
         steps=300,
-    )
-
-
-def _follow_the_stream(draw: Draw) -> Plan:
-    # One pass over a log in the order of time, with the season's slow drift.
-    rng = draw.stream("data")
-    count, size = 10000, 32
-    x = rng.normal(size=(count, 10))
-    x[:, 0] += 0.5 * np.sin(2 * np.pi * np.arange(count) / 2500)
-    y = 0.5 * x[:, 0] * x[:, 1] + np.sin(2 * x[:, 2]) + x[:, 3] + 0.2 * rng.normal(size=count)
-    inputs = torch.tensor(x, dtype=torch.float32)
-    aims = torch.tensor(y[:, None], dtype=torch.float32)
-    late = torch.from_numpy(rng.permutation(np.arange(8800, count)))
-    held, proof = late[:600], late[600:]
-    data = Data(inputs, aims, inputs[held], aims[held], inputs[proof], aims[proof], classes=0)
-    width = draw.integer(32, 48)
-
-    def batch(step: int) -> Batch:
-        rows = torch.arange(step * size, (step + 1) * size)
-        return data.x[rows], data.y[rows], rows
-
-    return learn(
-        draw,
-        data,
-        lambda: make_dense([10, width, width, 1]),
-        lambda model: torch.optim.Adam(model.parameters(), lr=4e-3),
-        lose=regress,
-        batch=batch,
-        steps=270,
-        epoch_steps=270,
     )
 
 
@@ -370,30 +248,15 @@ def _help_an_early_exit(draw: Draw) -> Plan:
     return digits(draw, build=Two, loss=loss, steps=steps)
 
 
-def _play_fairly(draw: Draw) -> Plan:
-    return duel(draw)
-
-
-def _pull_arms(draw: Draw) -> Plan:
-    return bandit(draw)
-
-
 SCENARIOS = (
-    sound("likelihood_below_zero", _state_its_doubt),
-    sound("twins_kept_apart", _keep_twins_apart, rise=0.2),
-    sound("annealed_prior", _anneal_the_prior),
-    sound("mixed_pictures", _mix_pictures),
-    sound("sampled_doubt", _sample_the_doubt),
-    sound("raised_bar", _raise_the_bar),
-    sound("gates_from_zero", _start_from_nothing),
-    sound("sparse_code", _code_sparsely),
-    sound("painted_with_sigmoids", _paint_with_sigmoids),
-    sound("stream_in_order", _follow_the_stream),
-    sound("late_parity", _find_parity),
-    sound("few_known_nodes", _know_few_nodes),
-    sound("ranked_pairs", _rank_pairs),
-    sound("hard_pixels", _weigh_the_hard),
-    sound("early_exit", _help_an_early_exit),
-    sound("fair_duel", _play_fairly, gain=0.5, rise=0.2),
-    sound("pulled_arms", _pull_arms),
+    sound("seventh/twins_kept_apart", _keep_twins_apart, rise=0.2),
+    sound("seventh/annealed_prior", _anneal_the_prior),
+    sound("seventh/sampled_doubt", _sample_the_doubt),
+    sound("seventh/raised_bar", _raise_the_bar),
+    sound("seventh/painted_with_sigmoids", _paint_with_sigmoids),
+    sound("seventh/late_parity", _find_parity),
+    sound("seventh/few_known_nodes", _know_few_nodes),
+    sound("seventh/ranked_pairs", _rank_pairs),
+    sound("seventh/hard_pixels", _weigh_the_hard),
+    sound("seventh/early_exit", _help_an_early_exit),
 )

@@ -13,35 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
-from benchmarks.diagnosis.clocks import StepClock
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.seventh_course import Batch, Log, Plan, deal, doubt, sound
+from benchmarks.diagnosis.families.seventh_course import Batch, Log, Plan, deal, sound
 from benchmarks.diagnosis.families.seventh_ranks import train_ranks
 from benchmarks.diagnosis.families.seventh_tasks import (
-    Net,
     classify,
     digits,
-    learn,
     make_dense,
-    regress,
-    shapes,
-    text,
 )
+from benchmarks.diagnosis.measuring import doubt
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
-
-
-def _restart_warmly(draw: Draw) -> Plan:
-    first = draw.integer(30, 45)
-
-    def rate(step: int) -> float:
-        length, begin = first, 0
-        while step >= begin + length:
-            begin, length = begin + length, 2 * length
-        return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - begin) / length))
-
-    # Cut where the third cosine ends.
-    return text(draw, rate=rate, log_rate=True, steps=7 * first)
 
 
 def _accept_few_wrong_labels(draw: Draw) -> Plan:
@@ -58,42 +40,6 @@ def _train_before(model: nn.Module, data: Data, rng: np.random.Generator, steps:
         classify(model, *drawn(step)[:2]).backward()
         optimizer.step()
     optimizer.zero_grad()
-
-
-def _pretrain_shapes(draw: Draw) -> nn.Module:
-    """A network that knows clean shapes, with a new head."""
-    data = datasets.load_shapes(draw.stream("before"), count=1500, noise=0.1)
-    body = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(256, 24),
-        nn.ReLU(),
-    )
-    model = Net(body, nn.Linear(24, 4))
-    _train_before(model, data, draw.stream("order before"), 110)
-    model.head = nn.Linear(24, 4)
-    return model
-
-
-def _train_a_new_head(draw: Draw) -> Plan:
-    def build() -> nn.Module:
-        model = _pretrain_shapes(draw)
-        model.get_submodule("backbone").requires_grad_(False)
-        return model
-
-    rate = draw.uniform(0.01, 0.02)
-    return shapes(
-        draw,
-        build=build,
-        optimize=lambda model: torch.optim.Adam(
-            [p for p in model.parameters() if p.requires_grad], lr=rate
-        ),
-    )
 
 
 class _LowRank(nn.Module):
@@ -131,46 +77,6 @@ def _adapt_at_low_rank(draw: Draw) -> Plan:
         optimize=lambda model: torch.optim.AdamW(
             [p for p in model.parameters() if p.requires_grad], lr=4e-3
         ),
-    )
-
-
-class _Bag(nn.Module):
-    def __init__(self, words: int, width: int, classes: int):
-        super().__init__()
-        self.embed = nn.EmbeddingBag(words, width, sparse=True)
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.embed(x))
-
-
-def _learn_rare_words(draw: Draw) -> Plan:
-    rng = draw.stream("data")
-    words, count = 800, 1500
-    share = 1 / np.arange(1, words + 1)
-    tilt = np.exp(rng.normal(size=(5, words)))
-    label = rng.integers(0, 5, count)
-    rows = np.stack([rng.choice(words, 14, p=(p := share * tilt[k]) / p.sum()) for k in label])
-    x, y = torch.from_numpy(rows), torch.from_numpy(label)
-    data = Data(x[:900], y[:900], x[900:1200], y[900:1200], x[1200:], y[1200:], classes=5)
-    return learn(
-        draw,
-        data,
-        lambda: _Bag(words, 16, 5),
-        lambda model: torch.optim.SGD(model.parameters(), lr=1.0),
-        steps=260,
-    )
-
-
-def _add_up_eight(draw: Draw) -> Plan:
-    return shapes(
-        draw,
-        accumulate=8,
-        size=8,
-        steps=480,
-        epoch_steps=90,
-        val_every=40,
-        optimize=lambda model: torch.optim.AdamW(model.parameters(), lr=5e-3),
     )
 
 
@@ -225,73 +131,6 @@ def _overflow_at_first(draw: Draw) -> Plan:
     return digits(draw, take=take, skips=lambda: state["skipped"], start={"grad_scaler": scaler})
 
 
-def _save_now_and_then(draw: Draw) -> Plan:
-    compute = draw.log_uniform(20.0, 200.0)
-    clock = StepClock(
-        draw.stream("clock"),
-        compute_ms=compute,
-        data_ms=0.08 * compute,
-        first_ms=draw.uniform(20, 60) * compute,
-        period=draw.integer(40, 60),
-        period_ms=draw.uniform(2, 4) * compute,
-    )
-    return shapes(draw, start={"timing": clock})
-
-
-def _resume_as_it_was(draw: Draw) -> Plan:
-    # A run that is taken up at step 1000, moments and schedule and all.
-    plan = text(draw, first_step=1000)
-    rate, former, moments = plan.optimize, plan.build, {}
-    drawn = plan.batch
-
-    def build() -> nn.Module:
-        model = former()
-        optimizer = rate(model)
-        for step in range(60):
-            optimizer.zero_grad()
-            classify(model, *drawn(step)[:2]).backward()
-            optimizer.step()
-        optimizer.zero_grad()
-        moments.update(optimizer.state_dict())
-        return model
-
-    def optimize(model: nn.Module) -> torch.optim.Optimizer:
-        optimizer = rate(model)
-        optimizer.load_state_dict(moments)
-        return optimizer
-
-    plan.build, plan.optimize = build, optimize
-    plan.batch = lambda step: drawn(60 + step)
-    plan.rate = lambda step: 1 - 0.8 * step / plan.steps
-    return plan
-
-
-def _regress_in_dollars(draw: Draw) -> Plan:
-    # Prices as they are: losses of 10^9, gradients to match.
-    data = datasets.load_friedman(draw.stream("data"), count=1500)
-    scaled = {
-        part: 2e5 + 5e4 * (getattr(data, part) - 14.4) / 5 for part in ("y", "val_y", "proof_y")
-    }
-    data = replace(data, **scaled)
-    width = draw.integer(32, 48)
-
-    class Priced(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = make_dense([10, width, width, 1])
-
-        def forward(self, x: Tensor) -> Tensor:
-            return 2e5 + 5e4 * self.net(x)
-
-    return learn(
-        draw,
-        data,
-        Priced,
-        lambda model: torch.optim.Adam(model.parameters(), lr=4e-3),
-        lose=regress,
-    )
-
-
 def _train_on_two_ranks(recorder: Recorder, draw: Draw) -> Truth:
     made = train_ranks(recorder, draw, "sound")
     told = f"ranks apart by {made['apart']:.3g}, loss {made['first']:.3g} -> {made['end']:.3g}"
@@ -310,17 +149,10 @@ def _skipped(log: Log) -> str | None:
 
 
 SCENARIOS = (
-    sound("warm_restarts", _restart_warmly),
-    sound("few_wrong_labels", _accept_few_wrong_labels),
-    sound("new_head", _train_a_new_head),
-    sound("low_rank", _adapt_at_low_rank),
-    sound("rare_words", _learn_rare_words),
-    sound("eight_batches_a_step", _add_up_eight),
-    sound("stopped_in_time", _stop_in_time, check=_stopped),
-    sound("at_its_limit", _reach_its_limit),
-    sound("overflows_at_first", _overflow_at_first, check=_skipped),
-    sound("saved_now_and_then", _save_now_and_then),
-    sound("resumed_as_it_was", _resume_as_it_was, gain=0.05),
-    sound("prices", _regress_in_dollars),
+    sound("seventh/few_wrong_labels", _accept_few_wrong_labels),
+    sound("seventh/low_rank", _adapt_at_low_rank),
+    sound("seventh/stopped_in_time", _stop_in_time, check=_stopped),
+    sound("seventh/at_its_limit", _reach_its_limit),
+    sound("seventh/overflows_at_first", _overflow_at_first, check=_skipped),
     Scenario(name="seventh/healthy/two_ranks", kind="healthy", train=_train_on_two_ranks),
 )

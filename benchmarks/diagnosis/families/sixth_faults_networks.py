@@ -6,26 +6,19 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.diagnosis import datasets
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.sixth_course import ANYTHING, Batch, Course, Log, cycle, fault
-from benchmarks.diagnosis.families.sixth_tasks import (
-    Variational,
-    digits,
-    friedman,
-    images,
-    letters,
-    teach,
-)
-from benchmarks.diagnosis.scenario import Draw, Scenario
+from benchmarks.diagnosis.families.seventh_course import FALLOUT, Log, Plan, deal, fault
+from benchmarks.diagnosis.families.seventh_tasks import learn
+from benchmarks.diagnosis.families.sixth_tasks import Variational, digits, friedman, images, letters
+from benchmarks.diagnosis.scenario import Draw
 
 
-def _dark_images(draw: Draw, broken: bool) -> Course:
+def _dark_images(draw: Draw, broken: bool) -> Plan:
     """Bytes are divided by 256 as whole numbers: every image is black."""
     data = datasets.load_digits(draw.stream("data"))
     if broken:
@@ -37,7 +30,7 @@ def _dark_images(draw: Draw, broken: bool) -> Course:
     return digits(draw, data=data, steps=200)
 
 
-def _raw_columns(draw: Draw, broken: bool) -> Course:
+def _raw_columns(draw: Draw, broken: bool) -> Plan:
     """Columns in their own units, up to thousands, into tanh."""
     data = datasets.load_table("breast_cancer", draw.stream("data"), scale=not broken)
     width = draw.integer(24, 40)
@@ -53,7 +46,7 @@ def _raw_columns(draw: Draw, broken: bool) -> Course:
             )
         )
 
-    return teach(
+    return learn(
         draw,
         data,
         build,
@@ -62,10 +55,10 @@ def _raw_columns(draw: Draw, broken: bool) -> Course:
     )
 
 
-def _left_frozen(draw: Draw, broken: bool) -> Course:
+def _left_frozen(draw: Draw, broken: bool) -> Plan:
     """Lines of the fine-tuning script were kept where there is nothing trained before."""
 
-    def arrange(model: nn.Module) -> None:
+    def arrange(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
         if broken:
             for part in (model.body, model.neck):
                 part.requires_grad_(False)
@@ -73,7 +66,7 @@ def _left_frozen(draw: Draw, broken: bool) -> Course:
     return images(draw, arrange=arrange, steps=240)
 
 
-def _detached(draw: Draw, broken: bool) -> Course:
+def _detached(draw: Draw, broken: bool) -> Plan:
     """Features go through `.detach()`, as they did in a probe of them."""
 
     class Cut(nn.Sequential):
@@ -104,7 +97,7 @@ def _detached(draw: Draw, broken: bool) -> Course:
     )
 
 
-def _killed_by_the_first_steps(draw: Draw, broken: bool) -> Course:
+def _killed_by_the_first_steps(draw: Draw, broken: bool) -> Plan:
     """A warm-up the wrong way round: the first steps have hundreds of times the rate."""
     factor = draw.uniform(150.0, 300.0)
 
@@ -129,12 +122,12 @@ def _is_dead(log: Log, _twin: Log) -> str | None:
     return None if max(shares) > 0.8 else f"of the ReLUs {max(shares):.0%} are out"
 
 
-def _collapsed_posterior(draw: Draw, broken: bool) -> Course:
+def _collapsed_posterior(draw: Draw, broken: bool) -> Plan:
     """The divergence is summed over the code and the error is a mean over pixels."""
     return _variational(draw, 1.0 if broken else 1.0 / 256)
 
 
-def _variational(draw: Draw, weight: float) -> Course:
+def _variational(draw: Draw, weight: float) -> Plan:
     data = datasets.load_digits(draw.stream("data")).flatten()
     data = Data(data.x, data.x, data.val_x, data.val_x, data.proof_x, data.proof_x, classes=0)
 
@@ -146,10 +139,10 @@ def _variational(draw: Draw, weight: float) -> Course:
             "train/kl": float(divergence.detach().mean()),
         }
 
-    return Course(
+    return Plan(
         build=lambda: Variational(64, 64, 8),
         optimize=lambda model: torch.optim.Adam(model.parameters(), lr=3e-3),
-        batch=cycle(data, 48, draw.stream("order")),
+        batch=deal(data, 48, draw.stream("order")),
         loss=lambda model, batch, _step: lose(model, batch[0]),
         proof=lambda model: float(functional.mse_loss(model(data.proof_x)[0], data.proof_x)),
         val=lambda model: {"val/loss": float(lose(model, data.val_x)[0])},
@@ -157,34 +150,14 @@ def _variational(draw: Draw, weight: float) -> Course:
     )
 
 
-def _untied(draw: Draw, broken: bool) -> Course:
+def _untied(draw: Draw, broken: bool) -> Plan:
     """The head's weight, tied to the embedding's, is copied after the optimizer was made."""
 
-    def arrange(model: nn.Module) -> None:
+    def arrange(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
         if broken:
             model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
 
     return letters(draw, tied=True, arrange=arrange, steps=240)
-
-
-def _tiny_start(draw: Draw, broken: bool) -> Course:
-    """Eight layers of tanh that start with a deviation of 0.01, as in the old papers."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-
-    def build() -> nn.Module:
-        layers: OrderedDict[str, nn.Module] = OrderedDict(flat=nn.Flatten())
-        for place in range(8):
-            layers[f"fc{place}"] = linear = nn.Linear(64 if place == 0 else 40, 40)
-            if broken:
-                nn.init.normal_(linear.weight, std=0.01)
-                nn.init.zeros_(linear.bias)
-            else:
-                nn.init.xavier_normal_(linear.weight)
-            layers[f"act{place}"] = nn.Tanh()
-        layers["head"] = nn.Linear(40, 10)
-        return nn.Sequential(layers)
-
-    return digits(draw, data=data, build=build, steps=220)
 
 
 class _Half(nn.Module):
@@ -208,7 +181,7 @@ class _Half(nn.Module):
         return self.head((weights @ self.value(rows)).flatten(1))
 
 
-def _half_overflow(draw: Draw, broken: bool) -> Course:
+def _half_overflow(draw: Draw, broken: bool) -> Plan:
     """Exp of a score above 11 is infinite in half precision; scores grow while it trains."""
     data = datasets.load_digits(draw.stream("data"), noise=0.1)
     for part in (data.x, data.val_x, data.proof_x):
@@ -222,52 +195,6 @@ def _half_overflow(draw: Draw, broken: bool) -> Course:
     )
 
 
-class _Pooled(nn.Module):
-    """Attention pooling over a row of letters whose padding is masked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(9, 16)
-        self.score = nn.Linear(16, 1)
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of whether there is more of letter 1 than of letter 2."""
-        states = self.embed(x)
-        scores = self.score(states).squeeze(-1).masked_fill(x == 0, -torch.inf)
-        return self.head((scores.softmax(-1)[..., None] * states).sum(1))
-
-
-def _all_masked(draw: Draw, broken: bool) -> Course:
-    """From some batch on there are empty texts: all of their places are masked."""
-    rng = draw.stream("data")
-    letters_ = rng.integers(1, 9, (2000, 14))
-    lengths = rng.integers(4, 15, 2000)
-    letters_[np.arange(14)[None] >= lengths[:, None]] = 0
-    y = ((letters_ == 1).sum(1) > (letters_ == 2).sum(1)).astype(np.int64)
-    x, y = torch.from_numpy(letters_), torch.from_numpy(y)
-    data = Data(x[:1200], y[:1200], x[1200:1600], y[1200:1600], x[1600:], y[1600:], classes=2)
-    begin = draw.onset_step(220, 0.3, 0.6)
-    made = teach(
-        draw,
-        data,
-        _Pooled,
-        lambda model: torch.optim.Adam(model.parameters(), lr=1e-2),
-        steps=220,
-    )
-    plain = made.batch
-
-    def batch(step: int) -> Batch:
-        x, y, rows = plain(step)
-        if broken and step == begin:
-            x = x.clone()
-            x[3] = 0
-        return x, y, rows
-
-    made.batch = batch
-    return made
-
-
 def _is_stuck(log: Log, _twin: Log) -> str | None:
     names = [name for name, _ in log.model.named_parameters() if name.startswith("body")]
     now = dict(log.model.named_parameters())
@@ -275,47 +202,47 @@ def _is_stuck(log: Log, _twin: Log) -> str | None:
     return "the body moved" if moved else None
 
 
-_FROZEN = (*ANYTHING, "parameters_not_optimized", "mostly_frozen")
+_FROZEN = (*FALLOUT, "parameters_not_optimized", "mostly_frozen")
 
 # Since the first sight the layers whose outputs saturate or die are right, too, as culprits.
-SCENARIOS: tuple[Scenario, ...] = (
-    fault("dark_images", _dark_images, "constant_inputs"),
+SCENARIOS = (
+    fault("sixth/dark_images", _dark_images, "constant_inputs"),
     fault(
-        "raw_columns",
+        "sixth/raw_columns",
         _raw_columns,
         "activation_collapse",
         culprits=("act1", "act2", "first", "second"),
         share=0.1,
     ),
-    fault("left_frozen", _left_frozen, "mostly_frozen", tolerated=_FROZEN, share=0.15),
-    fault("detached", _detached, "stagnant_layers", tolerated=_FROZEN, share=0.15, check=_is_stuck),
+    fault("sixth/left_frozen", _left_frozen, "mostly_frozen", tolerated=_FROZEN, share=0.15),
     fault(
-        "killed_by_first_steps",
+        "sixth/detached",
+        _detached,
+        "stagnant_layers",
+        tolerated=_FROZEN,
+        share=0.15,
+        check=_is_stuck,
+    ),
+    fault(
+        "sixth/killed_by_first_steps",
         _killed_by_the_first_steps,
         "activation_collapse",
         culprits=("act1", "act2", "first", "second"),
         check=_is_dead,
     ),
-    fault("collapsed_posterior", _collapsed_posterior, share=0.1),
+    fault("sixth/collapsed_posterior", _collapsed_posterior, share=0.1),
     fault(
-        "untied_head",
+        "sixth/untied_head",
         _untied,
         "parameters_not_optimized",
         tolerated=_FROZEN,
         culprits=("head",),
         share=0.05,
     ),
-    fault("tiny_start", _tiny_start, "vanishing_gradients"),
     fault(
-        "half_precision_overflow",
+        "sixth/half_precision_overflow",
         _half_overflow,
         "non_finite_values",
-        tolerated=(*ANYTHING, "optimizer_not_stepping"),
-    ),
-    fault(
-        "fully_masked_row",
-        _all_masked,
-        "non_finite_values",
-        tolerated=(*ANYTHING, "optimizer_not_stepping"),
+        tolerated=(*FALLOUT, "optimizer_not_stepping"),
     ),
 )

@@ -6,83 +6,22 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from benchmarks.diagnosis import datasets, sequences
-from benchmarks.diagnosis.families.sixth_course import ANYTHING, Batch, Course, Log, cycle, fault
-from benchmarks.diagnosis.families.sixth_tasks import (
-    classify,
-    digits,
-    friedman,
-    images,
-    letters,
-    regress,
-    teach,
-)
-from benchmarks.diagnosis.scenario import Draw, Scenario
+from benchmarks.diagnosis import datasets
+from benchmarks.diagnosis.families.seventh_course import FALLOUT, Batch, Log, Plan, fault
+from benchmarks.diagnosis.families.seventh_tasks import classify, learn
+from benchmarks.diagnosis.families.sixth_tasks import digits, friedman, letters
+from benchmarks.diagnosis.scenario import Draw
 
 
-def _softmax_twice(draw: Draw, broken: bool) -> Course:
-    """The network ends in a softmax, and the loss takes another one."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    width, rate = draw.integer(40, 72), draw.uniform(0.03, 0.06)
-
-    def build() -> nn.Module:
-        layers = OrderedDict(
-            flat=nn.Flatten(),
-            first=nn.Linear(64, width),
-            act=nn.ReLU(),
-            head=nn.Linear(width, 10),
-        )
-        if broken:
-            layers["softmax"] = nn.Softmax(dim=1)
-        return nn.Sequential(layers)
-
-    def truly(model: nn.Module) -> float:
-        output = model(data.proof_x)
-        logs = output.clamp_min(1e-9).log() if broken else functional.log_softmax(output, 1)
-        return float(functional.nll_loss(logs, data.proof_y))
-
-    return teach(
-        draw,
-        data,
-        build,
-        lambda model: torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9),
-        proof=truly,
-        steps=200,
-    )
-
-
-def _clip_to_nothing(draw: Draw, broken: bool) -> Course:
+def _clip_to_nothing(draw: Draw, broken: bool) -> Plan:
     """The threshold of clipping was meant as a tolerance: 1e-4."""
     return digits(draw, clip=1e-4 if broken else 1.0, steps=250)
 
 
-def _never_zeroed(draw: Draw, broken: bool) -> Course:
-    """`zero_grad` went with a refactoring, and gradients add up over all steps."""
-    return digits(draw, clears=not broken, steps=240)
-
-
-def _rate_per_batch(draw: Draw, broken: bool) -> Course:
-    """The exponential schedule is stepped with each batch and not with each epoch."""
-    gamma = draw.uniform(0.6, 0.75)
-
-    def rate(step: int) -> float:
-        return gamma ** (step if broken else step // 33)
-
-    return images(
-        draw,
-        rate=rate,
-        log_rate=True,
-        steps=220,
-        optimize=lambda model: torch.optim.Adam(model.parameters(), lr=1.5e-3),
-    )
-
-
-def _rate_never_capped(draw: Draw, broken: bool) -> Course:
+def _rate_never_capped(draw: Draw, broken: bool) -> Plan:
     """A warm-up in the wrong unit: it never ends, and the rate grows on and on."""
 
     def rate(step: int) -> float:
@@ -92,7 +31,7 @@ def _rate_never_capped(draw: Draw, broken: bool) -> Course:
     return letters(draw, rate=rate, steps=240, log_rate=draw.choice(True, False))
 
 
-def _decay_eats_weights(draw: Draw, broken: bool) -> Course:
+def _decay_eats_weights(draw: Draw, broken: bool) -> Plan:
     """A weight decay of 5e-4 lost its exponent."""
     decay = draw.uniform(0.4, 0.6) if broken else 5e-4
     return digits(
@@ -104,7 +43,7 @@ def _decay_eats_weights(draw: Draw, broken: bool) -> Course:
     )
 
 
-def _never_enough_batches(draw: Draw, broken: bool) -> Course:
+def _never_enough_batches(draw: Draw, broken: bool) -> Plan:
     """The optimizer steps after every 64th batch of an epoch, and an epoch has 33."""
 
     def turn(optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -115,12 +54,12 @@ def _never_enough_batches(draw: Draw, broken: bool) -> Course:
     return digits(draw, turn=turn, clears=False, steps=200)
 
 
-def _labels_out_of_step(draw: Draw, broken: bool) -> Course:
+def _labels_out_of_step(draw: Draw, broken: bool) -> Plan:
     """An off-by-one in the loader: each row has the label of the row before it."""
     data = datasets.load_blobs(draw.stream("data"), count=3000, classes=6, spread=2.0)
     if broken:
         data = replace(data, y=data.y.roll(1), val_y=data.val_y.roll(1))
-    return teach(
+    return learn(
         draw,
         data,
         lambda: nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 6)),
@@ -130,42 +69,7 @@ def _labels_out_of_step(draw: Draw, broken: bool) -> Course:
     )
 
 
-def _sorted_by_class(draw: Draw, broken: bool) -> Course:
-    """`shuffle=False`, over files that lie in a folder for each class."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-    order = data.y.argsort(stable=True)
-    data = replace(data, x=data.x[order], y=data.y[order])
-    batch = cycle(data, 32, draw.stream("order"), shuffled=not broken)
-    return digits(draw, data=data, batch=batch, steps=231, diagnoses=True)
-
-
-def _dropout_in_validation(draw: Draw, broken: bool) -> Course:
-    """`model.eval()` is missing: validations have dropout and statistics of their batch."""
-    data = datasets.load_digits(draw.stream("data"), noise=0.1)
-
-    def build() -> nn.Module:
-        return nn.Sequential(
-            OrderedDict(
-                flat=nn.Flatten(),
-                first=nn.Linear(64, 64),
-                norm=nn.BatchNorm1d(64),
-                act=nn.ReLU(),
-                drop=nn.Dropout(0.6),
-                head=nn.Linear(64, 10),
-            )
-        )
-
-    return digits(draw, data=data, build=build, evaluates=not broken, steps=220, val_every=10)
-
-
-def _misreported(log: Log, twin: Log) -> float:
-    """By what factor the last validations are worse than those of the twin."""
-    mine = np.mean([said["val/loss"] for _, said in log.said[-5:]])
-    other = np.mean([said["val/loss"] for _, said in twin.said[-5:]])
-    return float(mine / other)
-
-
-def _stale_statistics(draw: Draw, broken: bool) -> Course:
+def _stale_statistics(draw: Draw, broken: bool) -> Plan:
     """Batch normalisation with the other framework's momentum: 0.001 is nearly none here."""
     data = datasets.load_shapes(draw.stream("data"), count=1200)
     # Brightness as a camera gives it: the statistics are far from 0 and 1.
@@ -189,12 +93,12 @@ def _stale_statistics(draw: Draw, broken: bool) -> Course:
             )
         )
 
-    return teach(
+    return learn(
         draw, data, build, lambda model: torch.optim.Adam(model.parameters(), lr=3e-3), steps=220
     )
 
 
-def _tuned_too_long(draw: Draw, broken: bool) -> Course:
+def _tuned_too_long(draw: Draw, broken: bool) -> Plan:
     """Fifty labelled rows, some labelled wrongly, and as many epochs as for the whole set."""
     rng = draw.stream("data")
     data = datasets.load_digits(rng, noise=0.25)
@@ -212,7 +116,7 @@ def _has_overfitted(log: Log, _twin: Log) -> str | None:
     return None if log.end > 1.25 * log.best else "new data were not predicted worse again"
 
 
-def _corrupt_shard(draw: Draw, broken: bool) -> Course:
+def _corrupt_shard(draw: Draw, broken: bool) -> Plan:
     """Some batches of one shard are in another unit: a thousand times as large."""
     begin = draw.onset_step(240, 0.4, 0.6)
     made = friedman(
@@ -236,7 +140,7 @@ def _was_thrown_back(log: Log, twin: Log) -> str | None:
     return None if worst > 0.25 * twin.proofs[0] else "the model was not thrown back"
 
 
-def _wrong_shard(draw: Draw, broken: bool) -> Course:
+def _wrong_shard(draw: Draw, broken: bool) -> Plan:
     """One annotator's rows, an eighth of all, bear labels that mean something else."""
     rng = draw.stream("data")
     data = datasets.load_blobs(rng, count=2000, classes=5, spread=1.2)
@@ -245,7 +149,7 @@ def _wrong_shard(draw: Draw, broken: bool) -> Course:
         y = data.y.clone()
         y[wrong] = (y[wrong] + 1) % 5
         data = replace(data, y=y)
-    return teach(
+    return learn(
         draw,
         data,
         lambda: nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 5)),
@@ -255,34 +159,7 @@ def _wrong_shard(draw: Draw, broken: bool) -> Course:
     )
 
 
-def _recurrence_without_clipping(draw: Draw, broken: bool) -> Course:
-    """A recurrent network with ReLUs whose recurrent weights are scaled up, never clipped."""
-    data = sequences.load_adding(draw.stream("data"), length=draw.integer(25, 32))
-
-    class Echo(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn = nn.RNN(2, 32, nonlinearity="relu", batch_first=True)
-            self.head = nn.Linear(32, 1)
-            nn.init.eye_(self.rnn.weight_hh_l0)
-            with torch.no_grad():
-                self.rnn.weight_hh_l0.mul_(1.25 if broken else 0.95)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.rnn(x)[0][:, -1])
-
-    return teach(
-        draw,
-        data,
-        Echo,
-        lambda model: torch.optim.SGD(model.parameters(), lr=2e-3, momentum=0.9),
-        lose=regress,
-        clip=None if broken else 1.0,
-        steps=220,
-    )
-
-
-def _summed(draw: Draw, broken: bool) -> Course:
+def _summed(draw: Draw, broken: bool) -> Plan:
     """The loss is summed over the vocabulary's places where a mean was meant, at the old rate."""
     made = digits(
         draw,
@@ -299,56 +176,34 @@ def _summed(draw: Draw, broken: bool) -> Course:
     return made
 
 
-def _tell_misreport(log: Log, twin: Log) -> str | None:
-    return None if _misreported(log, twin) > 1.3 else "validations tell nearly the same"
+_WRECK = (*FALLOUT, "non_finite_values")
 
-
-_WRECK = (*ANYTHING, "non_finite_values")
-
-SCENARIOS: tuple[Scenario, ...] = (
-    fault("softmax_twice", _softmax_twice, "squashed_outputs"),
-    fault("clip_to_nothing", _clip_to_nothing, "update_ratio"),
-    fault("never_zeroed", _never_zeroed, "gradients_not_cleared", tolerated=_WRECK, share=0.1),
-    # Since the first sight a second rule is tolerated: at a rate of 1e-35 no weight changes.
+SCENARIOS = (
+    fault("sixth/clip_to_nothing", _clip_to_nothing, "update_ratio"),
+    fault("sixth/rate_never_capped", _rate_never_capped, "divergence", tolerated=_WRECK),
+    fault("sixth/decay_eats_weights", _decay_eats_weights, "plateau"),
     fault(
-        "rate_per_batch",
-        _rate_per_batch,
-        "update_ratio",
-        tolerated=(*ANYTHING, "optimizer_not_stepping"),
-    ),
-    fault("rate_never_capped", _rate_never_capped, "divergence", tolerated=_WRECK),
-    fault("decay_eats_weights", _decay_eats_weights, "plateau"),
-    fault(
-        "never_enough_batches",
+        "sixth/never_enough_batches",
         _never_enough_batches,
         "optimizer_not_stepping",
-        tolerated=(*ANYTHING, "gradients_not_cleared"),
+        tolerated=(*FALLOUT, "gradients_not_cleared"),
     ),
     # Relabelled after the first sight, from `plateau`: the training loss does get below that of
     # guesses, by heart, and the validation stays above it.
     fault(
-        "labels_out_of_step",
+        "sixth/labels_out_of_step",
         _labels_out_of_step,
         "mislabelled_data",
     ),
-    fault("sorted_by_class", _sorted_by_class, "unshuffled_data", share=0.1),
+    fault("sixth/stale_statistics", _stale_statistics, share=0.15),
+    fault("sixth/tuned_too_long", _tuned_too_long, "overfitting_onset", check=_has_overfitted),
     fault(
-        "dropout_in_validation",
-        _dropout_in_validation,
-        "training_mode_in_evaluation",
-        tolerated=("overfitting_onset", "plateau"),
+        "sixth/corrupt_shard",
+        _corrupt_shard,
+        "loss_spike",
         share=-1.0,
-        check=_tell_misreport,
+        check=_was_thrown_back,
     ),
-    fault("stale_statistics", _stale_statistics, share=0.15),
-    fault("tuned_too_long", _tuned_too_long, "overfitting_onset", check=_has_overfitted),
-    fault("corrupt_shard", _corrupt_shard, "loss_spike", share=-1.0, check=_was_thrown_back),
-    fault(
-        "recurrence_without_clipping",
-        _recurrence_without_clipping,
-        "exploding_gradients",
-        tolerated=_WRECK,
-    ),
-    fault("wrong_shard", _wrong_shard, "mislabelled_data", share=0.03),
-    fault("summed_loss", _summed, tolerated=_WRECK, share=0.1),
+    fault("sixth/wrong_shard", _wrong_shard, "mislabelled_data", share=0.03),
+    fault("sixth/summed_loss", _summed, tolerated=_WRECK, share=0.1),
 )

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from benchmarks.diagnosis import datasets, sequences
-from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.families.sixth_course import Batch, Course, cycle
+from benchmarks.diagnosis.families.seventh_course import Plan
+from benchmarks.diagnosis.families.seventh_tasks import learn, regress
 from benchmarks.diagnosis.scenario import Draw
 
 
@@ -64,50 +62,7 @@ class Variational(nn.Module):
         return self.decoder(code), divergence
 
 
-def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The mean cross-entropy of a model's logits."""
-    output = model(x)
-    return functional.cross_entropy(output.flatten(0, -2), y.flatten())
-
-
-def regress(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The mean squared error of a model's outputs."""
-    return functional.mse_loss(model(x), y)
-
-
-def teach(
-    draw: Draw,
-    data: Data,
-    build: Callable[[], nn.Module],
-    optimize: Callable[[nn.Module], torch.optim.Optimizer],
-    *,
-    lose: Callable[[nn.Module, Tensor, Tensor], Tensor] = classify,
-    size: int = 32,
-    **options: Any,
-) -> Course:
-    """A supervised course; `options` go to Course."""
-
-    def loss(model: nn.Module, batch: Batch, step: int) -> tuple[Tensor, Mapping[str, float]]:  # noqa: ARG001
-        return lose(model, batch[0], batch[1]), {}
-
-    def val(model: nn.Module) -> Mapping[str, float]:
-        return {"val/loss": float(lose(model, data.val_x, data.val_y))}
-
-    made: dict[str, Any] = {
-        "build": build,
-        "optimize": optimize,
-        "batch": cycle(data, size, draw.stream("order")),
-        "loss": loss,
-        "val": val,
-        "proof": lambda model: float(lose(model, data.proof_x, data.proof_y)),
-        "epoch_steps": max(1, len(data.x) // size),
-        "val_every": draw.choice(10, 15, 20),
-        "config": {"batch_size": size},
-    }
-    return Course(**{**made, **options})
-
-
-def digits(draw: Draw, **options: Any) -> Course:
+def digits(draw: Draw, **options: Any) -> Plan:
     """Digits by a perceptron of two hidden layers."""
     data = options.pop("data", None) or datasets.load_digits(draw.stream("data"), noise=0.1)
     width, act = draw.integer(40, 72), draw.choice(nn.ReLU, nn.GELU, nn.Tanh)
@@ -128,10 +83,10 @@ def digits(draw: Draw, **options: Any) -> Course:
     options.setdefault(
         "optimize", lambda model: torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     )
-    return teach(draw, data, options.pop("build", build), options.pop("optimize"), **options)
+    return learn(draw, data, options.pop("build", build), options.pop("optimize"), **options)
 
 
-def images(draw: Draw, **options: Any) -> Course:
+def images(draw: Draw, **options: Any) -> Plan:
     """Shapes by a small convolutional network: body, neck and head."""
     data = datasets.load_shapes(draw.stream("data"), count=1200)
     width = draw.integer(6, 10)
@@ -150,20 +105,20 @@ def images(draw: Draw, **options: Any) -> Course:
         return nn.Sequential(OrderedDict(body=body, neck=neck, head=nn.Linear(24, 4)))
 
     options.setdefault("optimize", lambda model: torch.optim.Adam(model.parameters(), lr=2e-3))
-    return teach(draw, data, options.pop("build", build), options.pop("optimize"), **options)
+    return learn(draw, data, options.pop("build", build), options.pop("optimize"), **options)
 
 
-def letters(draw: Draw, *, tied: bool = False, **options: Any) -> Course:
+def letters(draw: Draw, *, tied: bool = False, **options: Any) -> Plan:
     """Next letters of text by a causal transformer."""
     data = sequences.load_text(draw.stream("data"), count=3000, length=20)
     width = 2 * draw.integer(12, 18)
     rate = draw.uniform(3e-3, 5e-3)
     options.setdefault("optimize", lambda model: torch.optim.AdamW(model.parameters(), lr=rate))
     options.setdefault("build", lambda: Letters(data.classes, width, 20, tied=tied))
-    return teach(draw, data, options.pop("build"), options.pop("optimize"), **options)
+    return learn(draw, data, options.pop("build"), options.pop("optimize"), **options)
 
 
-def friedman(draw: Draw, *, scale: float = 1.0, **options: Any) -> Course:
+def friedman(draw: Draw, *, scale: float = 1.0, **options: Any) -> Plan:
     """Friedman's regression by a perceptron; targets about `scale` around 0."""
     data = datasets.load_friedman(draw.stream("data"))
     for part in (data.y, data.val_y, data.proof_y):
@@ -183,4 +138,4 @@ def friedman(draw: Draw, *, scale: float = 1.0, **options: Any) -> Course:
 
     options.setdefault("optimize", lambda model: torch.optim.Adam(model.parameters(), lr=4e-3))
     options.setdefault("lose", regress)
-    return teach(draw, data, options.pop("build", build), options.pop("optimize"), **options)
+    return learn(draw, data, options.pop("build", build), options.pop("optimize"), **options)

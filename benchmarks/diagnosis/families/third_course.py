@@ -18,10 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.datasets import Data
-from benchmarks.diagnosis.recorder import Recorder, SilentRecorder
+from benchmarks.diagnosis.measuring import (
+    AnyRecorder,
+    compare_weights,
+    find_end,
+    keep_weights,
+    measure_gradient,
+    note_updates,
+    train_both,
+)
+from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw
 
-SCENARIOS = ()
 Clock = Callable[[int], tuple[float, float, float]]
 
 
@@ -56,13 +64,11 @@ class Notes:
 
     def moved(self, name: str) -> float:
         """How far a parameter came, relative to where it was."""
-        gone = self.last[name] - self.first[name]
-        return float(gone.norm() / (self.first[name].norm() + 1e-12))
+        return compare_weights(self.first, self.last, name)
 
     def end(self, values: list[float]) -> float:
         """Median of the last three looks; infinite where one is not finite."""
-        kept = [value if math.isfinite(value) else math.inf for value in values[-3:]]
-        return float(np.median(kept))
+        return find_end(values)
 
     def typical(self, series: Mapping[str, list[Any]], part: str, since: int = 0) -> float:
         """Median over looks from a step on, of all parameters whose name contains the part."""
@@ -123,11 +129,6 @@ class Course:
 Build = Callable[[Draw, bool], Course]
 
 
-def noise(seed: int, *shape: int) -> Tensor:
-    """The same normal numbers for the same seed, whatever else was drawn."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def descend(
     notes: Notes,
     model: nn.Module,
@@ -139,7 +140,7 @@ def descend(
     """One whole step down the loss, noted."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    note_gradients(notes, model)
+    notes.norms.append(measure_gradient(model))
     if clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
@@ -147,42 +148,32 @@ def descend(
     return notes.losses[-1]
 
 
-def note_gradients(notes: Notes, model: nn.Module) -> None:
-    """Add the norm of all gradients, in float64."""
-    squares = 0.0
-    for parameter in model.parameters():
-        if (grad := parameter.grad) is not None:
-            dense = grad.coalesce().values() if grad.is_sparse else grad
-            squares += float(dense.double().square().sum())
-    notes.norms.append(math.sqrt(squares) if math.isfinite(squares) else squares)
-
-
 def attend_twice(build: Build, recorder: Recorder, draw: Draw) -> tuple[Course, Course]:
     """The course with the fault, recorded, and without it: same seed, data and order."""
-    torch.manual_seed(draw.torch_seed)
-    faulty = build(draw.again(), True)
-    attend(faulty, recorder)
-    torch.manual_seed(draw.torch_seed)
-    twin = build(draw.again(), False)
-    attend(twin, SilentRecorder())
-    return faulty, twin
+
+    def train_one(faulty: bool, recorder: AnyRecorder) -> Course:
+        course = build(draw.again(), faulty)
+        attend(course, recorder)
+        return course
+
+    return train_both(train_one, recorder, draw)
 
 
-def attend(course: Course, recorder: Recorder | SilentRecorder) -> Notes:
+def attend(course: Course, recorder: AnyRecorder) -> Notes:
     """Take a course to its end; returns its notes."""
     model, notes = course.model, course.notes
     manual = course.clock is not None or course.timed
     timing = {"timing": "manual"} if manual else {}
     config = {"model": type(model).__name__, "lr": course.optimizer.param_groups[0]["lr"]}
     recorder.start(model, course.optimizer, config=config, **{**timing, **course.options})
-    notes.first = _keep(model)
+    notes.first = keep_weights(model)
     look_every = max(2, course.steps // 30)
     gathered: dict[str, list[float]] = {}
     for index in range(course.steps):
         step = course.first_step + index
         final = index == course.steps - 1
         looks = index % look_every == 0 or final
-        earlier = _keep(model) if looks else {}
+        earlier = keep_weights(model) if looks else {}
         with recorder.step(step, epoch=index // course.epoch_steps if course.epoch_steps else None):
             shown = course.advance(index)
             for key, value in shown.items():
@@ -205,7 +196,7 @@ def attend(course: Course, recorder: Recorder | SilentRecorder) -> Notes:
                 gathered.clear()
         elif course.show is not None and ((index + 1) % course.val_every == 0 or final):
             recorder.validate(step, _show(course))
-    notes.last = _keep(model)
+    notes.last = keep_weights(model)
     if course.dissect is not None:
         model.eval()
         with torch.no_grad():
@@ -285,7 +276,7 @@ def supervise(
                 value = weigh(step, value)
             (value / accumulate).backward()
             total += float(value.detach()) / accumulate
-        note_gradients(notes, model)
+        notes.norms.append(measure_gradient(model))
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
@@ -313,14 +304,7 @@ def supervise(
 
 def _look(course: Course, index: int, earlier: dict[str, Tensor]) -> None:
     notes, model = course.notes, course.model
-    for name, parameter in model.named_parameters():
-        before, grad = earlier[name], parameter.grad
-        change = float((parameter.detach().double() - before).norm())
-        notes.ratios.setdefault(name, []).append(change / (float(before.norm()) + 1e-12))
-        if grad is not None and grad.is_sparse:
-            grad = grad.to_dense()
-        rms = None if grad is None else float(grad.double().square().mean().sqrt())
-        notes.rms.setdefault(name, []).append(rms)
+    note_updates(model, earlier, notes.ratios, notes.rms, none=None)
     mode = model.training
     model.eval()
     with torch.no_grad():
@@ -343,7 +327,3 @@ def _show(course: Course) -> dict[str, float]:
         shown = dict(course.show())
     course.model.train(mode)
     return shown
-
-
-def _keep(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().double().clone() for name, p in model.named_parameters()}

@@ -12,8 +12,6 @@ from torch.nn import functional
 from benchmarks.diagnosis.datasets import Data, load_friedman
 from benchmarks.diagnosis.scenario import Draw
 
-SCENARIOS = ()
-
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Over the last axis of any number of them."""
@@ -68,26 +66,6 @@ def load_recall(draw: Draw, *, items: int = 6, width: int = 8, count: int = 1200
     rows[:, :items, width:] = np.eye(4)[values]
     rows[:, items, :width] = keys[np.arange(count), asked] + 0.05 * rng.normal(size=(count, width))
     return split(rows, values[np.arange(count), asked], 4)
-
-
-def load_graph(
-    draw: Draw, *, nodes: int = 240, blocks: int = 4
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Features, row-normalised neighbours, labels and a random order of nodes in blocks."""
-    rng = draw.stream("data")
-    label = rng.integers(0, blocks, nodes)
-    near = rng.uniform(size=(nodes, nodes)) < np.where(label[:, None] == label, 0.12, 0.015)
-    near = near | near.T | np.eye(nodes, dtype=bool)
-    features = np.eye(blocks)[label] @ rng.normal(size=(blocks, 12)) + 1.5 * rng.normal(
-        size=(nodes, 12)
-    )
-    rows = near / near.sum(1, keepdims=True)
-    return (
-        torch.tensor(features, dtype=torch.float32),
-        torch.tensor(rows, dtype=torch.float32),
-        torch.tensor(label),
-        torch.tensor(rng.permutation(nodes)),
-    )
 
 
 def make_plain(*sizes: int, act: type[nn.Module] = nn.ReLU, drop: float = 0.0) -> nn.Sequential:
@@ -187,27 +165,3 @@ class Patches(nn.Module):
         for block in self.blocks:
             rows = block(rows)
         return self.head(self.norm(rows[:, 0]))
-
-
-class Graph(nn.Module):
-    """Graph convolutions; `skip` adds what came in."""
-
-    def __init__(self, inputs: int, width: int, depth: int, classes: int, *, skip: bool):
-        super().__init__()
-        self.entry = nn.Linear(inputs, width)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
-        self.acts = nn.ModuleList(nn.ReLU() for _ in range(depth))
-        self.head = nn.Linear(width, classes)
-        self.skip = skip
-
-    def embed(self, x: Tensor, near: Tensor) -> Tensor:
-        """Of every node, before the head."""
-        x = self.entry(x)
-        for layer, act in zip(self.layers, self.acts, strict=True):
-            y = act(layer(near @ x))
-            x = x + y if self.skip else y
-        return x
-
-    def forward(self, x: Tensor, near: Tensor) -> Tensor:
-        """Logits of every node."""
-        return self.head(self.embed(x, near))

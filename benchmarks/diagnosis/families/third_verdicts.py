@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.diagnosis.families.third_course import Build, Course, Notes, attend, attend_twice
+from benchmarks.diagnosis.measuring import doubt, smooth
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
-SCENARIOS = ()
 Judge = Callable[[Course, Course], Truth]
 _MUTE = (
     "vanishing_gradients",
@@ -53,23 +53,23 @@ def healthy(
 
 def _judge_health(course: Course, notes: Notes, gain: float, tolerated: tuple[str, ...]) -> Truth:
     start, end = notes.exam[0], notes.end(notes.exam)
-    best = float(np.min(_smooth(notes.exam)))
+    best = float(np.min(smooth(notes.exam)))
     told = f"exam {start:.4g} -> best {best:.4g} -> {end:.4g}; fit {notes.fit[0]:.4g} -> "
     told += f"{notes.end(notes.fit):.4g}"
     if notes.broken_at is not None or not math.isfinite(end):
-        return _doubt(f"{told}: not finite")
+        return doubt(f"{told}: not finite")
     if not start - end > gain * abs(start):
-        return _doubt(f"{told}: did not learn")
+        return doubt(f"{told}: did not learn")
     rise = (end - best) / max(start - best, 1e-12)
     if rise > 0.1:
-        return _doubt(f"{told}: got worse again")
+        return doubt(f"{told}: got worse again")
     still = [
         name
         for name, parameter in course.model.named_parameters()
         if parameter.requires_grad and parameter.dim() > 1 and notes.moved(name) < 1e-6
     ]
     if still:
-        return _doubt(f"{told}: never moved: {still}")
+        return doubt(f"{told}: never moved: {still}")
     forbidden: tuple[str, ...] = ("divergence",)
     if rise > 0.03:
         tolerated = (*tolerated, "overfitting_onset")
@@ -85,7 +85,7 @@ def judge_explosion(course: Course, twin: Course) -> Truth:
     early = float(np.sort(times[:40])[-4])
     told = f"gradients up to {early:.3g} times the twin's; {_compare(course, twin)}"
     if early < 15 or not _hurt(course, twin):
-        return _doubt(told)
+        return doubt(told)
     return _fault(course, "exploding_gradients", _WRECK, told)
 
 
@@ -96,7 +96,7 @@ def judge_vanishing(course: Course, twin: Course) -> Truth:
     theirs = twin.notes.typical(twin.notes.rms, part, course.onset)
     told = f"gradient of {part}: {ours:.3g}, twin {theirs:.3g}; {_compare(course, twin)}"
     if not ours < 2e-3 * theirs or not _hurt(course, twin) or not _learned(twin):
-        return _doubt(told)
+        return doubt(told)
     culprits = _list_modules(course)
     return _fault(course, "vanishing_gradients", _MUTE, told, culprits=culprits)
 
@@ -110,7 +110,7 @@ def judge_stagnation(course: Course, twin: Course) -> Truth:
     rest = max(course.notes.moved(n) for n in course.notes.first if n not in names)
     told = f"{names[0]}... moved {ours:.3g}, in the twin {theirs:.3g}, the rest {rest:.3g}"
     if ours > 1e-6 or theirs < 1e-3 or rest < 1e-3:
-        return _doubt(told)
+        return doubt(told)
     tolerated = ("vanishing_gradients", "update_ratio", "plateau")
     return _fault(course, "stagnant_layers", tolerated, told, culprits=_list_modules(course))
 
@@ -121,14 +121,14 @@ def judge_collapse(course: Course, twin: Course) -> Truth:
     told = f"collapsed {ours:.3f}, twin {theirs:.3f}; {_compare(course, twin)}"
     hurt = _hurt(course, twin) and _learned(twin)
     if not ours > 0.8 or not theirs < 0.55 or not hurt:
-        return _doubt(told)
+        return doubt(told)
     return _fault(course, "activation_collapse", _WRECK, told)
 
 
 def judge_overfitting(course: Course, _twin: Course) -> Truth:
     """New data get worse for long while training data get better."""
     notes = course.notes
-    exam, fit = _smooth(notes.exam), _smooth(notes.fit)
+    exam, fit = smooth(notes.exam), smooth(notes.fit)
     at = int(np.argmin(exam))
     gained = exam[0] - exam[at]
     told = f"exam {exam[0]:.4g} -> {exam[at]:.4g} at {notes.looks[at]} -> {exam[-1]:.4g}; "
@@ -136,7 +136,7 @@ def judge_overfitting(course: Course, _twin: Course) -> Truth:
     late = at > 0.8 * len(exam)
     rise = exam[-1] - exam[at]
     if late or rise < 0.15 * gained or rise < 0.1 * abs(exam[at]) or fit[-1] >= fit[at]:
-        return _doubt(told)
+        return doubt(told)
     course.onset = notes.looks[at]
     phases = ("overfitting_onset",)
     return _fault(course, "overfitting_onset", ("vanishing_gradients",), told, phases=phases)
@@ -149,7 +149,7 @@ def judge_runtime(course: Course, twin: Course) -> Truth:
     factor = float(ours[3:].sum() / theirs[3:].sum())
     told = f"{factor:.2f} times the twin's time from step {course.onset} on"
     if factor < 1.35:
-        return _doubt(told)
+        return doubt(told)
     return _fault(course, "runtime_bottleneck_risk", (), told)
 
 
@@ -157,7 +157,7 @@ def judge_non_finite(course: Course, twin: Course) -> Truth:
     """Something is not finite, and nothing in the twin."""
     at = course.notes.broken_at
     if at is None or twin.notes.broken_at is not None:
-        return _doubt(f"broken at {at}, twin at {twin.notes.broken_at}")
+        return doubt(f"broken at {at}, twin at {twin.notes.broken_at}")
     course.onset = at
     return _fault(course, "non_finite_values", _WRECK, f"not finite from step {at} on")
 
@@ -171,23 +171,23 @@ def judge_spike(course: Course, twin: Course) -> Truth:
     back = course.notes.end(course.notes.fit)
     told = f"loss {usual:.3g} (deviation {spread:.2g}), peak {peak:.3g}; {_compare(course, twin)}"
     if not (peak > 2.0 * usual and peak > usual + 6 * spread) or back > 0.3 * peak:
-        return _doubt(told)
+        return doubt(told)
     exam, wanted = course.notes.end(course.notes.exam), twin.notes.end(twin.notes.exam)
     if exam > wanted + 0.4 * (twin.notes.exam[0] - wanted):
-        return _doubt(f"{told}: did not come back")
+        return doubt(f"{told}: did not come back")
     tolerated = ("exploding_gradients", "divergence", "update_ratio", "activation_collapse")
     return _fault(course, "loss_spike", tolerated, told)
 
 
 def judge_divergence(course: Course, twin: Course) -> Truth:
     """The loss without noise climbs away and does not return; the twin's falls."""
-    fit = _smooth(course.notes.fit)
+    fit = smooth(course.notes.fit)
     best, end = float(fit.min()), float(fit[-1])
     told = f"fit {fit[0]:.4g} -> {best:.4g} -> {end:.4g}; {_compare(course, twin)}"
-    theirs = _smooth(twin.notes.fit)
+    theirs = smooth(twin.notes.fit)
     climbed = not end < best + 0.5 * abs(theirs[0] - theirs.min()) and not end < 1.5 * best
     if not climbed or theirs[-1] > 0.8 * theirs[0]:
-        return _doubt(told)
+        return doubt(told)
     return _fault(course, "divergence", _WRECK, told, phases=("divergence",))
 
 
@@ -197,7 +197,7 @@ def judge_plateau(course: Course, twin: Course) -> Truth:
     gained, theirs = exam[0] - course.notes.end(exam), other[0] - twin.notes.end(other)
     told = f"gained {gained:.4g}, twin {theirs:.4g} of {other[0]:.4g}"
     if not gained < 0.15 * theirs or theirs < 0.3 * abs(other[0]):
-        return _doubt(told)
+        return doubt(told)
     return Truth(
         kind="fault",
         expected=("plateau",),
@@ -216,7 +216,7 @@ def judge_update(course: Course, twin: Course) -> Truth:
     told = f"updates of {part}: {ours:.3g}, twin {theirs:.3g}; {_compare(course, twin)}"
     off = ours / (theirs + 1e-15)
     if not (off > 20 or off < 0.01) or not _hurt(course, twin):
-        return _doubt(told)
+        return doubt(told)
     tolerated = tuple(rule for rule in _WRECK if rule != "update_ratio")
     return _fault(course, "update_ratio", tolerated, told, culprits=_list_modules(course))
 
@@ -264,12 +264,3 @@ def _learned(course: Course) -> bool:
 def _compare(course: Course, twin: Course) -> str:
     ours, theirs = course.notes.end(course.notes.exam), twin.notes.end(twin.notes.exam)
     return f"exam {twin.notes.exam[0]:.4g} -> {ours:.4g}, twin {theirs:.4g}"
-
-
-def _smooth(values: list[float]) -> np.ndarray:
-    kept = np.array([value if math.isfinite(value) else math.inf for value in values])
-    return np.array([np.median(kept[max(0, i - 1) : i + 2]) for i in range(len(kept))])
-
-
-def _doubt(reason: str) -> Truth:
-    return Truth(kind="unclear", reason=reason)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from kit.traced_texts import Records, find_untraced
 from run_builder import RunBuilder, falling
 
-from benchmarks.diagnosis.tracing import Records, find_untraced
 from quark.analysis.engine import _link_causes, analyze_run
 from quark.analysis.rule import SEVERITIES, Finding
 from quark_core.records import BatchDiagnosticRecord, SystemTelemetryRecord

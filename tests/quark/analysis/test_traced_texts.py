@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kit.traced_texts import Records, find_untraced
 from run_builder import RunBuilder, falling
 
-from benchmarks.diagnosis.tracing import Records, find_untraced
 from quark.analysis.analysis_context import Case
 from quark.analysis.config import AnalyzerEngineConfig
 from quark.analysis.engine import analyze_run

@@ -1,11 +1,11 @@
-"""What simulated histories say of three keys that changed; benchmarks/attribution.py has more."""
+"""What simulated histories (kit/attribution_worlds.py) say of three keys that changed."""
 
 import math
 
 import numpy as np
 import pytest
+from kit.attribution_worlds import simulate
 
-from benchmarks.attribution import simulate
 from quark.analysis.explanation.attribution import _solve
 
 

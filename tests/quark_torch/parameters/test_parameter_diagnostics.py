@@ -165,7 +165,7 @@ def test_a_forgotten_object_leaves_no_trace_in_the_optimizer(session):
         ({"distribution_types": ("values",)}, "value, gradient, update, got 'values'"),
         ({"capture_distributions": True, "distribution_types": ()}, "distribution_types"),
         ({"include_parameter_patterns": ("(",)}, "include_parameter_patterns: '\\('"),
-        ({"exclude_parameter_patterns": (3,)}, "exclude_parameter_patterns must hold str"),
+        ({"exclude_parameter_patterns": (3,)}, "exclude_parameter_patterns must be a tuple of str"),
         ({"include_parameter_patterns": "weight"}, "include_parameter_patterns must be a tuple"),
         ({"include_parameter_roles": ("kernel",)}, "include_parameter_roles"),
         ({"grad_scaler": 65536.0}, "grad_scaler"),

@@ -1,39 +1,32 @@
-"""Groups of five seeds out of the campaign of the comparison: as they are, and shifted.
-
-The campaign itself draws hundreds of groups (`benchmarks/diagnosis_comparison.py`); here the page
-shows two of them, in its data and in a browser.
-"""
+"""Groups of five seeds, as they are and shifted, in the page's data and in a browser."""
 
 import math
-import sys
-from pathlib import Path
 
+import numpy as np
 import pytest
 from browser_runs import log_run
 from page_client import wait_for_verdict
 
 import quark
 
-sys.path.append(str(Path(__file__).parents[4] / "benchmarks"))
-
 pytestmark = pytest.mark.long
 
 GROUP = 5
 NOT_TOLD, EQUIVALENT = "inconclusive", "equivalent"
-METRICS = ("train/loss", "val/loss", "val/accuracy")
+# Metric -> its value before anything is learned, in the end, and what seeds differ by there.
+METRICS = {
+    "train/loss": (2.3, 0.3, 0.02),
+    "val/loss": (2.3, 0.5, 0.03),
+    "val/accuracy": (0.1, 0.9, 0.01),
+}
+STEPS = range(0, 200, 5)
 
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory):
     """Ids of three groups: two of one configuration, and the second once more, but worse."""
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
-    from comparing.rates import measure_deviations, shift_curves
-    from comparing.training import CONFIGURATIONS, train
-
-    curves = [train(CONFIGURATIONS["mlp"], seed) for seed in range(2 * GROUP)]
-    deviations = measure_deviations(curves)["end"]
-    shifted = [shift_curves(run, deviations, "added") for run in curves[GROUP:]]
+    curves = [make_curves(seed) for seed in range(2 * GROUP)]
+    shifted = [make_curves(seed, shift=3.0) for seed in range(GROUP, 2 * GROUP)]
     root = tmp_path_factory.mktemp("campaign")
     ids = []
     for group, runs in (("one", curves[:GROUP]), ("two", curves[GROUP:]), ("shifted", shifted)):
@@ -46,10 +39,24 @@ def campaign(tmp_path_factory):
     return root, ids
 
 
+def make_curves(seed, *, shift=0.0):
+    """What one seed logs; a shift is for the worse, in deviations between seeds."""
+    draw = np.random.default_rng(seed)
+    curves = {}
+    for key, (first, last, deviation) in METRICS.items():
+        worse = math.copysign(shift, first - last)
+        end = last + deviation * (draw.normal() + worse)
+        curves[key] = [
+            end + (first - end) * math.exp(-step / 40) + draw.normal(0, deviation / 10)
+            for step in STEPS
+        ]
+    return curves
+
+
 def log_curves(session, curves):
     with quark.MetricsLogger(session) as metrics:
-        for key, (steps, values) in curves.items():
-            for step, value in zip(steps.tolist(), values.tolist(), strict=True):
+        for key, values in curves.items():
+            for step, value in zip(STEPS, values, strict=True):
                 metrics.log(key, value, step=step)
 
 

@@ -1,24 +1,30 @@
-"""Faults in what gradients, layers and losses do; each names the account it was written from."""
+"""Faults of the fifth family; each names the account that it was written from."""
 
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from benchmarks.diagnosis.families.fifth_course import (
     Make,
     Plan,
     expect,
+    make_wrong,
     run,
     run_both,
     tell,
 )
+from benchmarks.diagnosis.families.fifth_games import play_poles
 from benchmarks.diagnosis.families.fifth_recipes import (
     documents,
     keywords,
+    match,
+    next_letter,
     ratings,
     reversals,
     series,
@@ -26,6 +32,7 @@ from benchmarks.diagnosis.families.fifth_recipes import (
     utterances,
 )
 from benchmarks.diagnosis.families.fifth_tasks import (
+    CausalText,
     Documents,
     Forecaster,
     KeywordNet,
@@ -35,7 +42,8 @@ from benchmarks.diagnosis.families.fifth_tasks import (
     make_ratings,
     make_series,
 )
-from benchmarks.diagnosis.oracles import WRECK, doubt, excess, is_worse, smooth
+from benchmarks.diagnosis.measuring import doubt, smooth
+from benchmarks.diagnosis.oracles import excess, is_worse
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 
@@ -173,15 +181,6 @@ def _still(make: Make, layers: tuple[str, ...], fault: str) -> Scenario:
     return Scenario(name=f"fifth/stagnant_layers/{name}", kind="fault", train=train)
 
 
-# Lu et al. 2019 (dying ReLU) and Karpathy's course notes: a rate far too high kills rectifiers.
-def make_dead_units(draw: Draw, broken: bool) -> Plan:
-    """A keyword net without normalisation, at a rate a hundred times too high."""
-    model = KeywordNet(draw.integer(16, 24), norm=False)
-    rate = 0.15 + 0.25 * draw.severity if broken else 3e-3
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-    return keywords(draw, model, optimizer=optimizer)
-
-
 # Speech toolkits' issues on int16 audio that nobody scaled to -1 ... 1.
 def make_raw_amplitudes(draw: Draw, broken: bool) -> Plan:
     """Sounds as 16 bit numbers into tanh."""
@@ -289,63 +288,184 @@ def _train_infinite(recorder: Recorder, draw: Draw) -> Truth:
     return expect("non_finite_values", told, onset=bad[0])
 
 
-# PaLM (2022) and OLMo 2 (2025): a stretch of garbled, repeated n-grams in the corpus.
-def make_garbled(draw: Draw, broken: bool) -> Plan:
-    """Some batches are noise."""
-    begin, noise = draw.onset_step(220, 0.45, 0.75), draw.stream("noise")
-    lasts = draw.integer(2, 4)
-
-    def garble(step: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if broken and begin <= step < begin + lasts:
-            letters = torch.from_numpy(noise.integers(0, 32, (len(x), 25)))
-            return letters[:, :-1], letters[:, 1:]
-        return x, y
-
-    return text(draw, steps=220, rate=8e-3, change=garble)
+def _plain(name: str, train: object) -> Scenario:
+    return Scenario(name=f"fifth/{name}", kind="fault", train=train)  # type: ignore[arg-type]
 
 
-def _train_garbled(recorder: Recorder, draw: Draw) -> Truth:
-    torch.manual_seed(draw.torch_seed)
-    trace = run(make_garbled(draw.again(), True), recorder, draw)
-    peak = int(np.argmax(trace.losses[60:])) + 60
-    before = np.array(trace.losses[peak - 25 : peak - 5])
-    middle, spread = float(np.median(before)), float(before.std())
-    after = float(np.median(trace.losses[-15:]))
-    told = f"garbled shard; loss {middle:.3g} +- {spread:.2g} -> {trace.losses[peak]:.3g}"
-    if trace.losses[peak] < middle + 10 * spread or after > middle + 3 * spread:
-        return doubt(f"{told} -> {after:.3g}")
-    begin = draw.again().onset_step(220, 0.45, 0.75)
-    return expect("loss_spike", f"{told} -> {after:.3g}", onset=begin)
+_DULL = (
+    "stagnant_layers",
+    "vanishing_gradients",
+    "plateau",
+    "update_ratio",
+    "activation_collapse",
+    "overfitting_onset",
+)
 
 
-# OPT-175B's logbook and HF transformers' resume issues: the restarted scheduler begins anew.
-def make_resumed(draw: Draw, broken: bool) -> Plan:
-    """After a restart the rate is what it never was."""
-    onset = draw.onset_step(240, 0.35, 0.6)
-    jump = 60.0 + 100.0 * draw.severity
+def pretrain(
+    model: Documents, draw: Draw, parts: Parts, steps: int = 80, *, classes: int = 2
+) -> None:
+    """Teach the embedding and the body another question, before the run begins."""
+    rng = draw.stream("pretraining")
+    question = nn.Linear(model.head.in_features, classes)
+    optimizer = torch.optim.Adam([*model.parameters(), *question.parameters()], lr=5e-3)
+    for _ in range(steps):
+        chosen = torch.from_numpy(rng.integers(0, len(parts.x), 32))
+        output = question(model.body(model.encode(parts.x[chosen])))
+        loss = functional.cross_entropy(output, (parts.y[chosen] + 1) % classes)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
-    def rate(step: int) -> float:
-        warm = min(1.0, (step + 1) / 20)
-        return warm * (jump if broken and step >= onset else 1.0)
 
-    plan = text(draw, rate=6e-3)
-    plan.rate = rate
+# fastai #2133, skorch #261: the optimizer was made of what had a gradient then.
+def make_unfrozen(draw: Draw, broken: bool) -> Plan:
+    """Embedding and body are unfrozen after a while; the optimizer does not know them."""
+    parts = make_documents(draw.stream("data"), blur=0.75)
+    model = Documents(draw.integer(20, 28))
+    pretrain(model, draw, parts, 25)
+    below = [*model.embed.parameters(), *model.body.parameters()]
+    for parameter in below:
+        parameter.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=4e-3)
+    onset = draw.onset_step(240, 0.15, 0.35)
+
+    def unfreeze(step: int) -> None:
+        if step != onset:
+            return
+        for parameter in below:
+            parameter.requires_grad_(True)
+        if not broken:
+            optimizer.add_param_group({"params": below, "lr": 4e-3})
+
+    plan = documents(draw, model, parts=parts, optimizer=optimizer)
+    plan.before = unfreeze
     return plan
 
 
-def _train_resumed(recorder: Recorder, draw: Draw) -> Truth:
-    _, trace, twin = run_both(make_resumed, recorder, draw)
-    onset = draw.again().onset_step(240, 0.35, 0.6)
-    before = float(np.median(trace.losses[onset - 12 : onset]))
-    end, first = float(np.median(trace.losses[-20:])), trace.losses[0]
-    told = f"rate of a restart too high; loss {first:.3g} -> {before:.3g} -> {end:.3g}"
-    if not (end > before + 0.5 * (first - before) and is_worse(trace, twin)):
+def _train_unfrozen(recorder: Recorder, draw: Draw) -> Truth:
+    _, trace, twin = run_both(make_unfrozen, recorder, draw)
+    moved = max(trace.moved(name) for name in trace.first if name.startswith(("embed", "body")))
+    told = f"unfrozen, not in the optimizer; moved by {moved:.2g}; {tell(trace)}, twin {tell(twin)}"
+    if moved > 0 or not is_worse(trace, twin, 0.03):
         return doubt(told)
-    return expect("divergence", told, onset=onset, tolerated=(*WRECK, "overfitting_onset"))
+    allowed = (*_DULL, "mostly_frozen", "gradients_not_cleared", "exploding_gradients")
+    return expect("parameters_not_optimized", told, culprits=("embed", "body"), tolerated=allowed)
 
 
-def _plain(name: str, train: object) -> Scenario:
-    return Scenario(name=f"fifth/{name}", kind="fault", train=train)  # type: ignore[arg-type]
+# TrainCheck's pytorch-forum-84911 (OSDI'25): only the batch normalisation is left to train;
+# the pair's fixed half is `fifth/healthy/all_trained`.
+def make_bare_norms(draw: Draw, broken: bool) -> Plan:
+    """Everything without "norm" in its name is frozen, the new head too."""
+    model = KeywordNet(draw.integer(16, 24))
+    for name, parameter in model.named_parameters():
+        if broken and "norm" not in name:
+            parameter.requires_grad_(False)
+    return keywords(draw, model, rate=4e-3)
+
+
+def _train_frozen(recorder: Recorder, draw: Draw) -> Truth:
+    plan, trace, twin = run_both(make_bare_norms, recorder, draw)
+    free = sum(p.numel() for p in plan.model.parameters() if p.requires_grad)
+    whole = sum(p.numel() for p in plan.model.parameters())
+    told = f"{free / whole:.1%} of the weights are trained; {tell(trace)}, twin {tell(twin)}"
+    if free > 0.1 * whole or not is_worse(trace, twin):
+        return doubt(told)
+    return expect("mostly_frozen", told, onset=0, tolerated=_DULL)
+
+
+# Speech toolkits' issues on loaders that return silence for a codec they lack.
+def make_silent(draw: Draw, broken: bool) -> Plan:
+    """Every sound is zeros."""
+    parts = make_keywords(draw.stream("data"))
+    if broken:
+        parts = Parts(
+            parts.x * 0, parts.y, parts.val_x * 0, parts.val_y, parts.proof_x * 0, parts.proof_y
+        )
+    return keywords(draw, parts=parts)
+
+
+def _train_silent(recorder: Recorder, draw: Draw) -> Truth:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, trace, twin = run_both(make_silent, recorder, draw)
+    told = f"every input is 0; {tell(trace)}, twin {tell(twin)}"
+    if not is_worse(trace, twin):
+        return doubt(told)
+    allowed = (*_DULL, "mislabelled_data")
+    return expect("constant_inputs", told, onset=0, tolerated=allowed)
+
+
+# HF transformers' "labels are shifted inside the model": the collator had shifted them, too.
+def make_shifted(draw: Draw, broken: bool) -> Plan:
+    """The letter after the next one is learned."""
+
+    def twice(output: Tensor, y: Tensor) -> Tensor:
+        return next_letter(output[:, :-1], y[:, 1:])
+
+    return text(draw, criterion=twice if broken else next_letter)
+
+
+# PyTorch forum's batch_first questions: the batch is read as time.
+def make_transposed(draw: Draw, broken: bool) -> Plan:
+    """Hours and windows change places in the recurrent network."""
+    model = Forecaster("gru", draw.integer(16, 24))
+    model.rnn.batch_first = not broken
+    return series(draw, model, parts=make_series(draw.stream("data"), ahead=7))
+
+
+# "Loss goes to zero and generation is garbage" (minGPT and fairseq threads): no causal mask.
+def make_unmasked(draw: Draw, broken: bool) -> Plan:
+    """Every letter sees the one it is to say."""
+
+    def last(output: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(output[:, -1], y[:, -1])
+
+    model = CausalText(32, 2 * draw.integer(12, 16), 1, causal=not broken)
+    return text(draw, model, honest=last)
+
+
+# Humbatova et al. 2020 (wrong preprocessing): statistics are applied to the training set only.
+def make_unscaled_serving(draw: Draw, broken: bool) -> Plan:
+    """Held-out sounds keep their own scale."""
+    parts = make_keywords(draw.stream("data"))
+    factor, offset = draw.uniform(2.5, 5.0), draw.uniform(2.0, 5.0)
+    if broken:
+        val_x, proof_x = factor * parts.val_x + offset, factor * parts.proof_x + offset
+        parts = Parts(parts.x, parts.y, val_x, parts.val_y, proof_x, parts.proof_y)
+    return keywords(draw, parts=parts)
+
+
+# Post-mortems of recommenders: a join by row number gives every pair another's rating.
+def make_joined(draw: Draw, broken: bool) -> Plan:
+    """Ratings belong to other pairs."""
+    parts = make_ratings(draw.stream("data"))
+    if broken:
+        rng = draw.stream("join")
+        y = parts.y[torch.from_numpy(rng.permutation(len(parts.y)))]
+        val_y = parts.val_y[torch.from_numpy(rng.permutation(len(parts.val_y)))]
+        parts = Parts(parts.x, y, parts.val_x, val_y, parts.proof_x, parts.proof_y)
+    return ratings(draw, parts=parts)
+
+
+# PyTorch's warning of target sizes, and its forum: (N, 1) against (N) becomes (N, N).
+def make_broadcast(draw: Draw, broken: bool) -> Plan:
+    """Every forecast is compared with every hour."""
+
+    def spread(output: Tensor, y: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return functional.mse_loss(output, y)
+
+    return series(draw, criterion=spread if broken else match)
+
+
+# RoboVerse #814 and many PPO fixes: the value after a fall is that of the restart.
+def make_poles(draw: Draw, broken: bool) -> Plan:
+    """Falls cost nothing; only the reward is logged."""
+    return play_poles(draw, masked=not broken)
 
 
 SCENARIOS = (
@@ -355,11 +475,22 @@ SCENARIOS = (
     _vanish(make_hidden_softmax, "softmax between layers"),
     _still(make_detached, ("encoder", "embed"), "detached encoder"),
     _still(make_group_rate_zero, ("embed",), "rate 0 of a group"),
-    _collapse(make_dead_units, "rate a hundred times too high"),
     _collapse(make_raw_amplitudes, "16 bit amplitudes into tanh"),
     _overfit(make_few_ratings, "more factors than ratings"),
     _overfit(make_few_documents, "eighty documents"),
     _plain("non_finite_values/infinite_ctc", _train_infinite),
-    _plain("loss_spike/garbled_shard", _train_garbled),
-    _plain("divergence/restarted_schedule", _train_resumed),
+    Scenario(
+        name="fifth/parameters_not_optimized/unfrozen_too_late",
+        kind="fault",
+        train=_train_unfrozen,
+    ),
+    Scenario(name="fifth/mostly_frozen/norms_only", kind="fault", train=_train_frozen),
+    Scenario(name="fifth/constant_inputs/silence", kind="fault", train=_train_silent),
+    make_wrong("labels_shifted_twice", make_shifted, "labels shifted twice"),
+    make_wrong("batch_read_as_time", make_transposed, "batch_first is missing"),
+    make_wrong("no_causal_mask", make_unmasked, "no causal mask"),
+    make_wrong("unscaled_serving", make_unscaled_serving, "held-out data is not scaled"),
+    make_wrong("ratings_joined_wrongly", make_joined, "ratings of other pairs"),
+    make_wrong("error_of_all_pairs", make_broadcast, "mean over N x N"),
+    make_wrong("falls_cost_nothing", make_poles, "bootstrapped across the end of an episode"),
 )

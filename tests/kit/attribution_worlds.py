@@ -1,6 +1,6 @@
 """How well a project's history names the guilty key, on simulated histories.
 
-    python benchmarks/attribution.py [--worlds 60] [--runs 10 30 100 300]
+    python tests/kit/attribution_worlds.py [--worlds 60] [--runs 10 30 100 300]
 
 Eight keys of two to four levels, four of them without an effect, one interaction of two that
 have one; three keys differ between A and B. Noise is 0.1 or 0.3 of the largest effect; a history

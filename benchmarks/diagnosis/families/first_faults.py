@@ -1,4 +1,4 @@
-"""Gradients that explode, and gradients that vanish."""
+"""Faults of the first family: gradients, layers that do not train or collapse, overfitting."""
 
 from __future__ import annotations
 
@@ -11,66 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis import datasets, zoo
-from benchmarks.diagnosis.networks import make_convolutional, make_mlp
-from benchmarks.diagnosis.oracles import WRECK, doubt, is_worse, smooth
+from benchmarks.diagnosis.measuring import WRECK, doubt, smooth
+from benchmarks.diagnosis.networks import make_mlp
+from benchmarks.diagnosis.oracles import find_dead, find_saturated, is_worse
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 from benchmarks.diagnosis.training import Problem, Trace, train_twice
 
 Make = Callable[[Draw, bool], Problem]
 _MUTED = ("plateau", "stagnant_layers", "activation_collapse", "update_ratio")
-
-
-def _jump_rate(draw: Draw, faulty: bool) -> Problem:
-    kind = draw.choice("digits", "shapes", "residual", "friedman")
-    if kind == "digits":
-        made = zoo.make_digits_mlp(draw, optimizer="sgd")
-    elif kind == "shapes":
-        made = zoo.make_shapes_cnn(draw, optimizer="sgd")
-    elif kind == "residual":
-        made = zoo.make_residual(draw, optimizer="sgd")
-    else:
-        made = zoo.make_friedman(draw, optimizer="sgd", scale=0.2)
-    factor = 8.0 * 10.0**draw.severity
-    onset = draw.onset_step(made.steps)
-    if faulty:
-        made.rate = lambda step: factor if step >= onset else 1.0
-    return made
-
-
-def _lose_scale(draw: Draw, faulty: bool) -> Problem:
-    """From the onset on, inputs come in their raw unit."""
-    if draw.choice(True, False):
-        made = zoo.make_digits_mlp(draw, activation=draw.choice("relu", "gelu"), optimizer="sgd")
-    else:
-        made = zoo.make_friedman(draw, optimizer=draw.choice("sgd", "adam"), scale=0.2)
-        # The drawn activation may saturate, which would hide the scale.
-        width = draw.integer(24, 48)
-        made.model = make_mlp([10, width, width, 1], activation="silu")
-        made.optimizer = zoo.make_optimizer(draw, made.model.parameters(), "sgd", factor=0.5)
-    factor = 6.0 * 8.0**draw.severity
-    onset = draw.onset_step(made.steps)
-    if faulty:
-        made.change_batch = lambda step, x, y: (x * factor if step >= onset else x, y)
-    return made
-
-
-def _lose_clip(draw: Draw, faulty: bool) -> Problem:
-    """A recurrent network that lives by its clipping, until the clipping goes."""
-    made = zoo.make_adding(draw, kind="irnn", length=draw.integer(20, 30))
-    with torch.no_grad():
-        nn.init.orthogonal_(made.model.rnn.weight_hh_l0, gain=1.0)
-    rate = 1.0 * 3.0**draw.severity
-    made.optimizer = torch.optim.SGD(made.model.parameters(), lr=rate, momentum=0.9)
-    onset = draw.onset_step(made.steps)
-
-    def unclip(step: int) -> None:
-        made.clip = None if step >= onset else 0.1
-
-    made.clip = 0.1
-    if faulty:
-        made.before = unclip
-    return made
 
 
 def _start_large(draw: Draw, faulty: bool) -> Problem:
@@ -158,31 +107,6 @@ class _Half(nn.Module):
         return _HalfGradient.apply(x)
 
 
-def _stack_sigmoids(draw: Draw, faulty: bool) -> Problem:
-    depth, width = draw.integer(6, 11), draw.integer(24, 64)
-    data = datasets.load_digits(draw.stream("data"), noise=0.15)
-    activation = "sigmoid" if faulty else "relu"
-    model = make_mlp([64, *[width] * depth, 10], activation=activation)
-    optimizer = zoo.make_optimizer(draw, model.parameters(), "sgd", factor=0.6)
-    return _deep(draw, model, optimizer, data)
-
-
-def _start_small(draw: Draw, faulty: bool) -> Problem:
-    depth, width = draw.integer(5, 9), draw.integer(32, 64)
-    rng = draw.stream("data")
-    spirals = draw.choice(True, False)
-    data = datasets.load_blobs(rng) if spirals else datasets.load_digits(rng, noise=0.1)
-    model = make_mlp([data.features, *[width] * depth, data.classes], activation="tanh")
-    shrink = 0.1 + 0.15 * (1.0 - draw.severity)
-    if faulty:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.startswith("fc") and name.endswith("weight"):
-                    parameter.mul_(shrink)
-    optimizer = zoo.make_optimizer(draw, model.parameters(), "sgd")
-    return _deep(draw, model, optimizer, data)
-
-
 def _underflow(draw: Draw, faulty: bool) -> Problem:
     depth, width = draw.integer(3, 5), draw.integer(32, 64)
     data = datasets.load_digits(draw.stream("data"), noise=0.15)
@@ -193,18 +117,6 @@ def _underflow(draw: Draw, faulty: bool) -> Problem:
     scale = 10.0 ** (-5.5 - 1.5 * draw.severity)
     if faulty:
         made.change_loss = lambda _step, loss: loss * scale
-    return made
-
-
-def _convolve_sigmoids(draw: Draw, faulty: bool) -> Problem:
-    data = datasets.load_shapes(draw.stream("data"))
-    first, depth = draw.integer(4, 8), draw.integer(5, 7)
-    model = make_convolutional(
-        [first] * depth, 16, 4, activation="sigmoid" if faulty else "leaky", norm=False
-    )
-    optimizer = zoo.make_optimizer(draw, model.parameters(), draw.choice("sgd", "adam"))
-    made = _deep(draw, model, optimizer, data)
-    made.steps = 180
     return made
 
 
@@ -263,14 +175,77 @@ def _scenario(name: str, judge: Callable[[Recorder, Draw], Truth]) -> Scenario:
     return Scenario(name=f"first/{name}", kind="fault", train=judge)
 
 
+def _kill_units(draw: Draw, faulty: bool) -> Problem:
+    """A few steps at a far too large rate, after which the units are dead."""
+    make = draw.choice(zoo.make_digits_mlp, zoo.make_table, zoo.make_shapes_cnn)
+    if make is zoo.make_digits_mlp:
+        made = make(draw, activation="relu", optimizer="sgd")
+    else:
+        made = make(draw, optimizer="sgd")
+    made.clip = 5.0
+    onset, factor = draw.onset_step(made.steps, 0.2, 0.5), 150.0 * 6.0**draw.severity
+    if faulty:
+        made.rate = lambda step: factor if onset <= step < onset + 3 else 1.0
+    return made
+
+
+def _penalise(draw: Draw, faulty: bool) -> Problem:
+    """A penalty on activations that comes in too strong, and puts the units out."""
+    made = zoo.make_digits_mlp(draw, activation="relu", depth=draw.integer(2, 3))
+    onset = draw.onset_step(made.steps, 0.2, 0.4)
+    weight = 15.0 * 4.0**draw.severity
+    kept: list[Tensor] = []
+    for module in made.model.modules():
+        if isinstance(module, nn.ReLU):
+            module.register_forward_hook(lambda _m, _i, output: kept.append(output))
+
+    def add(step: int, loss: Tensor) -> Tensor:
+        total = loss + (weight * sum(a.mean() for a in kept) if step >= onset else 0.0)
+        kept.clear()
+        return total
+
+    def clear(_step: int) -> None:
+        kept.clear()
+
+    made.before = clear
+    if faulty:
+        made.change_loss = add
+    return made
+
+
+def _judge_collapse(
+    make: Callable[[Draw, bool], Problem], late: bool, recorder: Recorder, draw: Draw
+) -> Truth:
+    problem, trace, twin = train_twice(make, recorder, draw)
+    torch.manual_seed(draw.torch_seed)
+    # A layer that lost many of its units is no wrong answer where another lost nearly all.
+    fresh = make(draw.again(), False)
+    found = find_dead(problem, fresh, 0.4) | find_saturated(problem, 0.4)
+    told = (
+        ", ".join(f"{name} {share:.0%} dead or saturated" for name, share in found.items())
+        + f"; proof loss {trace.proof[-1]:.3g}, twin {twin.proof[-1]:.3g}"
+    )
+    if max(found.values(), default=0.0) < 0.75:
+        return doubt(f"no layer collapsed: {told}")
+    if not is_worse(trace, twin):
+        return doubt(f"{told}: without effect")
+    near = {name.replace("act", "fc") for name in found}
+    near |= {name.replace("act", "conv") for name in found} | {"fc"} & {*found, *near}
+    onset = draw.onset_step(problem.steps, 0.2, 0.5 if make is _kill_units else 0.4)
+    return Truth(
+        kind="fault",
+        expected=("activation_collapse",),
+        tolerated=tuple(rule for rule in WRECK if rule != "activation_collapse"),
+        culprits=tuple(sorted({*found, *near})),
+        onset_step=onset if late else 0,
+        phases_forbidden=("overfitting_onset",),
+        reason=told,
+    )
+
+
 SCENARIOS = (
-    _scenario("explode/rate_jump", partial(_judge_explosion, _jump_rate, False)),
-    _scenario("explode/lost_scale", partial(_judge_explosion, _lose_scale, False)),
-    _scenario("explode/lost_clip", partial(_judge_explosion, _lose_clip, False)),
     _scenario("explode/large_start", partial(_judge_explosion, _start_large, True)),
     _scenario("explode/loss_weight", partial(_judge_explosion, _weigh_loss, False)),
-    _scenario("vanish/deep_sigmoid", partial(_judge_vanishing, _stack_sigmoids)),
-    _scenario("vanish/small_start", partial(_judge_vanishing, _start_small)),
     _scenario("vanish/half_underflow", partial(_judge_vanishing, _underflow)),
-    _scenario("vanish/conv_sigmoid", partial(_judge_vanishing, _convolve_sigmoids)),
+    _scenario("collapse/penalty", partial(_judge_collapse, _penalise, True)),
 )

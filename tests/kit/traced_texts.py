@@ -6,17 +6,14 @@ logged, and what the figures of a text claim is computed once more.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
 
-from benchmarks.diagnosis.campaign import TRUTH_FILE
 from quark.analysis import rule, rules
 from quark.analysis.config import AnalyzerThresholds
 from quark.analysis.curves import strip_prefixes
@@ -102,26 +99,6 @@ class Records:
                     yield strip_prefixes(str(getattr(row, field, "") or ""))
                 yield from map(str, getattr(row, "class_counts", None) or ())
                 yield from map(str, getattr(row, "sample_ids", None) or ())
-
-
-def trace_run(folder: Path) -> tuple[int, list[str]]:
-    """How many numbers the findings of a finished run show, and what is wrong with them."""
-    import quark
-    from quark.analysis.engine import analyze_run
-    from quark.analysis.monitor_state import list_kinds
-    from quark.analysis.outputs import open_analysis
-    from quark_core.records.query import Query
-
-    truth = json.loads((folder / TRUTH_FILE).read_text())
-    session = quark.open_run(truth["run_id"], folder)
-    reader = session.open_run.reader
-    rows = {kind: reader.read(truth["run_id"], kind, Query()).to_records() for kind in list_kinds()}
-    result = analyze_run(open_analysis(session).load())
-    findings = list(result.findings.values())
-    count = sum(
-        len(text.figures) for item in findings for text in item.texts if isinstance(text, Text)
-    )
-    return count, find_untraced(findings, Records(rows))
 
 
 def find_untraced(findings: Iterable[Finding], records: Records) -> list[str]:
