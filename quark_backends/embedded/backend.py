@@ -40,7 +40,8 @@ from quark_backends.store.upkeep.background_compaction import BackgroundCompacti
 from quark_backends.store.upkeep.trash import RunTrash
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_backends.store.writing.sweeps import KeepsSweeps
-from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation
+from quark_core.backends.run_summary import StoredRun
 from quark_core.delivery.journal_folder import JournalFolder, journal_directory
 from quark_core.errors import BackendUnavailable, SessionStoreError, StoreNotFoundError
 

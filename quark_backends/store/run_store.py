@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quark_backends.store.databases.postgres import PostgresDatabase
     from quark_backends.store.reading.search import RunFinder
     from quark_backends.store.upkeep.trash import StoreTrash
-    from quark_core.backends.contract import Batch, Generation, StoredRun
+    from quark_core.backends.contract import Batch, Generation
     from quark_core.backends.curves import (
         Cursor,
         CurveQuery,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
-    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.run_summary import RunSummary, StoredRun
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query, RunSearch

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quark_core.errors import SchemaValidationError
+from quark_core.errors import SchemaValidationError, import_library
 from quark_core.records.checks import check_choice
-from quark_core.records.dataframes import import_library
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Array

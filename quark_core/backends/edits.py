@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 import msgspec
 from msgspec import Meta
 
-from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.contract import SupportsRead
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import (
     check_field_names,
     check_fields,

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark_core.backends.contract import Batch, StoredRun
+from quark_core.backends.contract import Batch
 from quark_core.backends.edits import apply_edit, apply_stop, edit_fields
+from quark_core.backends.run_summary import StoredRun
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import (
     RECORD_TYPES,

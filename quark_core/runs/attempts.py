@@ -17,12 +17,11 @@ import msgspec
 from quark_core.backends.contract import (
     BackendConfig,
     Batch,
-    StoredRun,
     SupportsPrimary,
     SupportsRead,
     SupportsSearch,
 )
-from quark_core.backends.run_summary import MetricSummary
+from quark_core.backends.run_summary import MetricSummary, StoredRun
 from quark_core.config import settings
 from quark_core.config.arguments import check_run_id, resolve_storage_dir, working_directory
 from quark_core.config.redaction import redact_text

@@ -24,6 +24,7 @@ from quark_core.records import ConfigSnapshot, EventRecord, LifecycleRecord, Run
 from quark_core.records.base import now_us
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext, RunEnding, StopRequest
+from quark_core.runs.reading import read_rows
 from quark_core.system.process import list_members
 
 if TYPE_CHECKING:
@@ -357,7 +358,6 @@ class OpenRun:
     def read(self, kind: str, query: Query) -> Columns:
         """Flush, then read rows of one kind in persistence order; none where nothing is kept."""
         from quark_core.records.columns import Columns
-        from quark_core.runs.reading import read_rows
 
         if self.aggregates is not None and kind == _AGGREGATE and not self.forked:
             self.aggregates.collect(whole=True)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from quark_core.backends.contract import StoredRun
-from quark_core.backends.run_summary import RunSummary
+from quark_core.backends.run_summary import RunSummary, StoredRun
 from quark_core.config import settings
 from quark_core.config.arguments import (
     VERSION_FIELD,

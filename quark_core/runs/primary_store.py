@@ -16,7 +16,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 import xxhash
 
-from quark_core.backends.contract import StoredRun, SupportsPrimary, SupportsRead, SupportsSearch
+from quark_core.backends.contract import SupportsPrimary, SupportsRead, SupportsSearch
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config import settings
 from quark_core.config.arguments import (
     EXCHANGED_FIELD,

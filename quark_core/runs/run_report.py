@@ -17,7 +17,8 @@ from quark_core.runs.run_search import summarize_run
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import StoredRun
 
 _SHOWN_QUANTILES = (0.5, 0.99)
 _MOST_WINDOWS = 50_000

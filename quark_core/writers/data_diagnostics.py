@@ -22,7 +22,7 @@ from quark_core.records import BatchDiagnosticRecord
 from quark_core.records.base import check_timestamp, now_us
 from quark_core.records.json_object import normalize_object
 from quark_core.records.query import Query, ReadBounds, check_index, check_step, spell_out
-from quark_core.runs.reading import iterate_run
+from quark_core.runs.run_reader import iterate_run
 from quark_core.runs.step_counters import read_step
 from quark_core.samples.metadata import (
     BatchContents,

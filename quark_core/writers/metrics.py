@@ -11,6 +11,7 @@ from math import isfinite
 from time import time_ns
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, NoReturn, Self, Unpack, overload
 
+from quark_core.backends.run_summary import RunSummary
 from quark_core.config.migration_hints import NOT_GIVEN, explain_arguments, hide_refused
 from quark_core.config.redaction import redact_object, redact_text
 from quark_core.delivery.channel import MetricKey, MetricRow, expand_row
@@ -20,8 +21,10 @@ from quark_core.records import MetricRecord
 from quark_core.records.base import check_timestamp, now_us
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_name, check_text, encode_name, join_name, split_name
-from quark_core.records.query import MetricFilters, Query, check_step, spell_out
-from quark_core.runs.reading import encode_key, iterate_run, read_run_series, tell_unknown_metric
+from quark_core.records.query import MetricFilters, Query, check_index, check_step, spell_out
+from quark_core.runs.opening import resolve_target
+from quark_core.runs.reading import describe_unknown_metric, encode_key, reduce_columns
+from quark_core.runs.run_reader import iterate_run
 from quark_core.runs.step_counters import read_step
 from quark_core.writers.buffered_writer import BufferedWriter
 from quark_core.writers.loop_metrics import LoopMetrics
@@ -235,6 +238,102 @@ class MetricReading:
         query = build_metric_query(include_non_finite=include_non_finite, **filters)
         parts = iterate_run(self._run, MetricRecord.KIND, query, rows)
         return _tell_if_empty(self._run, query, parts)
+
+
+_SHOWN = 128
+
+
+def series(
+    run: object,
+    key: str,
+    *,
+    max_points: int | None = None,
+    all_attempts: bool = False,
+    rank: int | None = None,
+) -> Series:
+    """One metric of a run as a curve, cheap however many points it has.
+
+    Flushes the run where this process holds it open.
+
+    Args:
+        run: A TrainingSession (`quark.open_run` gives one of any run), or a
+            RunContext.
+        key: The metric's key, as it was logged or as it is stored.
+        max_points: At most so many entries, each of which stands for about
+            equally many points, with their extremes; None gives every point.
+        all_attempts: Also points that a later attempt, resumed from an
+            earlier step, has hidden.
+        rank: The curve of this rank of the launch. By default the curve is
+            across all ranks that have logged the metric: of one rank it is
+            that rank's; of several an entry stands for the points of all of
+            them at a step or in a stretch of steps, with their extremes.
+
+    Returns:
+        The curve, without any entry where the run has no such metric; its
+        `ranks` says whose points these are.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
+        SessionStoreError: The store cannot be read.
+    """
+    if isinstance(run, (str, RunSummary)):
+        run_id = run if isinstance(run, str) else run.run_id
+        raise SchemaValidationError(
+            f"run must be an opened run, not {type(run).__name__}: open it with "
+            f"quark.open_run({run_id[:_SHOWN]!r}) and give what that returns"
+        )
+    try:
+        target = resolve_target(run)
+    except SchemaValidationError as error:
+        message = str(error).replace("session", "run", 1)
+        raise SchemaValidationError(f"{message}; quark.open_run(run_id) opens a run") from None
+    return read_run_series(target, key, max_points, all_attempts, rank)
+
+
+def read_run_series(
+    run: OpenRun,
+    key: str,
+    max_points: int | None,
+    all_attempts: bool = False,
+    rank: int | None = None,
+) -> Series:
+    """Flush, then read one metric; arguments and errors as in `series`."""
+    from quark_core.backends.series import check_max_points
+    from quark_core.records.columns import Columns
+    from quark_core.runs.following import read_series
+
+    stored_key = encode_key(key, "key")
+    bound, wanted = check_max_points(max_points), check_index(rank, "rank")
+    run.catch_up()
+    reader, run_id = run.reader, run.context.run_id
+    if reader is None or run_id is None:
+        return reduce_columns(stored_key, Columns.empty(MetricRecord.KIND), bound)
+    found = read_series(reader, run_id, stored_key, bound, bool(all_attempts), wanted)
+    if not len(found.count):
+        tell_unknown_metric(run, stored_key)
+    return found
+
+
+def tell_unknown_metric(run: OpenRun, key: str) -> None:
+    """Warn once of a metric that was read and that the run does not have, where one is near it.
+
+    Costs nothing more once it was looked up: a script may ask again and again for what is
+    yet to be logged.
+
+    Args:
+        run: The run, flushed.
+        key: The stored key.
+    """
+    from quark_core.runs.run_search import summarize_run
+
+    if run.reader is None or run.context.run_id is None or not run.warns_first("missed", key):
+        return
+    try:
+        keys = summarize_run(run.reader, run.context.run_id).metrics
+    except QuarkError:
+        return
+    if key not in keys and (said := describe_unknown_metric(key, keys)):
+        _log.warning("run %s %s; nothing was read", run.context.run_id, said)
 
 
 def build_metric_query(

@@ -50,9 +50,9 @@ from quark_backends.service.protocol import (
     WireBatches,
     WorkspaceReply,
 )
-from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation
 from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
-from quark_core.backends.run_summary import restore_run, restore_summary
+from quark_core.backends.run_summary import StoredRun, restore_run, restore_summary
 from quark_core.config import settings
 from quark_core.errors import (
     BackendUnauthorized,

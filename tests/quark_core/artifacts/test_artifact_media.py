@@ -14,8 +14,7 @@ from PIL import Image
 
 import quark
 from quark_core.artifacts import media
-from quark_core.errors import SchemaValidationError
-from quark_core.records.dataframes import MissingLibraryError
+from quark_core.errors import MissingLibraryError, SchemaValidationError
 
 CHANCE = np.random.default_rng(0)
 IMAGE = CHANCE.integers(0, 256, (40, 60, 3), dtype=np.uint8)

@@ -11,7 +11,8 @@ from quark_core.backends.series import Series, reduce_points
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records.columns import Columns
 from quark_core.records.query import Query
-from quark_core.runs.reading import iterate, read_rows, read_series
+from quark_core.runs.following import read_series
+from quark_core.runs.reading import iterate, read_rows
 
 
 class Plain:
