@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
 import msgspec
 
@@ -241,6 +241,16 @@ _CHANGED = "changed_while_read"
 _MEDIA_TYPE = "media_type"
 
 
+class Placement(TypedDict, total=False):
+    """What every way of storing an artifact takes: where it belongs, and what is said of it."""
+
+    step: int | None
+    epoch: int | None
+    namespace: str | None
+    metadata: Mapping[str, Any] | None
+    timestamp: str | None
+
+
 class Intake(NamedTuple):
     """The checked arguments of one call."""
 
@@ -298,11 +308,12 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         call: str,
         artifact_type: object,
         name: object,
-        namespace: object,
-        step: object,
-        epoch: object,
-        metadata: Mapping[str, Any] | None,
-        timestamp: object,
+        *,
+        step: object = None,
+        epoch: object = None,
+        namespace: object = None,
+        metadata: Mapping[str, Any] | None = None,
+        timestamp: object = None,
     ) -> Intake:
         """Check everything but the payload, before anything is written."""
         self._check_open(call)
