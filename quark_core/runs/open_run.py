@@ -25,7 +25,7 @@ from quark_core.records.base import now_us
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext, RunEnding, StopRequest
 from quark_core.runs.reading import read_rows
-from quark_core.system.process import list_members
+from quark_core.system.process import list_members, start_thread
 
 if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
@@ -788,13 +788,8 @@ class StopLookout:
             return
         if self._thread is not None and self._thread.is_alive():
             return
-        self._thread = threading.Thread(
-            target=self._ask, args=(reader,), name="quark-stop", daemon=True
-        )
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._thread = None  # none to spare; the next heartbeat tries again
+        # Where there is none to spare, the next heartbeat tries again.
+        self._thread = start_thread(self._ask, args=(reader,), name="quark-stop")
 
     def _ask(self, reader: SupportsEdits) -> None:
         run_id = self._run.context.run_id

@@ -44,6 +44,7 @@ from quark_core.records.names import (
 )
 from quark_core.records.query import check_step
 from quark_core.runs.step_counters import read_step
+from quark_core.system.process import start_thread
 from quark_core.writers.artifact_reading import NOT_KEPT
 from quark_core.writers.buffered_writer import BufferedWriter
 
@@ -141,11 +142,9 @@ def map_in_threads(work: Callable[[A], B], items: Sequence[A], threads: int, nam
 
     others = []
     for _ in range(min(threads, len(items)) - 1):
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            break  # none to spare, or the process ends
+        thread = start_thread(run, name=name)
+        if thread is None:
+            break
         others.append(thread)
     run()
     for thread in others:
