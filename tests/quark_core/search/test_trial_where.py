@@ -7,7 +7,7 @@ import pytest
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import JsonObject
 from quark_core.records.sweeps import StoredTrial
-from quark_core.search.parser import compile_trial_where, fits_trial
+from quark_core.search.parser import compile_trial_where
 
 TRIAL = StoredTrial(
     "s1",
@@ -57,7 +57,7 @@ TRIAL = StoredTrial(
     ],
 )
 def test_names_are_parameters_and_fields(where: str, fits: bool) -> None:
-    assert fits_trial(where, TRIAL) is fits
+    assert compile_trial_where(where)(TRIAL) is fits
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_values_that_are_not_finite_are_none() -> None:
     import msgspec
 
     broken = msgspec.structs.replace(TRIAL, values=(float("nan"),))
-    assert fits_trial("value == null", broken)
-    assert not fits_trial("value < 1", broken)
+    assert compile_trial_where("value == null")(broken)
+    assert not compile_trial_where("value < 1")(broken)
