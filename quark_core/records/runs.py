@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -488,7 +488,6 @@ _SEED = re.compile(
     r"|seeds?\.[^.]+"
     r")$"
 )
-_SEED_BEFORE = re.compile(r"(^|[._/-])seed$", re.IGNORECASE)
 # What a run is judged by is no setting of it.
 _OBJECTIVE = frozenset({"quark_objective", "quark_objective_mode"})
 # Of the repr of an object that JSON cannot hold.
@@ -519,21 +518,15 @@ def is_seed(path: str) -> bool:
     return _SEED.search(_HUMP.sub("_", path).lower()) is not None
 
 
-def was_seed(path: str) -> bool:
-    """Whether stores and runs of versions up to 0.2 know a seed by its name."""
-    return _SEED_BEFORE.search(path) is not None
-
-
-def digest_config(values: Mapping[str, Any], knows: Callable[[str], bool] = is_seed) -> str:
+def digest_config(values: Mapping[str, Any]) -> str:
     """Digest of a configuration without its seeds: runs of one digest are seeds of one.
 
     The objective is left out too, and where in memory an object lay that is kept as its repr.
 
     Args:
         values: The configuration; nested keys and keys joined by dots are the same.
-        knows: What is a seed; `was_seed` gives the digest of an older version.
     """
-    kept = {path: _without_addresses(value) for path, value in _list_settings(values, knows)}
+    kept = {path: _without_addresses(value) for path, value in _list_settings(values)}
     return _digest(b"config", _encode(kept))
 
 
@@ -607,26 +600,9 @@ def make_digests(
     )
 
 
-def renew_digests(stored: RunDigests, config: Mapping[str, Any]) -> RunDigests:
-    """The digests that a store keeps of a run, as this version makes them.
-
-    An older version has not left out the seeds that it did not know.
-
-    Args:
-        stored: As they are kept.
-        config: Values of the run's configuration.
-    """
-    if not any(is_seed(path) and not was_seed(path) for path, _ in flatten_json(config)):
-        return stored
-    made = make_digests(config, None)
-    return msgspec.structs.replace(stored, config=made.config, structure=made.structure)
-
-
-def _list_settings(
-    values: Mapping[str, Any], knows: Callable[[str], bool] = is_seed
-) -> Iterator[tuple[str, Any]]:
+def _list_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for path, value in flatten_json(values):
-        if path not in _OBJECTIVE and not knows(path):
+        if path not in _OBJECTIVE and not is_seed(path):
             yield path, value
 
 

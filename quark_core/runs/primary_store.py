@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +37,7 @@ from quark_core.errors import (
 )
 from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord
 from quark_core.records.json_object import JsonObject, flatten_json
-from quark_core.records.runs import RunContext, digest_config, is_seed, was_seed
+from quark_core.records.runs import RunContext, digest_config, is_seed
 from quark_core.runs import backend_choice
 from quark_core.runs.backend_choice import Plan, remember
 from quark_core.runs.open_run import OpenRun, open_runs
@@ -525,19 +525,19 @@ def look_back(
 def _find_runs(
     reader: SupportsRead, project: str, config: ConfigSnapshot, version: str | None
 ) -> list[StoredRun]:
-    uids = {_make_uid(config), _make_uid(config, was_seed)}
+    uid = _make_uid(config)
     return [
         run
-        for run in _find_candidates(reader, project, config, uids)
+        for run in _find_candidates(reader, project, config, uid)
         if run.run.archived_at is None
-        and _find_uid(run, version) in uids
+        and _find_uid(run, version) == uid
         # Its configuration may be this one; what it has of another run is not.
         and EXCHANGED_FIELD not in run.fields
     ]
 
 
 def _find_candidates(
-    reader: SupportsRead, project: str, config: ConfigSnapshot, uids: Collection[str]
+    reader: SupportsRead, project: str, config: ConfigSnapshot, uid: str
 ) -> list[StoredRun]:
     """Runs that were started as this one, or have its settings now; newest first."""
     from quark_core.runs.run_search import build_search, find_runs
@@ -545,21 +545,12 @@ def _find_candidates(
     if not isinstance(reader, SupportsSearch):
         return list(reader.list_runs(project=project))
     found: dict[str, StoredRun] = {}
-    # A store keeps the digest that the version has made which wrote the run.
-    digests = dict.fromkeys(digest_config(config.values, knows) for knows in (is_seed, was_seed))
-    wheres = [f"config_digest == '{digest}'" for digest in digests]
-    if not config.values:
-        wheres = ["config_digest == null"]
-    for where in (*wheres, *(f"field.{UID_FIELD} == '{uid}'" for uid in sorted(uids))):
-        try:
+    digest = f"'{digest_config(config.values)}'" if config.values else "null"
+    for where in (f"config_digest == {digest}", f"field.{UID_FIELD} == '{uid}'"):
+        # No run may have the field.
+        with contextlib.suppress(SchemaValidationError):
             runs = find_runs(reader, build_search(project=project, where=where))
-        except SchemaValidationError as error:
-            if where not in wheres:
-                continue  # no run has the field
-            # A service of an older version, which cannot search for digests.
-            _log.debug("runs are not searched by digests: %s", error)
-            return list(reader.list_runs(project=project))
-        found.update((run.run_id, run.stored) for run in runs)
+            found.update((run.run_id, run.stored) for run in runs)
     return sorted(
         found.values(), key=lambda run: (run.run.created_at, run.run.id or ""), reverse=True
     )
@@ -575,10 +566,10 @@ def _find_uid(run: StoredRun, version: str | None) -> str:
     return _make_uid(run.config or ConfigSnapshot(JsonObject()))
 
 
-def _make_uid(config: ConfigSnapshot, knows: Callable[[str], bool] = is_seed) -> str:
+def _make_uid(config: ConfigSnapshot) -> str:
     """A text that is equal for runs of one configuration with the same seeds."""
-    seeds = sorted(_list_seeds(config.values, knows))
-    said = f"{digest_config(config.values, knows)}\0{seeds!r}"
+    seeds = sorted(_list_seeds(config.values))
+    said = f"{digest_config(config.values)}\0{seeds!r}"
     return xxhash.xxh3_128_hexdigest(said.encode("utf-8", "replace"))
 
 
@@ -597,12 +588,10 @@ def _decide(if_done: IfDone, runs: Sequence[StoredRun], uid: str) -> EarlierRuns
     return EarlierRuns(unfinished=unfinished, fields=fields)
 
 
-def _list_seeds(
-    values: Mapping[str, Any], knows: Callable[[str], bool]
-) -> Iterator[tuple[str, str]]:
+def _list_seeds(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Path and value of each seed of a configuration; 1 and 1.0 are one."""
     for path, value in flatten_json(values):
-        if knows(path):
+        if is_seed(path):
             whole = isinstance(value, float) and value.is_integer()
             yield path, str(int(value) if whole else value)
 

@@ -30,7 +30,6 @@ from quark_core.records.runs import (
     RunProgress,
     RunStatus,
     StopRequest,
-    renew_digests,
 )
 from quark_core.records.sweeps import TRIAL_STATES, StoredSweep, StoredTrial, TrialClaim
 from quark_core.system.process import ProcessIdentity, find_loss
@@ -134,7 +133,7 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
         ending=loss or RunEnding.from_data(known.get("ending")),
         stop=_read(of, "stop", read_stop, None),
         fields=read_mapping(of.fields),
-        digests=digests if settings is None else renew_digests(digests, settings.values),
+        digests=digests,
         progress=_read_progress(of.progress),
         trial=trial,
         superseded=trial is not None and _is_newer(of.newest_token, trial.token),
