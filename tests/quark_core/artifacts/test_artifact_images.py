@@ -281,7 +281,7 @@ def test_without_pillow_the_extra_is_named(artifacts, tmp_path, monkeypatch):
             raise ImportError("No module named 'PIL'")
         return real(name, package)
 
-    monkeypatch.setattr("quark_core.records.columns.import_module", refuse)
+    monkeypatch.setattr("quark_core.errors.import_module", refuse)
     for image in (COLOR, torch.zeros(3, 4, 4), tmp_path / "picture.png", object()):
         with pytest.raises(MissingLibraryError, match=r"quark-tracker\[media\]") as said:
             artifacts.log_image("i", image)
