@@ -265,22 +265,8 @@ class OpenRun:
         time_us: int | None = None,
     ) -> EventRecord:
         """Put an event into the stream; its arguments are checked already."""
-        origin, channel = self.origin, self.stream.channel(EventRecord.KIND)
-        record = EventRecord(
-            origin.run_id,
-            origin.writer_id,
-            origin.attempt,
-            origin.rank,
-            channel.take_sequence(),
-            now_us() if time_us is None else time_us,
-            event_type,
-            severity,
-            step,
-            epoch,
-            status,
-            payload,
-        )
-        return channel.put(record)
+        told = (event_type, severity, step, epoch, status, payload)
+        return self.emit(EventRecord, *told, time_us=time_us)
 
     def emit_lifecycle(
         self, action: str, data: Mapping[str, Any] | None = None, *, time_us: int | None = None
@@ -303,19 +289,15 @@ class OpenRun:
         """
         # Looked up now: the first record of a forked child gives it a stream of its own.
         stream = self.stream
-        origin, channel = stream.origin, stream.channel(record_type.KIND)
+        channel = stream.channel(record_type.KIND)
         record = record_type(
-            origin.run_id,
-            origin.writer_id,
-            origin.attempt,
-            origin.rank,
+            *stream.origin.head,
             channel.take_sequence(),
             now_us() if time_us is None else time_us,
             *values,
             **named,
         )
-        channel.put(record)
-        return record
+        return channel.put(record)
 
     def emit_gap(self, gaps: Mapping[str, int]) -> None:
         """Put into the stream what is missing from it: records by kind."""

@@ -412,20 +412,11 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         paths: tuple[str | None, str | None],
         metadata: JsonObject | None,
     ) -> ArtifactRecord:
-        # Looked up now: the first record of a forked child gives it a stream of its own.
-        origin, channel = self._run.origin, self._channel
-        namespace, name = split_name(intake.key)
-        record = ArtifactRecord(
-            origin.run_id,
-            origin.writer_id,
-            origin.attempt,
-            origin.rank,
-            channel.take_sequence(),
-            intake.time_us,
+        return self._run.emit(
+            ArtifactRecord,
             intake.artifact_type,
             intake.key,
-            namespace,
-            name,
+            *split_name(intake.key),
             payload_format,
             kept.size_bytes,
             kept.sha256,
@@ -433,8 +424,8 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
             intake.epoch,
             *paths,
             metadata,
+            time_us=intake.time_us,
         )
-        return self._put_record(record)
 
     def _name_files(
         self,

@@ -342,7 +342,6 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
             raise SchemaValidationError(
                 f"config must be a DataDiagnosticsConfig or None, not {type(config).__name__}"
             )
-        self._counting_writer_id = ""
         super().__init__(session, batch_size=config.batch_size)
         self._config = config
         self._rules = _make_rules(config)
@@ -351,20 +350,14 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
     def bind(self) -> None:
         """Take up the run's stream, and what its records begin with."""
         super().bind()
-        origin = self._run.origin
-        self._run_id = origin.run_id
-        self._writer_id = origin.writer_id
-        self._attempt = origin.attempt
-        self._rank = origin.rank
-        self._take_sequence = self._channel.take_sequence
         # Guards what is counted of bad batches, and is new where a fork may have left it locked.
         self._lock = threading.Lock()
-        if origin.writer_id != self._counting_writer_id:
-            # A forked child has seen none of its parent's.
-            self._counting_writer_id = origin.writer_id
-            self._non_finite = 0
-            self._failed_batches = 0
-            self._reasons: dict[str, tuple[str, int]] = {}
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._non_finite = 0
+        self._failed_batches = 0
+        self._reasons: dict[str, tuple[str, int]] = {}
 
     @property
     def config(self) -> DataDiagnosticsConfig:
@@ -454,10 +447,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         contents: BatchContents,
     ) -> BatchDiagnosticRecord:
         return BatchDiagnosticRecord(
-            self._run_id,
-            self._writer_id,
-            self._attempt,
-            self._rank,
+            *self._origin,
             self._take_sequence(),
             time_us,
             loss,

@@ -414,12 +414,6 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         """Take up the run's stream, and what its records begin with."""
         super().bind()
         self._bind_gatherings()
-        origin = self._run.origin
-        self._run_id = origin.run_id
-        self._writer_id = origin.writer_id
-        self._attempt = origin.attempt
-        self._rank = origin.rank
-        self._take_sequence = self._channel.take_sequence
 
     @overload
     def log(

@@ -102,10 +102,7 @@ def _accept(run: OpenRun, part: list[StreamRecord], written: int) -> None:
         record_type: Any = type(record)
         channel.put(
             record_type(
-                origin.run_id,
-                origin.writer_id,
-                origin.attempt,
-                origin.rank,
+                *origin.head,
                 channel.take_sequence(),
                 *rest,
             )

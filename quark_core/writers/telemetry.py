@@ -372,8 +372,7 @@ class SystemMetrics:
         self._run = run
         self._interval_s = interval_s
         self._channel = run.stream.channel(SystemTelemetryRecord.KIND)
-        origin = run.origin
-        self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+        self._origin = run.origin.head
         self._node = find_node()
         self._last_s = 0.0
         self._has_waited = False
