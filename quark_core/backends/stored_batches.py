@@ -49,15 +49,6 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
 
-# For backends that keep batches as they come: batches as JSON, and runs read out of batches.
-#
-# A backend that can list a run's batches reads by two calls:
-#
-# def read(self, run_id, kind, query): return select_rows(self._load(run_id), kind, query)
-# def load_run(self, run_id): return describe_run(self._load(run_id))
-#
-# Both take the batches in any order and leave out what came twice.
-
 _ORIGIN = ("run_id", "writer_id", "attempt", "rank")
 _IDENTITY = (*_ORIGIN, "number", "kind")
 

@@ -13,11 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 if TYPE_CHECKING:
     import inspect
 
-# What people write who come from another tracker, and what to write here in its place.
-#
-# A call that Quark does not have, and an argument that a call does not take, are answered by a
-# sentence. Nothing of this costs anything where a call is right.
-
 NOT_GIVEN: Any = object()
 """The default of an argument that must be given, which the call itself says."""
 

@@ -35,7 +35,6 @@ from quark_core.runs.reading import (
     check_rows,
     iterate,
     iterate_own,
-    read_own_rows,
     read_rows,
     reduce_columns,
 )
@@ -440,7 +439,7 @@ def _read_kind(
 ) -> Columns:
     if kind == MetricRecord.KIND and keys is not None:
         return _read_metrics(reader, run_id, keys, all_attempts)
-    return read_own_rows(reader, run_id, kind, Query(all_attempts=bool(all_attempts)))
+    return reader.read(run_id, kind, Query(all_attempts=bool(all_attempts)))
 
 
 def _read_metrics(
@@ -454,7 +453,7 @@ def _read_metrics(
     query = Query(
         any_of={"metric_key": tuple(keys)}, all_attempts=bool(all_attempts), step_max=last_step
     )
-    return read_own_rows(reader, run_id, MetricRecord.KIND, query)
+    return reader.read(run_id, MetricRecord.KIND, query)
 
 
 def _note_rows(cursor: dict[str, int], kind: str, rows: Columns) -> None:

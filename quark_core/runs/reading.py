@@ -1,8 +1,4 @@
-"""Reads of rows, in parts and of curves, from any backend that reads, and of runs open here.
-
-A backend may be older than a filter: what another process or a plugin gives is
-looked at again, so that rows of other ranks are never taken for those of one.
-"""
+"""Reads of rows, whole or in parts, from any backend that reads."""
 
 from __future__ import annotations
 
@@ -80,7 +76,7 @@ def read_rows(reader: SupportsRead, run_id: str, kind: str, query: Query) -> Col
         RunNotFoundError: An unknown run.
         SessionStoreError: The store cannot be read.
     """
-    found = read_own_rows(reader, run_id, kind, query)
+    found = reader.read(run_id, kind, query)
     parts, count = [found], found.count
     for beginning in reversed(find_beginnings(reader, run_id, kind)):
         if query.limit is not None and count >= query.limit:
@@ -97,22 +93,6 @@ def read_rows(reader: SupportsRead, run_id: str, kind: str, query: Query) -> Col
     return (Columns.concatenate(kind, some) if some else found).keep_newest(query.limit)
 
 
-def read_own_rows(reader: SupportsRead, run_id: str, kind: str, query: Query) -> Columns:
-    """What `reader.read` returns, also where it passes over the query's rank.
-
-    Raises:
-        RunNotFoundError: An unknown run.
-        SessionStoreError: The store cannot be read.
-    """
-    found = reader.read(run_id, kind, query)
-    if query.rank is None or _is_of(found, query.rank):
-        return found
-    if query.limit is not None:
-        # The newest of all ranks are not those of this one.
-        found = reader.read(run_id, kind, replace(query, limit=None))
-    return found.take(found["rank"] == query.rank).keep_newest(query.limit)
-
-
 def read_beginning(
     reader: SupportsRead, beginning: Beginning, kind: str, query: Query
 ) -> Columns | None:
@@ -121,7 +101,7 @@ def read_beginning(
     if its is None:
         return None
     try:
-        return beginning.adopt(read_own_rows(reader, beginning.run_id, kind, its))
+        return beginning.adopt(reader.read(beginning.run_id, kind, its))
     except RunNotFoundError:
         return None  # it went this moment; the next read says so
 
@@ -167,11 +147,10 @@ def iterate_own(
     reader: SupportsRead, run_id: str, kind: str, query: Query, rows: int = PART_ROWS
 ) -> Iterator[Columns]:
     """As `iterate`, of what the run has logged itself, as mirrors and exports of it have it."""
-    if not isinstance(reader, SupportsSeries) or (query.rank, query.limit).count(None) == 0:
-        yield from _slice(read_own_rows(reader, run_id, kind, query), rows)
-        return
-    parts = reader.iterate(run_id, kind, query, rows=rows)
-    yield from parts if query.rank is None else _sift(parts, query.rank)
+    if isinstance(reader, SupportsSeries):
+        yield from reader.iterate(run_id, kind, query, rows=rows)
+    else:
+        yield from _slice(reader.read(run_id, kind, query), rows)
 
 
 def reduce_columns(key: str, columns: Columns, max_points: int | None) -> Series:
@@ -211,20 +190,6 @@ def check_rows(rows: object) -> int:
 def _slice(columns: Columns, rows: int) -> Iterator[Columns]:
     for start in range(0, columns.count, rows):
         yield columns.take(slice(start, start + rows))
-
-
-def _sift(parts: Iterator[Columns], rank: int) -> Iterator[Columns]:
-    for part in parts:
-        if _is_of(part, rank):
-            yield part
-        elif (own := part.take(part["rank"] == rank)).count:
-            yield own
-
-
-def _is_of(columns: Columns, rank: int) -> bool:
-    """Whether all rows are of one rank."""
-    constant = columns.find_constant("rank")
-    return constant == (rank,) if constant else bool((columns["rank"] == rank).all())
 
 
 def encode_key(name: str, argument: str) -> str:

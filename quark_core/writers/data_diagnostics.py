@@ -46,10 +46,6 @@ if TYPE_CHECKING:
     from quark_core.runs.open_run import OpenRun
     from quark_core.runs.run_reader import RunReader
 
-# DataDiagnostics: what was in each training batch and what it cost, without any sample itself.
-#
-# Also how that is read back, and what is found out from it.
-
 _PART_ROWS = 4096
 
 

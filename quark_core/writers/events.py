@@ -1,4 +1,21 @@
-"""EventLogger: structured events and log lines; LoggingHandler: records of `logging` as events."""
+"""EventLogger: structured events and log lines; LoggingHandler: records of `logging` as events.
+
+Severities where none is given, by the type, or by its last word (`error`, `loader_error`,
+`loader/error`):
+
+    debug     probe_completed, or the word debug
+    warning   runtime_interruption, non_finite_metric, non_finite_loss, metric_refused,
+              metric_sharded, early_stopping, gradient_overflow, step_skipped, or the words
+              warning, warn
+    error     runtime_error, or the words error, failed, failure, exception
+    critical  divergence, out_of_memory, or the words critical, fatal, oom
+    info      everything else, such as run_started, run_resumed, run_ended, epoch_started,
+              epoch_completed, checkpoint_saved, checkpoint_loaded, evaluation_completed,
+              metric_recovered
+
+`alert_raised` is an alert of your own, with `title` and `message` in its payload: who is told of
+a monitor's alerts (`notify=`) is told of it, and mirrors have it as an alert.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +49,6 @@ from quark_core.records.schema import EVENT_SEVERITIES, LOG_IDENTIFIERS, RESERVE
 from quark_core.runs.open_run import OpenRun
 from quark_core.runs.step_counters import read_step
 from quark_core.writers.buffered_writer import BufferedWriter
-
-# EventLogger: structured events and log lines.
-#
-# Severities where none is given, by the type, or by its last word (`error`,
-# `loader_error`, `loader/error`):
-#
-# debug     probe_completed, or the word debug
-# warning   runtime_interruption, non_finite_metric, non_finite_loss,
-# metric_refused, metric_sharded, early_stopping, gradient_overflow, step_skipped,
-# or the words warning, warn
-# error     runtime_error, or the words error, failed, failure, exception
-# critical  divergence, out_of_memory, or the words critical, fatal, oom
-# info      everything else, such as run_started, run_resumed, run_ended,
-# epoch_started, epoch_completed, checkpoint_saved,
-# checkpoint_loaded, evaluation_completed, metric_recovered
-#
-# `alert_raised` is an alert of your own, with `title` and `message` in its payload: who is told of
-# a monitor's alerts (`notify=`) is told of it, and mirrors have it as an alert.
 
 _log = logging.getLogger("quark")
 

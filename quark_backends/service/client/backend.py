@@ -426,10 +426,10 @@ class ServiceBackend(SupportsTrash, SharesTrials):
                 return found
         # Every point is less to send as rows, which a reply may have any number of.
         from quark_core.records.query import Query
-        from quark_core.runs.reading import read_own_rows, reduce_columns
+        from quark_core.runs.reading import reduce_columns
 
         query = Query(equals={"metric_key": key}, all_attempts=all_attempts, rank=rank)
-        return reduce_columns(key, read_own_rows(self, run_id, "metric", query), max_points)
+        return reduce_columns(key, self.read(run_id, "metric", query), max_points)
 
     def _fetch_series(
         self, run_id: str, key: str, max_points: int, all_attempts: bool, rank: int | None

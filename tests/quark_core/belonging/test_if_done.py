@@ -13,7 +13,6 @@ from wide_bounds import OTHERS, widen_in_children
 
 import quark
 from quark_core.errors import SchemaValidationError
-from quark_core.records import runs
 
 CONFIG = {"lr": 0.1, "model": {"width": 64}, "seed": 1}
 
@@ -329,18 +328,3 @@ def test_a_run_that_was_made_to_check_a_cause_is_no_repetition(root):
     with start(root, "resume") as session:
         assert session.already_done is None
         assert session.id == first.id
-
-
-def test_a_run_of_a_version_that_knew_fewer_seeds_is_still_found(root, monkeypatch):
-    old = {"lr": 0.1, "random_state": 1}
-    with monkeypatch.context() as earlier:
-        earlier.setattr(runs, "_SEED", runs._SEED_BEFORE)
-        first = run(root, config=old)
-        kept = quark.open_run(first.id, root).open_run.reader.load_run(first.id).digests.config
-    with start(root, config=old) as again:
-        assert again.already_done.run_id == first.id
-    other = run(root, config={"lr": 0.1, "random_state": 2})
-    assert other.already_done is None
-    # Both are seeds of one configuration, whatever the store has kept of the first.
-    digests = {each.stored.digests.config for each in quark.search_runs(storage_dir=root)}
-    assert digests == {runs.digest_config({"lr": 0.1})} != {kept}

@@ -18,17 +18,6 @@ from quark_core.runs.run_report import summarize_records
 from quark_core.writers import loop_metrics as aggregates_module
 
 
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
-
-
-@pytest.fixture
-def metrics(session):
-    return quark.MetricsLogger(session)
-
-
 def test_stat_aggregator_keeps_mean_deviation_and_extremes(metrics):
     values = np.linspace(-2.0, 5.0, 700)
     for value in values:

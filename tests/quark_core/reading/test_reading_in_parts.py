@@ -1,6 +1,5 @@
 """Curves and parts are read from any backend that reads, at the store's own pace if it has one."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -50,21 +49,6 @@ class WithSeries(Plain):
         yield self.columns
 
 
-class OlderThanRanks(WithSeries):
-    """One that was written before a query had a rank: it passes over it."""
-
-    def read(self, run_id, kind, query):
-        return super().read(run_id, kind, dataclasses.replace(query, rank=None))
-
-    def read_series(self, run_id, key, *, max_points, all_attempts=False):
-        raise AssertionError("its curves string ranks together")
-
-    def iterate(self, run_id, kind, query, *, rows):
-        found = self.read(run_id, kind, query)
-        for start in range(0, found.count, rows):
-            yield found.take(slice(start, start + rows))
-
-
 @pytest.fixture
 def columns():
     records = [
@@ -74,14 +58,13 @@ def columns():
     return Columns.from_records("metric", records)
 
 
-@pytest.mark.parametrize("older", [Plain, OlderThanRanks])
-def test_backends_that_know_no_ranks_are_read_right(older):
+def test_one_rank_of_a_backend_that_only_reads_is_read_right():
     records = [
         quark.MetricRecord("r", f"w{rank}", 0, rank, i, i, "m", None, "m", float(i), step=i)
         for rank in range(3)
         for i in range(20)
     ]
-    reader = older(Columns.from_records("metric", records))
+    reader = Plain(Columns.from_records("metric", records))
     for limit, steps in ((None, list(range(20))), (3, [17, 18, 19]), (0, [])):
         query = Query(rank=1, limit=limit)
         found = read_rows(reader, "r", "metric", query)
@@ -134,12 +117,6 @@ def test_a_curve_of_a_backend_that_only_reads(columns):
 def test_a_bad_size_of_parts_is_refused(columns, rows):
     with pytest.raises(SchemaValidationError, match="rows"):
         iterate(Plain(columns), "r", "metric", Query(), rows)
-
-
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
 
 
 def test_a_logger_reads_curves_and_parts_of_what_was_just_logged(session):

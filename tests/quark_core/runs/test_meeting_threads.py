@@ -16,12 +16,6 @@ DEADLINE_S = 60
 
 
 @pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as begun:
-        yield begun
-
-
-@pytest.fixture
 def context(session):
     """Of a run that, as in another process, is held open by nobody here."""
     open_runs._sessions.remove(session)

@@ -10,12 +10,6 @@ import quark
 from quark_core.errors import InvalidRunStateError, SchemaValidationError, SessionStoreError
 
 
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
-
-
 @pytest.mark.parametrize("act", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_pickling_says_what_to_do(session, act):
     for thing in (session, quark.MetricsLogger(session), quark.ArtifactStore(session)):

@@ -7,22 +7,9 @@ import warnings
 import numpy as np
 import pytest
 
-import quark
 from quark import EventLogger, MetricsLogger
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
 from quark_core.records.query import Query
-
-
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
-
-
-@pytest.fixture
-def strict_session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path, strict_mode=True) as session:
-        yield session
 
 
 def test_what_is_read_equals_what_log_returned(session):

@@ -12,18 +12,6 @@ import quark
 from quark import SchemaValidationError
 
 
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
-
-
-@pytest.fixture
-def strict_session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path, strict_mode=True) as session:
-        yield session
-
-
 def steps(metrics, key="m"):
     return [record.step for record in metrics.read(metric_key=key)]
 
