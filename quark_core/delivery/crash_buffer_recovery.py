@@ -213,7 +213,7 @@ def _read_ring(data: bytes) -> Iterator[Any]:
 
 def restore_records(entry: Any, origin: Origin) -> list[Any]:
     """The records of an entry; none where it is of a kind that is not known here."""
-    head: Any = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+    head: Any = origin.head
     plain: Any
     kind, *fields = entry
     if kind == 1:
@@ -224,15 +224,7 @@ def restore_records(entry: Any, origin: Origin) -> list[Any]:
     if kind == 2:
         sequence, time_us, step, epoch, names, values = fields
         keys = tuple(MetricKey(name, *split_name(name)) for name in names)
-        return list(
-            expand_row(
-                (sequence, time_us, step, epoch, keys, values),
-                run_id=origin.run_id,
-                writer_id=origin.writer_id,
-                attempt=origin.attempt,
-                rank=origin.rank,
-            )
-        )
+        return list(expand_row((sequence, time_us, step, epoch, keys, values), origin.head))
     if kind == 3:
         *plain, payload = fields
         return [EventRecord(*(*head, *plain, _to_object(payload)))]
@@ -545,7 +537,7 @@ def _describe_gap(
 ) -> list[StreamRecord]:
     """What a living process would have said of a gap: an event and a lifecycle record."""
     _log.warning("run %s: at most %d records are lost: %s", origin.run_id, lost, reason)
-    head: Any = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+    head: Any = origin.head
     data = JsonObject({"at_most": lost, "reason": reason})
 
     def next_place(kind: str) -> tuple[int, int]:

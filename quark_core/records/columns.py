@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from quark_core.errors import import_library
 from quark_core.records import RECORD_TYPES, StreamRecord
-from quark_core.records.codec import MISSING_INDEX, Column, DecodedBody, encode_columns
+from quark_core.records.codec import (
+    MISSING_INDEX,
+    Column,
+    DecodedBody,
+    encode_columns,
+    encode_float_array,
+    encode_integer_array,
+)
 from quark_core.records.query import Query
 from quark_core.records.schema import (
     CURRENT_SCHEMA_VERSION,
@@ -378,9 +385,6 @@ def match_rows(
     return mask
 
 
-_WIDTHS = (1, 2, 4, 8)
-
-
 def encode_rows(columns: Columns, *, compress: bool = True) -> bytes:
     """The rows as `quark_core.records.codec.decode_body` reads them, without their origin."""
     types, optional = column_types(columns.kind), optional_fields(columns.kind)
@@ -423,18 +427,7 @@ def _encode_integers(name: str, values: Array, optional: bool) -> Column:
     first = int(values[0])
     if first == values[-1] and bool((values == first).all()):
         return _encode_constant(name, "i", first, optional)
-    nulls = b""
-    if optional:
-        missing = values == MISSING_INDEX
-        if missing.any():
-            nulls = missing.tobytes()
-    steps = np.empty(len(values), dtype=np.int64)
-    steps[0] = 0
-    # Wraps round where it leaves 64 bits, and so does the sum that takes it back.
-    np.subtract(values[1:], values[:-1], out=steps[1:])
-    low, high = int(steps.min()), int(steps.max())
-    width = next(w for w in _WIDTHS if -(1 << (8 * w - 1)) <= low and high < 1 << (8 * w - 1))
-    return Column(name, "i", [first, width], nulls, steps.astype(f"<i{width}").tobytes())
+    return encode_integer_array(name, values, values == MISSING_INDEX if optional else None)
 
 
 def _encode_floats(name: str, values: Array, nulls: Array) -> Column:
@@ -442,7 +435,7 @@ def _encode_floats(name: str, values: Array, nulls: Array) -> Column:
         if nulls.all():
             return Column(name, "c", None)
         return Column(name, "f", None, nulls.tobytes(), values.astype("<f8").tobytes())
-    return Column(name, "f", None, b"", values.astype("<f8", copy=False).tobytes())
+    return encode_float_array(name, values)
 
 
 # Tables of pandas, Polars and Arrow.

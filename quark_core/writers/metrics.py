@@ -627,13 +627,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         if type(item) is not tuple:
             return [item]
         row: MetricRow = item
-        return expand_row(
-            row,
-            run_id=self._run_id,
-            writer_id=self._writer_id,
-            attempt=self._attempt,
-            rank=self._rank,
-        )
+        return expand_row(row, self._origin)
 
     def _hand_over_row(
         self,

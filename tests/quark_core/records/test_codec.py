@@ -269,7 +269,7 @@ def test_rows_come_back_as_the_records_that_they_stand_for(rows):
         items.append((sequence + gap, time_us, step, epoch, keys, values))
         sequence += gap + len(values)
     count, body = encode_items(items)
-    expected = [record for item in items for record in expand_row(item, **ORIGIN)]
+    expected = [record for item in items for record in expand_row(item, tuple(ORIGIN.values()))]
     assert count == len(expected)
     assert list(map(as_bits, decode_body(body).to_records(**ORIGIN))) == list(
         map(as_bits, expected)
