@@ -12,7 +12,7 @@ from quark_core.errors import SchemaValidationError
 from quark_core.presentation import bundle, paint
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.names import decode_name, encode_name
-from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequest, make_digests
+from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequest
 from quark_core.records.sweeps import TrialClaim
 
 T = TypeVar("T")
@@ -253,12 +253,11 @@ def restore_run(data: Mapping[str, Any]) -> StoredRun:
             ),
             heartbeat_at=data["heartbeat_at"],
             lost_reason=data["lost_reason"],
-            # A service of an older version does not say.
             exit_code=data.get("exit_code"),
             ending=RunEnding.from_data(data.get("ending")),
             stop=_restore(data.get("stop"), StopRequest),
             fields=dict(data.get("fields") or {}),
-            digests=_restore_digests(data),
+            digests=_restore(data.get("digests"), RunDigests) or RunDigests(),
             progress=_restore(data.get("progress"), RunProgress),
             trial=_restore(data.get("trial"), TrialClaim),
             superseded=bool(data.get("superseded")),
@@ -286,18 +285,6 @@ def restore_summary(data: Mapping[str, Any]) -> RunSummary:
         )
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise SchemaValidationError(f"run summary: this is none: {error!r}") from error
-
-
-def _restore_digests(data: Mapping[str, Any]) -> RunDigests:
-    """The digests that a run's dict has; made of its values where an older service has none."""
-    found = _restore(data.get("digests"), RunDigests)
-    if found is not None:
-        return found
-    config, environment = data["config"], data["environment"]
-    return make_digests(
-        None if config is None else config["values"],
-        None if environment is None else environment["values"],
-    )
 
 
 def _restore(data: object, kind: type[T]) -> T | None:
