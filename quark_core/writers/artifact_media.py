@@ -319,7 +319,7 @@ class MediaArtifacts(LinkedArtifacts):
         payload = encode_payload(decode_json(figure.to_json().encode()), "json")
         return self._keep_bytes(describe_intake(intake, facts), "json", "json", payload)
 
-    @spell_out(Placement)
+    @spell_out(Placement, before="aliases")
     def log_file(
         self,
         path: str | Path,

@@ -462,16 +462,19 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
         SchemaValidationError: A bad argument; the message names it.
     """
 
-    @spell_out(Placement)
     def store(
         self,
         artifact_type: str,
         name: str,
         payload: Any,
         *,
+        step: int | None = None,
+        epoch: int | None = None,
+        namespace: str | None = None,
         payload_format: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
         aliases: Sequence[str] | None = (),
-        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store one artifact.
 
@@ -496,12 +499,15 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
             RetentionHookError: A hook raised, where that is to be told.
         """
         named = check_aliases(aliases)
+        place = Placement(
+            step=step, epoch=epoch, namespace=namespace, metadata=metadata, timestamp=timestamp
+        )
         intake = self._check("store", artifact_type, name, **place)
         chosen = choose_format(payload, payload_format)
         data = encode_payload(payload, chosen)
         return self._name(self._keep_bytes(intake, chosen, EXTENSIONS[chosen], data), named)
 
-    @spell_out(Placement)
+    @spell_out(Placement, before="aliases")
     def store_file(
         self,
         artifact_type: str,
@@ -529,15 +535,18 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
         intake = self._check("store_file", artifact_type, name, **place)
         return self._name(self._keep_file(intake, path), named)
 
-    @spell_out(Placement)
     def log_snapshot(
         self,
         name: str,
         payload: Any,
         *,
         snapshot_type: str = "batch_diagnostics_snapshot",
+        step: int | None = None,
+        epoch: int | None = None,
+        namespace: str | None = None,
         payload_format: str | None = None,
-        **place: Unpack[Placement],
+        metadata: Mapping[str, Any] | None = None,
+        timestamp: str | None = None,
     ) -> ArtifactRecord:
         """Store a snapshot: `store` with `snapshot_type` as the type.
 
@@ -545,10 +554,7 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
             As `store`.
         """
         check_artifact_type(snapshot_type, "snapshot_type")
-        return self.store(
-            snapshot_type,
-            name,
-            payload,
-            payload_format=payload_format,
-            **place,
+        place = Placement(
+            step=step, epoch=epoch, namespace=namespace, metadata=metadata, timestamp=timestamp
         )
+        return self.store(snapshot_type, name, payload, payload_format=payload_format, **place)

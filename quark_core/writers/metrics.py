@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, islice
 from math import isfinite
@@ -20,7 +18,14 @@ from quark_core.ranks.statistics import RankStatistics, check_axis, compare_rank
 from quark_core.records import MetricRecord
 from quark_core.records.base import check_timestamp, now_us
 from quark_core.records.json_object import JsonObject, normalize_object
-from quark_core.records.names import check_name, check_text, encode_name, join_name, split_name
+from quark_core.records.names import (
+    check_name,
+    check_text,
+    encode_name,
+    join_name,
+    keep_encoded,
+    split_name,
+)
 from quark_core.records.query import MetricFilters, Query, check_index, check_step, spell_out
 from quark_core.runs.opening import resolve_target
 from quark_core.runs.reading import describe_unknown_metric, encode_key, reduce_columns
@@ -773,18 +778,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
             name = join_name(check_name(namespace, "namespace"), name)
             check_name(name, "namespace and metric together")
         stored = encode_name(name)
-        if stored != name:
-            if self._run.strict:
-                raise SchemaValidationError(
-                    f"metric {name!r} is outside the naming rule: each segment must begin with a "
-                    "letter or digit and go on with letters, digits, '.', '_' or '-'"
-                )
-            warnings.warn(
-                f"metric {name!r} is outside Quark's naming rule and is stored as {stored!r}; "
-                "reads accept either name",
-                RuntimeWarning,
-                stacklevel=_find_caller(),
-            )
+        keep_encoded(name, stored, "metric", "metric", strict=self._run.strict)
         key = (stored, *split_name(stored))
         if len(self._keys) >= _MAX_CACHED_KEYS:
             self._tell_many_names()
@@ -865,14 +859,6 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
 def _refuse_arguments(call: str, surplus: tuple[Any, ...], unknown: Mapping[str, Any]) -> NoReturn:
     """Say what to write in place of arguments that `log` and `log_many` do not have."""
     raise explain_arguments(getattr(MetricsLogger, call), f"metrics.{call}", surplus, unknown)
-
-
-def _find_caller() -> int:
-    """How many calls of this module lie above the one that warns, for `stacklevel`."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _show(metric: object) -> str:
