@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +51,9 @@ from quark_core.records.json_object import JsonObject, decode_json
 from quark_core.records.names import split_name
 from quark_core.records.schema import column_types, restorers
 from quark_core.system.folders import find_moved, is_surely_gone
-from quark_core.system.process import ProcessIdentity, is_alive
+from quark_core.system.process import is_alive
 
 _KINDS = {1: MetricRecord.KIND, 3: EventRecord.KIND, 4: LifecycleRecord.KIND}
-
-# The ring that version 0.1 kept: one file, entries with numbers, padded to 8 bytes.
-_RING_MAGIC = b"QKB1"
-_RING_HEAD = struct.Struct("<4sIQQ")
-_RING_UNCOVERED = struct.Struct("<QQ")
-_RING_UNCOVERED_AT = 24
-_RING_AT = 64
-_RING_ENTRY = struct.Struct("<IIQ")
-_RING_WRAP = 0xFFFFFFFF
 
 
 @dataclass(slots=True)
@@ -74,7 +63,7 @@ class BoxContents:
     Attributes:
         batches: Batches that the journal did not take when they were made.
         accounts: What its process knew to be in batches; None where that cannot be
-            told, as of a box of version 0.1.
+            told, as of one that is damaged.
         uncovered: At most so many records more were accepted and are in no journal.
         was_filling: Whether the process may have had to let go of records.
     """
@@ -91,12 +80,8 @@ def read_black_box(path: Path) -> BoxContents:
     Raises:
         OSError: It is there and cannot be read.
     """
-    contents = BoxContents()
-    if path.is_dir():
-        _read_head(path / HEAD_NAME, contents)
-        contents.batches = _read_frames(path / FRAMES_NAME)
-    elif path.exists():
-        contents.uncovered = _count_ring_uncovered(path.read_bytes())
+    contents = BoxContents(_read_frames(path / FRAMES_NAME))
+    _read_head(path / HEAD_NAME, contents)
     return contents
 
 
@@ -106,10 +91,20 @@ def iterate_entries(path: Path) -> Iterator[Any]:
     Raises:
         OSError: It is there and cannot be read.
     """
-    if path.is_dir():
-        yield from _read_segments(path)
-    elif path.exists():
-        yield from _read_ring(path.read_bytes())
+    for segment in sorted(path.glob(f"*{RECORDS_SUFFIX}")):
+        data = segment.read_bytes()
+        position = 0
+        while position + ENTRY.size <= len(data):
+            length, checksum = ENTRY.unpack_from(data, position)
+            start = position + ENTRY.size
+            body = data[start : start + length]
+            if not body or len(body) != length or xxhash.xxh32_intdigest(body) != checksum:
+                break
+            try:
+                yield msgspec.msgpack.decode(body)
+            except msgspec.DecodeError:
+                break
+            position = start + length
 
 
 def find_entry_span(entry: Any) -> tuple[str, int, int]:
@@ -156,59 +151,6 @@ def _read_frames(path: Path) -> list[Batch]:
             continue  # its process was killed while it began it
         found.update((batch.number, batch) for batch in batches)
     return [found[number] for number in sorted(found)]
-
-
-def _read_segments(path: Path) -> Iterator[Any]:
-    for segment in sorted(path.glob(f"*{RECORDS_SUFFIX}")):
-        data = segment.read_bytes()
-        position = 0
-        while position + ENTRY.size <= len(data):
-            length, checksum = ENTRY.unpack_from(data, position)
-            start = position + ENTRY.size
-            body = data[start : start + length]
-            if not body or len(body) != length or xxhash.xxh32_intdigest(body) != checksum:
-                break
-            try:
-                yield msgspec.msgpack.decode(body)
-            except msgspec.DecodeError:
-                break
-            position = start + length
-
-
-def _count_ring_uncovered(data: bytes) -> int:
-    if len(data) < _RING_AT or data[:4] != _RING_MAGIC:
-        return 0
-    uncovered, journaled = _RING_UNCOVERED.unpack_from(data, _RING_UNCOVERED_AT)
-    return max(0, int(uncovered) - int(journaled))
-
-
-def _read_ring(data: bytes) -> Iterator[Any]:
-    if len(data) < _RING_AT:
-        return
-    magic, capacity, position, number = _RING_HEAD.unpack_from(data)
-    if magic != _RING_MAGIC or capacity + _RING_AT > len(data) or capacity <= 0:
-        return
-    while True:
-        place = position % capacity
-        room = capacity - place
-        if room < _RING_ENTRY.size:
-            position += room
-            continue
-        length, checksum, found = _RING_ENTRY.unpack_from(data, _RING_AT + place)
-        if length == _RING_WRAP:
-            position += room
-            place = 0
-            length, checksum, found = _RING_ENTRY.unpack_from(data, _RING_AT)
-        start = _RING_AT + place + _RING_ENTRY.size
-        body = data[start : start + length]
-        if found != number or len(body) != length or xxhash.xxh32_intdigest(body) != checksum:
-            return
-        try:
-            yield msgspec.msgpack.decode(body)
-        except msgspec.DecodeError:
-            return
-        number += 1
-        position += (_RING_ENTRY.size + length + 7) & ~7
 
 
 def restore_records(entry: Any, origin: Origin) -> list[Any]:
@@ -308,8 +250,8 @@ def find_black_box(folder: JournalFolder, manifest: Manifest) -> Path | None:
     if manifest.black_box is None or path is None or not os.path.lexists(path):
         return None
     if not is_own_box(path):
-        raise PermissionError(f"{path} is not of this user")
-    own = JournalFolder(path).read_manifest() if path.is_dir() else None
+        raise PermissionError(f"{path} is no folder, or is not of this user")
+    own = JournalFolder(path).read_manifest()
     if own is not None and own.journal is not None:
         if is_alive(own.process):
             raise OSError(f"the process of {path} lives")
@@ -383,7 +325,7 @@ def recover_black_box(folder: JournalFolder, manifest: Manifest, open_lane: Open
 
     Batches keep their numbers and bytes. Records that are in no batch get new
     numbers, after all that the journal, the box and the lanes' marks know of;
-    where the box cannot say (of version 0.1, or damaged), the primary is asked
+    where the box cannot say, since it is damaged, the primary is asked
     what it has, and as long as it does not answer the box stays. May be
     called by several processes at once: one of them does it, and the others
     wait for that.
@@ -568,7 +510,7 @@ def find_orphan_boxes(storage_dir: Path) -> Iterator[tuple[JournalFolder, Manife
             continue
         folder = JournalFolder(SHARED_MEMORY / name)
         # Anybody may put something there; what it says is believed of this user's own only.
-        if not folder.path.is_dir() or not is_own_box(folder.path):
+        if not is_own_box(folder.path):
             continue
         manifest = folder.read_manifest()
         if (
@@ -639,8 +581,6 @@ def _find_boxes() -> Iterator[Path]:
 
 def _is_left(path: Path) -> bool:
     """Whether nobody can ever need a box."""
-    if not path.is_dir():
-        return _is_ring_left(path)
     manifest = JournalFolder(path).read_manifest()
     if manifest is None:
         return _is_old(path)
@@ -649,7 +589,7 @@ def _is_left(path: Path) -> bool:
     if any(map(_may_be_there, (manifest.storage_dir, manifest.run_path, manifest.journal))):
         return False
     if not manifest.places:
-        return _is_old(path)  # of an older version, which did not note where its store is
+        return _is_old(path)  # it does not say where its store was
     return all(is_surely_gone(place) for place in manifest.places)
 
 
@@ -664,31 +604,9 @@ def _may_be_there(path: str | None) -> bool:
     return True
 
 
-def _is_ring_left(path: Path) -> bool:
-    """Whether a ring of version 0.1 is of a process that is gone, and of a store that is."""
-    start = _find_start(path)
-    if start is None:
-        return _is_old(path)
-    if is_alive(msgspec.convert(start["process"], ProcessIdentity)) is not False:
-        return False
-    places = (start["project"]["root_path"], start["run"]["run_path"])
-    return not any(map(_may_be_there, places)) and _is_old(path)
-
-
-def _find_start(path: Path) -> dict[str, Any] | None:
-    """The data of the start of the ring's run, unless what came later has taken its place."""
-    for entry in islice(iterate_entries(path), 100_000):
-        if entry[0] == 4 and entry[3] == "start":
-            for record in restore_records(entry, Origin("run")):
-                if isinstance(record, LifecycleRecord) and record.data is not None:
-                    return dict(record.data)
-    return None
-
-
 def _is_old(path: Path) -> bool:
     """Whether nothing of a box was changed for a month, and no process here has it mapped."""
-    files = [path, *path.glob("*")] if path.is_dir() else [path]
-    newest = max(file.lstat().st_ctime for file in files)
+    newest = max(file.lstat().st_ctime for file in (path, *path.glob("*")))
     return time.time() - newest > _OWNERLESS_S and not _is_mapped(path)
 
 

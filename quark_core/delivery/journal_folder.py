@@ -63,9 +63,9 @@ class Manifest(msgspec.Struct, frozen=True):
         run_path: The run's own directory.
         lanes: Where it goes.
         process: The process that writes it.
-        black_box: Whether there is a ring in shared memory that holds what is
-            not journaled yet. Its path, for older versions to read; it is
-            found by the ids of run and writer, never by what is said here.
+        black_box: Where shared memory holds what is not journaled yet, for
+            people; it is found by the ids of run and writer, never by what is
+            said here. None where there is none.
         awaits_run: Whether another process begins the run; until the store has
             it, the journal waits.
         generation: Number of the analysis whose outputs it holds; 0 for the

@@ -38,7 +38,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 ORIGIN = Origin("run0", "writer0")
-ASSETS = Path(__file__).parents[1] / "assets" / "black_box"
 
 
 def metric(sequence, value=0.0, **fields):
@@ -284,18 +283,6 @@ def test_a_kill_while_the_accounts_are_saved_leaves_those_before(make_box, tmp_p
     assert torn.next_number == 2
     assert torn.knows("metric", 24)
     assert not torn.knows("metric", 30)
-
-
-def test_a_ring_of_version_0_1_is_read():
-    ring = ASSETS / "ring-0.1.bin"
-    contents = read_black_box(ring)
-    assert contents.uncovered == 63
-    assert contents.accounts is None
-    records = read_records(ring)
-    metrics = [record.sequence for record in records if record.KIND == "metric"]
-    assert metrics == [*range(30, 42), *range(100, 137)]
-    (event,) = [record for record in records if record.KIND == "event"]
-    assert event.payload == {"x": [1, None]}
 
 
 def test_without_shared_memory_or_when_told_so_there_is_none(monkeypatch, tmp_path):

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.skipif(
     not SHARED_MEMORY.is_dir() or not hasattr(os, "posix_fallocate"), reason="needs shared memory"
 )
 
-RING = Path(__file__).parents[1] / "assets" / "black_box" / "ring-0.1.bin"
 KILLED = """
 import os, signal, sys, quark
 session = quark.start_run(project="p", storage_dir=sys.argv[1])
@@ -252,13 +251,11 @@ def test_a_link_that_leads_nowhere_now_is_not_gone(tmp_path):
     assert is_surely_gone(place)
 
 
-@pytest.fixture(params=["ring", "box without a name", "box of before"])
+@pytest.fixture(params=["box without a name", "box without places"])
 def nameless(request, tmp_path):
     """A box that does not say where its store was."""
     path = SHARED_MEMORY / f"quark-test{os.getpid()}-{request.param.replace(' ', '')}"
-    if request.param == "ring":
-        shutil.copyfile(RING, path)
-    elif request.param == "box without a name":
+    if request.param == "box without a name":
         path.mkdir()
         (path / "000000.records").write_bytes(bytes(4096))
     else:
@@ -268,7 +265,6 @@ def nameless(request, tmp_path):
         shutil.rmtree(root)
     yield path
     shutil.rmtree(path, ignore_errors=True)
-    path.unlink(missing_ok=True)
 
 
 def test_a_box_that_says_little_stays_for_a_month(nameless, monkeypatch):
@@ -279,8 +275,7 @@ def test_a_box_that_says_little_stays_for_a_month(nameless, monkeypatch):
     monkeypatch.setattr(crash_buffer_recovery.time, "time", lambda: now + 29 * 86400)
     assert nameless not in sweep_black_boxes()
     monkeypatch.setattr(crash_buffer_recovery.time, "time", lambda: now + 31 * 86400)
-    file = next(nameless.glob("*.records")) if nameless.is_dir() else nameless
-    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
+    with next(nameless.glob("*.records")).open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
         assert nameless not in sweep_black_boxes()
     assert nameless in sweep_black_boxes()
     assert not nameless.exists()
