@@ -108,7 +108,6 @@ if TYPE_CHECKING:
     from quark_core.records.schema import validate_record as validate_record
     from quark_core.records.sweeps import StoredTrial as StoredTrial
     from quark_core.runs.artifact_versions import ArtifactVersion as ArtifactVersion
-    from quark_core.runs.reading import series as series
     from quark_core.runs.run_editing import edit_run as edit_run
     from quark_core.runs.run_editing import stop_run as stop_run
     from quark_core.runs.run_search import search_runs as search_runs
@@ -143,6 +142,7 @@ if TYPE_CHECKING:
     from quark_core.writers.events import EventLogger as EventLogger
     from quark_core.writers.events import LoggingHandler as LoggingHandler
     from quark_core.writers.metrics import MetricsLogger as MetricsLogger
+    from quark_core.writers.metrics import series as series
     from quark_core.writers.samples import SampleLogger as SampleLogger
     from quark_core.writers.step_timing import StepTelemetryScope as StepTelemetryScope
     from quark_core.writers.telemetry import SystemTelemetry as SystemTelemetry
@@ -286,7 +286,7 @@ _HOMES = {
     "report": "quark.page.report",
     "resume_run": "quark_core.sessions.session",
     "search_runs": "quark_core.runs.run_search",
-    "series": "quark_core.runs.reading",
+    "series": "quark_core.writers.metrics",
     "setup_tracker": "quark.tracker.tracker",
     "start_run": "quark_core.sessions.session",
     "stop_run": "quark_core.runs.run_editing",

@@ -17,7 +17,6 @@ from quark_core.backends.contract import (
     Backend,
     Batch,
     Capability,
-    StoredRun,
     SupportsArtifacts,
     SupportsGenerations,
     SupportsPrimary,
@@ -25,6 +24,7 @@ from quark_core.backends.contract import (
     SupportsReplay,
 )
 from quark_core.backends.registry import check_capabilities
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config.redaction import redact_text
 from quark_core.delivery.delivery_state import (
     LedgerLine,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.contract import SupportsRead
 from quark_core.backends.edits import (
     BelongingEdit,
     Inherited,
@@ -21,6 +21,7 @@ from quark_core.backends.edits import (
     refuse_belonging,
 )
 from quark_core.backends.registry import default_registry
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import (
     check_field_names,
     check_fields,

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import MirrorRun as MirrorRun
     from quark_core.backends.contract import Payload as Payload
     from quark_core.backends.contract import RankPolicy as RankPolicy
-    from quark_core.backends.contract import StoredRun as StoredRun
     from quark_core.backends.contract import TrackerForm as TrackerForm
     from quark_core.backends.registry import default_registry as default_registry
+    from quark_core.backends.run_summary import StoredRun as StoredRun
     from quark_core.backends.stored_batches import describe_run as describe_run
     from quark_core.backends.stored_batches import dump_batch as dump_batch
     from quark_core.backends.stored_batches import restore_batch as restore_batch
@@ -174,8 +174,9 @@ _NAMES = {
     # The contract between Quark and a storage backend.
     "quark_core.backends.contract": """
         Backend BackendConfig BackendDefinition Batch Capability DeliveryReport HELD_FILE
-        MirrorRun Payload RankPolicy SOURCES_OPTION StoredRun TrackerForm
+        MirrorRun Payload RankPolicy SOURCES_OPTION TrackerForm
     """,
+    "quark_core.backends.run_summary": "StoredRun",
     "quark_core.backends.stored_batches": "describe_run dump_batch restore_batch select_rows",
     "quark_core.backends.registry": "default_registry",
     "quark_core.backends.tracker_backend": "MirrorBackend ProjectMirror",

@@ -14,6 +14,7 @@ QuarkError
 │   └── ArtifactDamagedError  a payload is not what was stored
 ├── RetentionHookError        a retention hook raised
 ├── TrainingHalted            a monitor stops the training; .alert says why
+├── MissingLibraryError       (ImportError) an extra is not installed
 ├── StopRequested             somebody has asked the run to stop; .request says who and why
 └── BackendError              .backend says which one
     ├── BackendUnavailable    retry later
@@ -27,7 +28,8 @@ QuarkError
 
 from __future__ import annotations
 
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol
 
 _WAIT = "; the records wait"
 
@@ -247,6 +249,27 @@ class BackendContractError(BackendError):
 
 class UnknownBackendError(BackendError, ValueError):
     """No installed backend has the name or the URI scheme that was asked for."""
+
+
+class MissingLibraryError(QuarkError, ImportError):
+    """A library that Quark does not need by itself is not installed; the message says how."""
+
+
+def import_library(name: str, extra: str, call: str) -> Any:
+    """Import a module of a library that comes with an extra.
+
+    Raises:
+        MissingLibraryError: It is not installed; the message says what needs
+            it and how to install it.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        library = name.partition(".")[0]
+        raise MissingLibraryError(
+            f'{call} needs {library}, which is not installed: pip install "quark-tracker[{extra}]"',
+            name=library,
+        ) from error
 
 
 def describe_error(error: BaseException) -> str:

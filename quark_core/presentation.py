@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quark_core.records.runs import RunContext
 
 _log = logging.getLogger("quark")
+render_html: Callable[[object], str | None] | None = None
+"""Asks the plugins for an object's HTML; `quark_core.backends`, which knows them, sets it."""
+
 _runs: dict[int, tuple[RunContext, ...]] = {}
 
 
@@ -20,14 +23,11 @@ def paint(value: object) -> str | None:
 
     Raises nothing: what cannot be painted must not end a cell.
     """
-    from quark_core.backends.registry import default_registry
-
     try:
-        text: str | None = default_registry().ask("quark_render_html", value=value)
+        return None if render_html is None else render_html(value)
     except Exception:  # noqa: BLE001 - see above
         _log.debug("%s cannot be shown", type(value).__name__, exc_info=True)
         return None
-    return text
 
 
 def note_runs(value: object, contexts: Sequence[RunContext]) -> None:

@@ -10,7 +10,7 @@ import xxhash
 
 from quark.analysis.observations import observe
 from quark.analysis.rule import SEVERITIES, Verdict
-from quark_core.backends.contract import StoredRun
+from quark_core.backends.run_summary import StoredRun
 from quark_core.records import AlertRecord as records_AlertRecord
 from quark_core.records import EvidenceRecord as records_EvidenceRecord
 from quark_core.records import HealthScoreRecord as records_HealthScoreRecord

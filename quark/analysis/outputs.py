@@ -40,7 +40,8 @@ from quark_core.runs.reading import iterate, read_rows
 from quark_core.runs.run_reader import RunReader, find_primary, open_context_primary, read_run
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import StoredRun
     from quark_core.records.columns import Columns
 
 _log = logging.getLogger("quark")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from quark_core.ranks.statistics import compare_ranks
 from quark_core.records import EventRecord, MetricRecord, SystemTelemetryRecord, format_time
 from quark_core.records.query import Query
-from quark_core.runs.reading import read_rows, read_series
+from quark_core.runs.following import read_series
+from quark_core.runs.reading import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -37,10 +37,11 @@ from quark_core.records import (
 )
 from quark_core.records.columns import Columns
 from quark_core.records.query import Query
-from quark_core.runs.reading import read_rows, read_series
+from quark_core.runs.following import read_series
+from quark_core.runs.reading import read_rows
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun
+    from quark_core.backends.run_summary import StoredRun
     from quark_core.backends.series import Series
 
 # Runs of any length in bounded memory: rows come in parts, and of very many fewer are kept.

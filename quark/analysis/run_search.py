@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from quark_core.backends.contract import StoredRun, SupportsPrimary
+from quark_core.backends.contract import SupportsPrimary
 from quark_core.backends.run_pages import RunConfiguration, SupportsConfigurations
-from quark_core.backends.run_summary import RunSummary
+from quark_core.backends.run_summary import RunSummary, StoredRun
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.config.objective import (
     MODE_KEY,

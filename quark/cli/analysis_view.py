@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quark.analysis.curves import History, ParameterHistory
     from quark.analysis.engine import AnalyzerResult
     from quark.analysis.phases import PhaseAnalysisResult
-    from quark_core.backends.contract import StoredRun
+    from quark_core.backends.run_summary import StoredRun
     from quark_core.records.kinds.findings import (
         AlertRecord,
         EvidenceRecord,

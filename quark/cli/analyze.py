@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quark.analysis.config import AnalyzerEngineConfig, PhaseAnalyzerConfig
     from quark.analysis.engine import AnalyzerResult
     from quark.analysis.phases import PhaseAnalysisResult
-    from quark_core.backends.contract import StoredRun
+    from quark_core.backends.run_summary import StoredRun
     from quark_core.runs.run_reader import RunReader
 
 FAILED_CHECK = 3

@@ -23,9 +23,9 @@ from quark.cli.store_access import RunSource, backend_option, count_things, stor
 from quark_core.config.arguments import check_run_id
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun, SupportsRead
-    from quark_core.records.columns import Columns
-    from quark_core.records.dataframes import TableField
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import StoredRun
+    from quark_core.records.columns import Columns, TableField
     from quark_core.records.query import Query
 
 _BUFFER_BYTES = 1 << 20
@@ -45,7 +45,7 @@ class ParquetFile:
     """Parquet: the Arrow table of the columns, in row groups of about `PART_ROWS`."""
 
     def __init__(self, path: Path, kind: str) -> None:
-        from quark_core.records.dataframes import build_arrow_schema
+        from quark_core.records.columns import build_arrow_schema
 
         parquet = _import_parquet()
         self._writer = parquet.ParquetWriter(path, build_arrow_schema(kind), compression="zstd")
@@ -82,7 +82,7 @@ class CsvFile:
     """CSV as RFC 4180 has it, with a header; None is an empty cell."""
 
     def __init__(self, path: Path, kind: str) -> None:
-        from quark_core.records.dataframes import table_fields
+        from quark_core.records.columns import table_fields
 
         self._fields = table_fields(kind)
         self._file = path.open("w", buffering=_BUFFER_BYTES, encoding="utf-8", newline="")
@@ -103,7 +103,7 @@ class JsonLinesFile:
     """One `to_dict()` of a record a line; NaN and the infinities are strings."""
 
     def __init__(self, path: Path, kind: str) -> None:
-        from quark_core.records.dataframes import table_fields
+        from quark_core.records.columns import table_fields
 
         self._floats = [field.name for field in table_fields(kind) if field.encoding == "f"]
         self._file = path.open("wb", buffering=_BUFFER_BYTES)
@@ -240,7 +240,7 @@ def _list_cells(columns: Columns, field: TableField) -> list[Any]:
     """The cells of a field in CSV."""
     import numpy as np
 
-    from quark_core.records.dataframes import encode_canonical
+    from quark_core.records.columns import encode_canonical
 
     values = columns[field.source]
     if field.encoding == "u":
@@ -267,7 +267,7 @@ def _spell(value: float | None) -> float | str | None:
 
 
 def _import_parquet() -> Any:
-    from quark_core.records.dataframes import import_library
+    from quark_core.errors import import_library
 
     return import_library("pyarrow.parquet", "arrow", "--format parquet")
 

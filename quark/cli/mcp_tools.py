@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from quark.page.routes.analyses import AnalysisDesk
     from quark.page.routes.page_source import PageSource
     from quark.page.routes.run_analysis import Analysis
-    from quark_core.backends.contract import StoredRun
     from quark_core.backends.curves import Curve
+    from quark_core.backends.run_summary import StoredRun
 
 MOST_CHARACTERS = 40_000
 """No reply is longer: whoever asks reads it whole."""

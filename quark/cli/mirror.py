@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from quark.mirrors import Comparison, MirrorState, Replay
-    from quark_core.backends.contract import StoredRun, SupportsPrimary, SupportsRead
+    from quark_core.backends.contract import SupportsPrimary, SupportsRead
+    from quark_core.backends.run_summary import StoredRun
     from quark_core.runs.backend_choice import BackendChoice
 
 _STYLES = {"delivered": "green", "delivering": "cyan", "waiting": "yellow", "begun": "yellow"}

@@ -22,7 +22,8 @@ from quark_core.records.json_object import flatten_json
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
-from quark_core.runs.reading import encode_key, read_series
+from quark_core.runs.following import read_series
+from quark_core.runs.reading import encode_key
 from quark_core.runs.run_report import describe_amount, read_summaries
 from quark_core.runs.run_search import summarize_run
 from quark_core.sessions.run_config import CONFIG_READS
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
 
     from quark.analysis.rank_performance import RankPace, RankPaces, RunRates
     from quark.cli.texts import Console
-    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.backends.contract import SupportsRead
     from quark_core.backends.run_summary import MetricSummary as StoredSummary
-    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.run_summary import RunSummary, StoredRun
     from quark_core.backends.series import Series
     from quark_core.config.objective import ObjectiveMode
     from quark_core.records import ArtifactRecord, BatchDiagnosticRecord, SystemTelemetryRecord

@@ -38,8 +38,8 @@ from quark_core.records.names import decode_name
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun, SupportsRead
-    from quark_core.backends.run_summary import MetricSummary, RunSummary
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import MetricSummary, RunSummary, StoredRun
     from quark_core.records.query import Field, RunSearch
 
 # Journals of so many runs are looked at under a list.

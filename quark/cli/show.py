@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from quark.cli.run_view import MetricSummary
     from quark.cli.texts import Console
-    from quark_core.backends.contract import StoredRun, SupportsRead
-    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import RunSummary, StoredRun
     from quark_core.records.columns import Columns
     from quark_core.records.runs import StopRequest
     from quark_core.sessions.session import TrainingSession

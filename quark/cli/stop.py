@@ -15,7 +15,8 @@ from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun, SupportsPrimary
+    from quark_core.backends.contract import SupportsPrimary
+    from quark_core.backends.run_summary import StoredRun
     from quark_core.records.runs import StopRequest
 
 _POLL_S = 0.5

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from quark_core.backends.contract import (
-    StoredRun,
-    SupportsGenerations,
-    SupportsPrimary,
-    SupportsRead,
-)
+from quark_core.backends.contract import SupportsGenerations, SupportsPrimary, SupportsRead
 from quark_core.backends.edits import SupportsRemoval
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.runs.backend_choice import open_reader

@@ -19,7 +19,7 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from quark.cli.terminal import find_styled
-from quark_core.backends.contract import StoredRun
+from quark_core.backends.run_summary import StoredRun
 from quark_core.records import RunRecord
 from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line, clean_text

@@ -30,7 +30,7 @@ from quark_backends.service.server.deployment import (
     check_workspace,
 )
 from quark_backends.service.server.stores import WorkspaceReader
-from quark_core.backends.contract import StoredRun
+from quark_core.backends.run_summary import StoredRun
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import EventRecord, format_time
 from quark_core.records.base import now_us

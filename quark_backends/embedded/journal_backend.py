@@ -41,7 +41,7 @@ from quark_backends.store.reading.reader import (
 from quark_backends.store.store_contract import StoreReads
 from quark_backends.store.upkeep.trash import JournalTrash
 from quark_backends.store.writing.summaries import rebuild_forks
-from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation
 from quark_core.backends.coordination import (
     SupportsCoordination,
     refuse_coordination,
@@ -60,6 +60,7 @@ from quark_core.backends.edits import (
     refuse_belonging,
     unknown_project,
 )
+from quark_core.backends.run_summary import StoredRun
 from quark_core.delivery.journal import SEGMENT_BYTES, Journal, JournalReader
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry, Manifest, find_folders
 from quark_core.delivery.segments import Origin

@@ -23,10 +23,9 @@ from quark_backends.store.writing.sweeps import KeepsSweeps
 
 if TYPE_CHECKING:
     from quark_backends.store.reading.search import RunFinder
-    from quark_core.backends.contract import StoredRun
     from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
-    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.run_summary import RunSummary, StoredRun
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query, RunSearch
     from quark_core.records.runs import StopRequest

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quark_core.errors import SchemaValidationError
+from quark_core.errors import SchemaValidationError, import_library
 from quark_core.records.checks import check_choice
-from quark_core.records.dataframes import import_library
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Array
@@ -623,10 +622,10 @@ def _read_box(item: Any, where: str, box_format: str) -> dict[str, Any] | None:
     sides = sides.tolist() if hasattr(sides, "tolist") else sides
     if isinstance(sides, (str, bytes)) or not isinstance(sides, Sequence) or len(sides) != _SIDES:
         raise SchemaValidationError(f"{where} must have four numbers, got {sides!r:.80}")
-    numbers = [_annotations_read_number(side, where) for side in sides]
+    numbers = [_read_side(side, where) for side in sides]
     score = given.get("score")
     if score is not None:
-        score = _annotations_read_number(score, f"{where}.score")
+        score = _read_side(score, f"{where}.score")
     if not all(map(math.isfinite, [*numbers, score or 0.0])):
         return None
     first, second, third, fourth = numbers
@@ -645,7 +644,7 @@ def _read_box(item: Any, where: str, box_format: str) -> dict[str, Any] | None:
     return found
 
 
-def _annotations_read_number(value: Any, where: str) -> float:
+def _read_side(value: Any, where: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -686,7 +685,7 @@ def _encode_mask(name: str, mask: Any, width: int, height: int) -> EncodedMask:
 
 _AXES = 3
 _WITH_VALUE, _WITH_COLOR = 4, 6
-_POINT_CLOUDS_BYTE = 255
+_FULL_BYTE = 255
 
 
 def encode_points(points: Any, colors: Any) -> tuple[bytes, dict[str, Any]]:
@@ -759,5 +758,5 @@ def _read_colors(colors: Any, count: int) -> Any:
     values = np.nan_to_num(array.astype(np.float64))
     # Of six columns of floats the colours may be bytes all the same.
     if array.dtype.kind == "f" and values.max(initial=0.0) <= 1.0:
-        values = values * _POINT_CLOUDS_BYTE
-    return np.rint(values.clip(0, _POINT_CLOUDS_BYTE)).astype(np.uint8)
+        values = values * _FULL_BYTE
+    return np.rint(values.clip(0, _FULL_BYTE)).astype(np.uint8)

@@ -291,19 +291,27 @@ def is_plain_file(path: Path) -> bool:
         return False
 
 
+def read_path(path: Any, argument: str = "path") -> Path:
+    """A path of the user's, given as a str, bytes or anything path-like.
+
+    Raises:
+        SchemaValidationError: It is none.
+    """
+    try:
+        return Path(os.fsdecode(os.fspath(path))).expanduser()
+    except (TypeError, ValueError, RuntimeError):
+        raise SchemaValidationError(
+            f"{argument} must be a path, not {type(path).__name__}"
+        ) from None
+
+
 def open_source(path: object, argument: str = "path") -> tuple[BinaryIO, int]:
     """Open a file of the user's; returns it and its size as it is now.
 
     Raises:
         SchemaValidationError: No path, or not a regular file that can be read.
     """
-    given: Any = path
-    try:
-        place = Path(os.fsdecode(os.fspath(given))).expanduser()
-    except (TypeError, ValueError, RuntimeError):
-        raise SchemaValidationError(
-            f"{argument} must be a path, not {type(path).__name__}"
-        ) from None
+    place = read_path(path, argument)
     try:
         if place.is_dir():
             raise SchemaValidationError(

@@ -34,16 +34,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, runtime_checkable
 
 import msgspec
 
-from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
+from quark_core.backends.run_summary import RunSummary, StoredRun
+from quark_core.records import RunRecord
 from quark_core.records.codec import DecodedBody, decode_body
-from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequest
-from quark_core.records.sweeps import TrialClaim
 
 if TYPE_CHECKING:
     from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
-    from quark_core.backends.run_summary import RunSummary
     from quark_core.backends.series import Series
     from quark_core.records import StreamRecord
     from quark_core.records.columns import Columns
@@ -143,86 +141,6 @@ class Batch(msgspec.Struct, frozen=True, dict=True):
         return self.decoded.to_records(
             run_id=self.run_id, writer_id=self.writer_id, attempt=self.attempt, rank=self.rank
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredRun:
-    """A run as a store knows it.
-
-    Attributes:
-        project: Its project.
-        run: Its record, with the stored status.
-        state: The status, or "lost" where the status still says running but
-            the process is gone.
-        config: The newest attempt's configuration, or None.
-        environment: The newest attempt's environment, or None.
-        heartbeat_at: When the newest attempt was last heard of, or None.
-        lost_reason: Why the run counts as lost, or None.
-        exit_code: Status with which the newest attempt's process ended, where that ended
-            the run; None where it ended before, by a signal, or nobody can say.
-        ending: Why the newest attempt ended before its program was through, where the
-            system reveals it; None for a run that goes on or has completed.
-        stop: That somebody has asked its newest attempt to stop, the first to do so; or None.
-        fields: What was noted of it in fields, by name.
-        digests: What it was made of, where the store knows.
-        progress: How far its newest attempt has said to have come, or None.
-        trial: The claim by which it has a trial of a sweep, or None.
-        superseded: Whether somebody has claimed that trial since.
-    """
-
-    project: ProjectRecord
-    run: RunRecord
-    state: str
-    config: ConfigSnapshot | None = None
-    environment: EnvironmentSnapshot | None = None
-    heartbeat_at: str | None = None
-    lost_reason: str | None = None
-    exit_code: int | None = None
-    ending: RunEnding | None = None
-    stop: StopRequest | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    digests: RunDigests = field(default_factory=RunDigests)
-    progress: RunProgress | None = None
-    trial: TrialClaim | None = None
-    superseded: bool = False
-
-    def __post_init__(self) -> None:
-        if self.ending is None and self.state == "lost":
-            vanished = RunEnding("vanished", self.lost_reason or "its process is gone")
-            object.__setattr__(self, "ending", vanished)
-
-    @property
-    def is_broken_off(self) -> bool:
-        """Whether the run has ended, and not by completing."""
-        return self.state in ("failed", "interrupted", "lost")
-
-    def describe_end(self) -> str:
-        """The state and its cause in one line: `failed: ZeroDivisionError: division by zero`."""
-        return self.state if self.ending is None else f"{self.state}: {self.ending.describe()}"
-
-    def __repr__(self) -> str:
-        name = f" {self.run.name!r}" if self.run.name else ""
-        return f"StoredRun({self.run.id}{name}, project {self.project.name!r}, {self.state})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """A new dict of JSON-like values."""
-        return {
-            "project": self.project.to_dict(),
-            "run": self.run.to_dict(),
-            "state": self.state,
-            "config": None if self.config is None else self.config.to_dict(),
-            "environment": None if self.environment is None else self.environment.to_dict(),
-            "heartbeat_at": self.heartbeat_at,
-            "lost_reason": self.lost_reason,
-            "exit_code": self.exit_code,
-            "ending": None if self.ending is None else self.ending.to_dict(),
-            "stop": None if self.stop is None else self.stop.to_dict(),
-            "fields": dict(self.fields),
-            "digests": self.digests.to_dict(),
-            "progress": None if self.progress is None else self.progress.to_dict(),
-            "trial": None if self.trial is None else self.trial.to_dict(),
-            "superseded": self.superseded,
-        }
 
 
 @runtime_checkable

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Meta
 
-from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.contract import SupportsRead
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import (
     check_field_names,
     check_fields,
@@ -167,22 +168,23 @@ def check_edit(edit: RunEdit) -> RunEdit:
         set_fields=dict(check_fields(edit.set_fields, "set_fields")),
         remove_fields=check_field_names(edit.remove_fields, "remove_fields"),
     )
-    for what, added, removed in (
-        ("tag", checked.add_tags, checked.remove_tags),
-        ("group", checked.add_groups, checked.remove_groups),
-        ("field", checked.set_fields, checked.remove_fields),
-    ):
-        both = sorted({*added} & {*removed})
-        if both:
-            raise SchemaValidationError(
-                f"{what} {both[0]!r} is to be added and to be removed: choose one"
-            )
+    _refuse_both("tag", checked.add_tags, checked.remove_tags)
+    _refuse_both("group", checked.add_groups, checked.remove_groups)
+    _refuse_both("field", checked.set_fields, checked.remove_fields)
     if checked == RunEdit():
         raise SchemaValidationError(
             "an edit must change something: give a name, notes, tags, groups, fields, archived, "
             "or an alias"
         )
     return checked
+
+
+def _refuse_both(what: str, added: Iterable[str], removed: Iterable[str]) -> None:
+    both = sorted({*added} & {*removed})
+    if both:
+        raise SchemaValidationError(
+            f"{what} {both[0]!r} is to be added and to be removed: choose one"
+        )
 
 
 def _check_name(name: object) -> str:
@@ -541,15 +543,8 @@ def check_belonging_edit(edit: BelongingEdit) -> BelongingEdit:
         add_tags=check_tags(edit.add_tags),
         remove_tags=check_tags(edit.remove_tags),
     )
-    for what, added, removed in (
-        ("tag", checked.add_tags, checked.remove_tags),
-        ("field", checked.set_fields, checked.remove_fields),
-    ):
-        both = sorted({*added} & {*removed})
-        if both:
-            raise SchemaValidationError(
-                f"{what} {both[0]!r} is to be added and to be removed: choose one"
-            )
+    _refuse_both("tag", checked.add_tags, checked.remove_tags)
+    _refuse_both("field", checked.set_fields, checked.remove_fields)
     if checked == BelongingEdit():
         raise SchemaValidationError(
             "an update must change something: give a description, fields or tags"
@@ -589,18 +584,8 @@ def gather_groups(
     found = []
     for project, path in sorted({*counts, *said}):
         runs, newest = counts.get((project, path), (0, ""))
-        group = said.get((project, path))
-        found.append(
-            StoredGroup(
-                project=project,
-                path=path,
-                description=None if group is None else group.description,
-                fields={} if group is None else group.fields,
-                tags=() if group is None else group.tags,
-                runs=runs,
-                newest_at=newest or None,
-            )
-        )
+        group = said.get((project, path)) or StoredGroup(project=project, path=path)
+        found.append(replace(group, runs=runs, newest_at=newest or None))
     return found
 
 
@@ -735,14 +720,7 @@ class RunUsage:
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""
         return {
-            "run_id": self.run_id,
-            "name": self.name,
-            "project": self.project,
-            "state": self.state,
-            "created_at": self.created_at,
-            "trashed_at": self.trashed_at,
-            "points": self.points,
-            "database_bytes": self.database_bytes,
+            **asdict(self),
             "file_bytes": self.file_bytes,
             "files": dict(self.files),
             "total_bytes": self.total_bytes,

@@ -207,12 +207,7 @@ class BackendRegistry:
 
     def notify(self, hook: str, **arguments: Any) -> None:
         """Call a notice hook of every plugin; one that raises is logged and passed over."""
-        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-            wanted = {name: arguments[name] for name in implementation.argnames}
-            try:
-                implementation.function(**wanted)
-            except (Exception, SystemExit):  # noqa: BLE001 - a plugin must not end a session
-                _log.exception("plugin %s failed in %s", implementation.plugin_name, hook)
+        self.collect(hook, **arguments)
 
     def ask(self, hook: str, **arguments: Any) -> Any:
         """The first answer of a hook that is not None; one that raises is logged and passed over.

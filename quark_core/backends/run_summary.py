@@ -3,20 +3,89 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 import msgspec
 
-from quark_core.backends.contract import StoredRun
 from quark_core.errors import SchemaValidationError
 from quark_core.presentation import bundle, paint
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.names import decode_name, encode_name
-from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequest, make_digests
+from quark_core.records.runs import RunDigests, RunEnding, RunProgress, StopRequest
 from quark_core.records.sweeps import TrialClaim
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A run as a store knows it.
+
+    Attributes:
+        project: Its project.
+        run: Its record, with the stored status.
+        state: The status, or "lost" where the status still says running but
+            the process is gone.
+        config: The newest attempt's configuration, or None.
+        environment: The newest attempt's environment, or None.
+        heartbeat_at: When the newest attempt was last heard of, or None.
+        lost_reason: Why the run counts as lost, or None.
+        exit_code: Status with which the newest attempt's process ended, where that ended
+            the run; None where it ended before, by a signal, or nobody can say.
+        ending: Why the newest attempt ended before its program was through, where the
+            system reveals it; None for a run that goes on or has completed.
+        stop: That somebody has asked its newest attempt to stop, the first to do so; or None.
+        fields: What was noted of it in fields, by name.
+        digests: What it was made of, where the store knows.
+        progress: How far its newest attempt has said to have come, or None.
+        trial: The claim by which it has a trial of a sweep, or None.
+        superseded: Whether somebody has claimed that trial since.
+    """
+
+    project: ProjectRecord
+    run: RunRecord
+    state: str
+    config: ConfigSnapshot | None = None
+    environment: EnvironmentSnapshot | None = None
+    heartbeat_at: str | None = None
+    lost_reason: str | None = None
+    exit_code: int | None = None
+    ending: RunEnding | None = None
+    stop: StopRequest | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    digests: RunDigests = field(default_factory=RunDigests)
+    progress: RunProgress | None = None
+    trial: TrialClaim | None = None
+    superseded: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ending is None and self.state == "lost":
+            vanished = RunEnding("vanished", self.lost_reason or "its process is gone")
+            object.__setattr__(self, "ending", vanished)
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether the run has ended, and not by completing."""
+        return self.state in ("failed", "interrupted", "lost")
+
+    def describe_end(self) -> str:
+        """The state and its cause in one line: `failed: ZeroDivisionError: division by zero`."""
+        return self.state if self.ending is None else f"{self.state}: {self.ending.describe()}"
+
+    def __repr__(self) -> str:
+        name = f" {self.run.name!r}" if self.run.name else ""
+        return f"StoredRun({self.run.id}{name}, project {self.project.name!r}, {self.state})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A new dict of JSON-like values."""
+        return {each.name: _to_plain(getattr(self, each.name)) for each in fields(self)}
+
+
+def _to_plain(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,12 +253,11 @@ def restore_run(data: Mapping[str, Any]) -> StoredRun:
             ),
             heartbeat_at=data["heartbeat_at"],
             lost_reason=data["lost_reason"],
-            # A service of an older version does not say.
             exit_code=data.get("exit_code"),
             ending=RunEnding.from_data(data.get("ending")),
             stop=_restore(data.get("stop"), StopRequest),
             fields=dict(data.get("fields") or {}),
-            digests=_restore_digests(data),
+            digests=_restore(data.get("digests"), RunDigests) or RunDigests(),
             progress=_restore(data.get("progress"), RunProgress),
             trial=_restore(data.get("trial"), TrialClaim),
             superseded=bool(data.get("superseded")),
@@ -217,18 +285,6 @@ def restore_summary(data: Mapping[str, Any]) -> RunSummary:
         )
     except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise SchemaValidationError(f"run summary: this is none: {error!r}") from error
-
-
-def _restore_digests(data: Mapping[str, Any]) -> RunDigests:
-    """The digests that a run's dict has; made of its values where an older service has none."""
-    found = _restore(data.get("digests"), RunDigests)
-    if found is not None:
-        return found
-    config, environment = data["config"], data["environment"]
-    return make_digests(
-        None if config is None else config["values"],
-        None if environment is None else environment["values"],
-    )
 
 
 def _restore(data: object, kind: type[T]) -> T | None:

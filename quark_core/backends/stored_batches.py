@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quark_core.backends.contract import Batch, StoredRun
+from quark_core.backends.contract import Batch
 from quark_core.backends.edits import apply_edit, apply_stop, edit_fields
+from quark_core.backends.run_summary import StoredRun
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import (
     RECORD_TYPES,
@@ -47,15 +48,6 @@ from quark_core.system.process import ProcessIdentity, find_loss, renew_process
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
-
-# For backends that keep batches as they come: batches as JSON, and runs read out of batches.
-#
-# A backend that can list a run's batches reads by two calls:
-#
-# def read(self, run_id, kind, query): return select_rows(self._load(run_id), kind, query)
-# def load_run(self, run_id): return describe_run(self._load(run_id))
-#
-# Both take the batches in any order and leave out what came twice.
 
 _ORIGIN = ("run_id", "writer_id", "attempt", "rank")
 _IDENTITY = (*_ORIGIN, "number", "kind")

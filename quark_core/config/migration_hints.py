@@ -13,11 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 if TYPE_CHECKING:
     import inspect
 
-# What people write who come from another tracker, and what to write here in its place.
-#
-# A call that Quark does not have, and an argument that a call does not take, are answered by a
-# sentence. Nothing of this costs anything where a call is right.
-
 NOT_GIVEN: Any = object()
 """The default of an argument that must be given, which the call itself says."""
 
@@ -49,121 +44,107 @@ _CODE = "quark.read_sources(session), which reads the code that each run keeps b
 _USE = 'session.use_artifact("model:best")'
 _TEXT = 'session.add_log("text"), or handler = quark.LoggingHandler(session)'
 
-_SESSION: dict[str, str] = {
-    **dict.fromkeys(
-        ("log", "log_metric", "log_metrics", "track", "report_scalar", "add_scalar", "append",
-         "log_dict", "add_scalars", "log_scalar"), _LOG,
-    ),
-    **dict.fromkeys(
-        ("log_param", "log_params", "log_parameter", "log_parameters", "log_hparams",
-         "log_hyperparams", "add_hparams", "connect", "set_params", "hparams",
-         "log_arguments"), _CONFIG,
-    ),
-    **dict.fromkeys(
-        ("log_artifact", "log_artifacts", "log_image", "log_figure", "log_asset", "save",
-         "upload", "upload_artifact", "add_image", "log_table", "log_model", "log_file",
-         "add_figure", "log_histogram", "add_histogram", "log_confusion_matrix",
-         "report_image", "upload_file"), _ARTIFACT,
-    ),
-    **dict.fromkeys(("finish", "end", "stop", "close", "terminate", "finalize"), _END),
-    **dict.fromkeys(("set_tag", "set_tags", "add_tags", "log_tag", "tag"), _TAG),
-    **dict.fromkeys(("log_text", "add_text", "print", "report_text"), _TEXT),
-    **dict.fromkeys(
-        ("log_metadata", "set_metadata", "add_metadata", "log_other", "log_others"), _NOTE
-    ),
-    **dict.fromkeys(("set_group", "add_group", "set_groups"), _GROUP),
-    **dict.fromkeys(("watch", "watch_model"), _WATCH),
-    **dict.fromkeys(("group", "groups"), _GROUP),
-    "tags": _TAG,
-    "notes": 'quark.start_run(notes="…"), or quark.edit_run(session, notes="…") later',
-    "alert": _ALERT,
-    "log_code": _CODE,
-    "log_input": 'session.fingerprint_data("train", values)',
-    "summary": 'session.annotate(best=0.98); last, lowest and highest of each metric are kept',
-    "define_metric": 'quark.start_run(objective="val/loss", mode="min")',
-    "history": _READ,
-    "set_name": 'quark.start_run(name="…"), or quark.edit_run(session, name="…") later',
-    "add_notes": 'quark.start_run(notes="…"), or quark.edit_run(session, notes="…") later',
-}  # fmt: skip
 
-_WRITER: dict[str, str] = {
-    **dict.fromkeys(
-        ("log_metric", "log_metrics", "add_scalar", "add_scalars", "track", "report_scalar",
-         "log_scalar", "log_dict"), _LOG_HERE,
-    ),
-    **dict.fromkeys(("finish", "end", "end_run"), _END),
+def _by_name(table: Mapping[str, str]) -> dict[str, str]:
+    """Each name -> what to write in its place, of a table of what to write -> names."""
+    return {name: written for written, names in table.items() for name in names.split()}
+
+
+_RENAME = 'quark.start_run(name="…"), or quark.edit_run(session, name="…") later'
+_NOTES = 'quark.start_run(notes="…"), or quark.edit_run(session, notes="…") later'
+_OBJECTIVE = 'quark.start_run(objective="val/loss", mode="min")'
+
+_SESSION = _by_name(
+    {
+        _LOG: "log log_metric log_metrics track report_scalar add_scalar append log_dict "
+        "add_scalars log_scalar",
+        _CONFIG: "log_param log_params log_parameter log_parameters log_hparams log_hyperparams "
+        "add_hparams connect set_params hparams log_arguments",
+        _ARTIFACT: "log_artifact log_artifacts log_image log_figure log_asset save upload "
+        "upload_artifact add_image log_table log_model log_file add_figure log_histogram "
+        "add_histogram log_confusion_matrix report_image upload_file",
+        _END: "finish end stop close terminate finalize",
+        _TAG: "set_tag set_tags add_tags log_tag tag tags",
+        _TEXT: "log_text add_text print report_text",
+        _NOTE: "log_metadata set_metadata add_metadata log_other log_others",
+        _GROUP: "set_group add_group set_groups group groups",
+        _WATCH: "watch watch_model",
+        _NOTES: "notes add_notes",
+        _ALERT: "alert",
+        _CODE: "log_code",
+        _OBJECTIVE: "define_metric",
+        _READ: "history",
+        _RENAME: "set_name",
+        'session.fingerprint_data("train", values)': "log_input",
+        "session.annotate(best=0.98); last, lowest and highest of each metric are kept": "summary",
+    }
+)
+
+_WRITER = {
     **{
         name: _SESSION[name]
-        for name in ("alert", "config", "define_metric", "log_artifact", "log_code", "log_param",
-                     "log_params", "save", "set_tag", "set_tags", "summary", "watch")
-        if name in _SESSION
+        for name in (
+            "alert define_metric log_artifact log_code log_param log_params save set_tag set_tags "
+            "summary watch"
+        ).split()
     },
-    "config": _CONFIG,
-    "use_artifact": _USE,
-}  # fmt: skip
+    **_by_name(
+        {
+            _LOG_HERE: "log_metric log_metrics add_scalar add_scalars track report_scalar "
+            "log_scalar log_dict",
+            _END: "finish end end_run",
+            _CONFIG: "config",
+            _USE: "use_artifact",
+        }
+    ),
+}
 
-_MODULE: dict[str, str] = {
+_MODULE = {
     **_SESSION,
-    **dict.fromkeys(
-        ("init", "init_run", "start", "Run", "Task", "Experiment", "SummaryWriter",
-         "set_experiment", "create_run", "login", "run", "set_tracking_uri", "Logger"), _START,
+    **_by_name(
+        {
+            _START: "init init_run start Run Task Experiment SummaryWriter set_experiment "
+            "create_run login run set_tracking_uri Logger",
+            _ARTIFACT: "Image Artifact Table Histogram Video Audio",
+            _CONFIG: "config",
+            _READ: "Api Client get_run active_run get_metric_history runs",
+            _USE: "use_artifact",
+            "sweep = quark.sweep(…), and sweep.run(train)": "agent",
+            'artifacts.log_file(path, artifact_type="model", aliases=["best"])': "register_model",
+            "quark.watch(session, model, optimizer), or the callback of your framework": "autolog",
+        }
     ),
-    **dict.fromkeys(("Image", "Artifact", "Table", "Histogram", "Video", "Audio"), _ARTIFACT),
-    **dict.fromkeys(("config",), _CONFIG),
-    **dict.fromkeys(
-        ("Api", "Client", "get_run", "active_run", "get_metric_history", "runs"),
-        _READ,
-    ),
-    "use_artifact": _USE,
-    "agent": "sweep = quark.sweep(…), and sweep.run(train)",
-    "register_model": 'artifacts.log_file(path, artifact_type="model", aliases=["best"])',
-    "autolog": "quark.watch(session, model, optimizer), or the callback of your framework",
-}  # fmt: skip
+}
 del _MODULE["log_histogram"]
 
-_TABLES: Mapping[str, Mapping[str, str]] = {
-    "module": _MODULE,
-    "session": _SESSION,
-}
+_TABLES: Mapping[str, Mapping[str, str]] = {"module": _MODULE, "session": _SESSION}
 
 # Arguments as other trackers call them.
-_ARGUMENTS = {
-    "entity": "QUARK_PERSISTENCE_URL names the service, and a key the workspace",
-    "experiment": "project",
-    "experiment_name": "project",
-    "project_name": "project",
-    "run_name": "name",
-    "display_name": "name",
-    "task_name": "name",
-    "params": "config",
-    "hparams": "config",
-    "dir": "storage_dir",
-    "log_dir": "storage_dir",
-    "logdir": "storage_dir",
-    "experiment_id": "project",
-    "experiment_names": "project",
-    "filter_string": "where",
-    "filters": "where",
-    "max_results": "limit",
-    "nested": "parent_run_id=outer.run_id makes a run the child of another one",
-    "parent": "parent_run_id",
-    "id": "run_id",
-    "run_id": "a new run gets its id by itself; quark.resume_run(run_id=…) continues a run",
-    "resume": "quark.resume_run(run_id=…) continues a run",
-    "anonymous": "no account is needed",
-    "save_code": "the code is kept by itself",
-    "settings": "settings are environment variables, QUARK_…",
-    "reinit": "each start_run begins a run of its own",
-    "job_type": "tags",
-    "description": "notes",
-    "global_step": "step",
-    "iteration": "step",
-    "commit": "each call is kept at once",
-    "sync": "each call is kept at once",
-    "key": "metric",
-    "tag": "metric",
-    "title": "metric",
-}
+_ARGUMENTS = _by_name(
+    {
+        "project": "experiment experiment_name project_name experiment_id experiment_names",
+        "name": "run_name display_name task_name",
+        "config": "params hparams",
+        "storage_dir": "dir log_dir logdir",
+        "where": "filter_string filters",
+        "limit": "max_results",
+        "parent_run_id": "parent",
+        "run_id": "id",
+        "tags": "job_type",
+        "notes": "description",
+        "step": "global_step iteration",
+        "metric": "key tag title",
+        "QUARK_PERSISTENCE_URL names the service, and a key the workspace": "entity",
+        "parent_run_id=outer.run_id makes a run the child of another one": "nested",
+        "a new run gets its id by itself; quark.resume_run(run_id=…) continues a run": "run_id",
+        "quark.resume_run(run_id=…) continues a run": "resume",
+        "no account is needed": "anonymous",
+        "the code is kept by itself": "save_code",
+        "settings are environment variables, QUARK_…": "settings",
+        "each start_run begins a run of its own": "reinit",
+        "each call is kept at once": "commit sync",
+    }
+)
 
 
 def explain_attribute(owner: object, name: str, table: str, shown: str) -> AttributeError:

@@ -61,7 +61,7 @@ def exit_timeout_s() -> float:
 
 def mirror_timeout_s() -> float | None:
     """How long the end of a run waits for mirrors: 2 s; None where the exit timeout is set."""
-    return None if os.environ.get(EXIT_TIMEOUT, "").strip() else _MIRROR_S
+    return None if _read(EXIT_TIMEOUT) else _MIRROR_S
 
 
 def journal_timeout_s() -> float:
@@ -104,7 +104,7 @@ def chosen_store() -> str:
         SchemaValidationError: The name that is set is longer than 200 characters,
             or has one that cannot be printed.
     """
-    given = os.environ.get(STORE_NAME, "").strip()
+    given = _read(STORE_NAME)
     if given and (len(given) > 200 or not given.isprintable()):
         raise SchemaValidationError(
             f"{STORE_NAME} must be a printable text of at most 200 characters, got {given!r:.60}"
@@ -124,7 +124,7 @@ def store_name(storage_dir: Path) -> str:
 
 def objective() -> str:
     """The metric that runs are judged by, such as `val/loss` or `val/score:max`; "" for none."""
-    return os.environ.get(OBJECTIVE, "").strip()
+    return _read(OBJECTIVE)
 
 
 def allows_offline() -> bool:
@@ -133,7 +133,7 @@ def allows_offline() -> bool:
     Raises:
         SchemaValidationError: QUARK_OFFLINE is neither empty nor "allow".
     """
-    given = os.environ.get(OFFLINE, "").strip().lower()
+    given = _read(OFFLINE).lower()
     if given not in ("", "allow"):
         raise SchemaValidationError(f'{OFFLINE} must be "allow" or not be set, got {given!r:.40}')
     return given == "allow"
@@ -141,17 +141,17 @@ def allows_offline() -> bool:
 
 def is_quiet() -> bool:
     """Whether runs say nothing when they begin and end; they do by default."""
-    return os.environ.get(QUIET, "").strip() not in ("", "0")
+    return _read(QUIET) not in ("", "0")
 
 
 def shows_progress() -> bool:
     """Whether `metrics.progress` prints how far a loop has come; it does by default."""
-    return os.environ.get(PROGRESS, "").strip() != "0"
+    return _read(PROGRESS) != "0"
 
 
 def requires_service() -> bool:
     """Whether no run may begin without a service that answers; not by default."""
-    return os.environ.get(REQUIRE_SERVICE, "").strip() not in ("", "0")
+    return _read(REQUIRE_SERVICE) not in ("", "0")
 
 
 SOURCE_MODES = ("keep", "digest", "off")
@@ -163,12 +163,7 @@ def source_mode() -> str | None:
     Raises:
         SchemaValidationError: QUARK_SOURCES is something else.
     """
-    given = os.environ.get(SOURCES, "").strip().lower()
-    if given and given not in SOURCE_MODES:
-        raise SchemaValidationError(
-            f"{SOURCES} must be one of {', '.join(SOURCE_MODES)}, got {given!r:.40}"
-        )
-    return given or None
+    return _read_word(SOURCES, SOURCE_MODES) or None
 
 
 CAPTURE_MODES = ("sys", "fd", "none")
@@ -181,12 +176,7 @@ def capture_mode() -> str:
     Raises:
         SchemaValidationError: QUARK_CAPTURE is something else.
     """
-    given = os.environ.get(CAPTURE, "").strip().lower() or "sys"
-    if given not in CAPTURE_MODES:
-        raise SchemaValidationError(
-            f"{CAPTURE} must be one of {', '.join(CAPTURE_MODES)}, got {given!r:.40}"
-        )
-    return given
+    return _read_word(CAPTURE, CAPTURE_MODES) or "sys"
 
 
 def system_metrics_interval_s() -> float:
@@ -200,17 +190,25 @@ def check_timeouts() -> None:
     Raises:
         SchemaValidationError: One of them is no number of seconds.
     """
-    persistence_timeout_s()
-    exit_timeout_s()
-    journal_timeout_s()
-    launch_timeout_s()
-    writers_timeout_s()
+    for read in (persistence_timeout_s, exit_timeout_s, journal_timeout_s, launch_timeout_s,
+                 writers_timeout_s, artifact_limit_bytes):  # fmt: skip
+        read()
     journal_capacity_bytes(Path())
-    artifact_limit_bytes()
+
+
+def _read(name: str) -> str:
+    return os.environ.get(name, "").strip()
+
+
+def _read_word(name: str, words: tuple[str, ...]) -> str:
+    given = _read(name).lower()
+    if given and given not in words:
+        raise SchemaValidationError(f"{name} must be one of {', '.join(words)}, got {given!r:.40}")
+    return given
 
 
 def _read_bytes(name: str) -> int | None:
-    text = os.environ.get(name, "").strip()
+    text = _read(name)
     if not text:
         return None
     if not text.isascii() or not text.isdigit():
@@ -219,7 +217,7 @@ def _read_bytes(name: str) -> int | None:
 
 
 def _read_seconds(name: str, default: float) -> float:
-    text = os.environ.get(name, "").strip()
+    text = _read(name)
     if not text:
         return default
     try:
@@ -233,7 +231,7 @@ def _read_seconds(name: str, default: float) -> float:
 
 def uses_helpers() -> bool:
     """Whether mirrors may work in helper processes; False if QUARK_HELPER_PROCESSES is 0."""
-    return os.environ.get(HELPERS, "").strip() != "0"
+    return _read(HELPERS) != "0"
 
 
 _NAME = re.compile(

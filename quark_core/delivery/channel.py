@@ -56,15 +56,11 @@ def count_items(item: MetricItem) -> int:
     return len(item[5]) if type(item) is tuple else 1
 
 
-def expand_row(
-    row: MetricRow, *, run_id: str | None, writer_id: str, attempt: int, rank: int
-) -> list[MetricRecord]:
-    """The records that a row stands for."""
+def expand_row(row: MetricRow, head: tuple[str | None, str, int, int]) -> list[MetricRecord]:
+    """The records that a row stands for, which begin with what their origin says."""
     sequence, time_us, step, epoch, keys, values = row
     return [
-        MetricRecord(
-            run_id, writer_id, attempt, rank, sequence + index, time_us, *key, value, step, epoch
-        )
+        MetricRecord(*head, sequence + index, time_us, *key, value, step, epoch)
         for index, (key, value) in enumerate(zip(keys, values, strict=True))
     ]
 

@@ -627,15 +627,14 @@ def find_box_path(run_id: str | None, writer_id: str) -> Path | None:
 
 
 def is_own_box(path: Path) -> bool:
-    """Whether a path is a folder or file of this user, which may be read as a box and deleted."""
+    """Whether a path is a folder of this user, which may be read as a box and deleted."""
     if not hasattr(os, "geteuid"):  # Windows has neither owners of that kind nor boxes
         return False
     try:
         status = path.lstat()
     except OSError:
         return False
-    plain = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
-    return plain and status.st_uid == os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def open_black_box(origin: Origin, capacity_bytes: int) -> BlackBox | None:
@@ -658,8 +657,5 @@ def open_black_box(origin: Origin, capacity_bytes: int) -> BlackBox | None:
 
 
 def remove_black_box(path: Path) -> None:
-    """Delete a black box, of this form or the one before it; none is as good."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    """Delete a black box; none is as good."""
+    shutil.rmtree(path, ignore_errors=True)

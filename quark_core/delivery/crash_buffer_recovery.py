@@ -161,7 +161,7 @@ def _read_segments(path: Path) -> Iterator[Any]:
 
 def restore_records(entry: Any, origin: Origin) -> list[Any]:
     """The records of an entry; none where it is of a kind that is not known here."""
-    head: Any = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+    head: Any = origin.head
     plain: Any
     kind, *fields = entry
     if kind == 1:
@@ -172,15 +172,7 @@ def restore_records(entry: Any, origin: Origin) -> list[Any]:
     if kind == 2:
         sequence, time_us, step, epoch, names, values = fields
         keys = tuple(MetricKey(name, *split_name(name)) for name in names)
-        return list(
-            expand_row(
-                (sequence, time_us, step, epoch, keys, values),
-                run_id=origin.run_id,
-                writer_id=origin.writer_id,
-                attempt=origin.attempt,
-                rank=origin.rank,
-            )
-        )
+        return list(expand_row((sequence, time_us, step, epoch, keys, values), origin.head))
     if kind == 3:
         *plain, payload = fields
         return [EventRecord(*(*head, *plain, _to_object(payload)))]
@@ -264,8 +256,8 @@ def find_black_box(folder: JournalFolder, manifest: Manifest) -> Path | None:
     if manifest.black_box is None or path is None or not os.path.lexists(path):
         return None
     if not is_own_box(path):
-        raise PermissionError(f"{path} is not of this user")
-    own = JournalFolder(path).read_manifest() if path.is_dir() else None
+        raise PermissionError(f"{path} is no folder, or is not of this user")
+    own = JournalFolder(path).read_manifest()
     if own is not None and own.journal is not None:
         if is_alive(own.process):
             raise OSError(f"the process of {path} lives")
@@ -339,7 +331,7 @@ def recover_black_box(folder: JournalFolder, manifest: Manifest, open_lane: Open
 
     Batches keep their numbers and bytes. Records that are in no batch get new
     numbers, after all that the journal, the box and the lanes' marks know of;
-    where the box cannot say (of version 0.1, or damaged), the primary is asked
+    where the box cannot say, since it is damaged, the primary is asked
     what it has, and as long as it does not answer the box stays. May be
     called by several processes at once: one of them does it, and the others
     wait for that.
@@ -493,7 +485,7 @@ def _describe_gap(
 ) -> list[StreamRecord]:
     """What a living process would have said of a gap: an event and a lifecycle record."""
     _log.warning("run %s: at most %d records are lost: %s", origin.run_id, lost, reason)
-    head: Any = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+    head: Any = origin.head
     data = JsonObject({"at_most": lost, "reason": reason})
 
     def next_place(kind: str) -> tuple[int, int]:
@@ -524,7 +516,7 @@ def find_orphan_boxes(storage_dir: Path) -> Iterator[tuple[JournalFolder, Manife
             continue
         folder = JournalFolder(SHARED_MEMORY / name)
         # Anybody may put something there; what it says is believed of this user's own only.
-        if not folder.path.is_dir() or not is_own_box(folder.path):
+        if not is_own_box(folder.path):
             continue
         manifest = folder.read_manifest()
         if (
@@ -620,8 +612,7 @@ def _may_be_there(path: str | None) -> bool:
 
 def _is_old(path: Path) -> bool:
     """Whether nothing of a box was changed for a month, and no process here has it mapped."""
-    files = [path, *path.glob("*")] if path.is_dir() else [path]
-    newest = max(file.lstat().st_ctime for file in files)
+    newest = max(file.lstat().st_ctime for file in (path, *path.glob("*")))
     return time.time() - newest > _OWNERLESS_S and not _is_mapped(path)
 
 

@@ -41,13 +41,6 @@ from quark_core.errors import (
     describe_error,
 )
 
-# One backend's lane: a thread that delivers batches in order, and never gives up on its own.
-#
-# A store refuses records of a run that was never started in it. Which rank's
-# records come first is chance, so the lane of a rank that joins a run waits until
-# it is there (`wait_for_run`), with the records in memory and in the journal like
-# in any outage.
-
 _log = logging.getLogger("quark")
 # What comes meanwhile goes into the same transaction, which costs training a tenth of many small
 # ones; nobody waits for it, since whoever does nudges the lane.

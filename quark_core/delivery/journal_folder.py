@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from glob import escape, iglob
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -29,6 +30,7 @@ from quark_core.system.folders import Place, decode_foreign, describe_link, read
 from quark_core.system.process import ProcessIdentity, is_alive
 
 _log = logging.getLogger("quark")
+_T = TypeVar("_T")
 _MANIFEST = "journal.json"
 _ASIDE = "journal.aside.json"
 _DAMAGE = "damaged.json"
@@ -61,9 +63,9 @@ class Manifest(msgspec.Struct, frozen=True):
         run_path: The run's own directory.
         lanes: Where it goes.
         process: The process that writes it.
-        black_box: Whether there is a ring in shared memory that holds what is
-            not journaled yet. Its path, for older versions to read; it is
-            found by the ids of run and writer, never by what is said here.
+        black_box: Where shared memory holds what is not journaled yet, for
+            people; it is found by the ids of run and writer, never by what is
+            said here. None where there is none.
         awaits_run: Whether another process begins the run; until the store has
             it, the journal waits.
         generation: Number of the analysis whose outputs it holds; 0 for the
@@ -171,7 +173,7 @@ class JournalFolder:
 
     def read_manifest(self) -> Manifest | None:
         """What the journal is, or None where that cannot be read."""
-        manifest = self._read_manifest()
+        manifest = self._read_note(_MANIFEST, Manifest, "is left alone")
         if manifest is None:
             return None
         placed = self._place(manifest)
@@ -184,18 +186,19 @@ class JournalFolder:
             )
         return placed
 
-    def _read_manifest(self) -> Manifest | None:
+    def _read_note(self, name: str, kind: type[_T], otherwise: str) -> _T | None:
+        """What a file of the journal says; None where it is not there, or says nothing of it."""
         try:
-            return decode_foreign(read_plain_file(self.path / _MANIFEST), Manifest)
+            return decode_foreign(read_plain_file(self.path / name), kind)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
-            _log.warning("the journal %s is left alone: %s", self.path, error)
+            _log.warning("the journal %s %s: %s", self.path, otherwise, error)
             return None
 
     def read_home(self) -> Path | None:
         """Where the journal was begun, which is elsewhere if its store was moved or copied."""
-        manifest = self._read_manifest()
+        manifest = self._read_note(_MANIFEST, Manifest, "is left alone")
         if manifest is None:
             return None
         run_path = Path(manifest.run_path)
@@ -235,10 +238,7 @@ class JournalFolder:
 
     def close(self) -> None:
         """Note that nothing more will be written here, though the process lives on."""
-        try:
-            (self.path / _CLOSED).touch()
-        except OSError as error:
-            _log.debug("closing the journal %s: %s", self.path, error)
+        self._touch(_CLOSED)
 
     @property
     def lacks_end(self) -> bool:
@@ -283,10 +283,13 @@ class JournalFolder:
 
     def note_stored(self) -> None:
         """Note that the primary has all that was ever written here."""
+        self._touch(_STORED)
+
+    def _touch(self, name: str) -> None:
         try:
-            (self.path / _STORED).touch()
+            (self.path / name).touch()
         except OSError as error:
-            _log.debug("what is stored of %s is not noted: %s", self.path, error)
+            _log.debug("the journal %s cannot be marked as %s: %s", self.path, name, error)
 
     @property
     def is_stored(self) -> bool:
@@ -366,13 +369,7 @@ class JournalFolder:
 
     def read_damage(self) -> DamageNote | None:
         """What damage has cost, or None where nobody has found any."""
-        try:
-            return decode_foreign(read_plain_file(self.path / _DAMAGE), DamageNote)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError) as error:
-            _log.warning("the damage to the journal %s cannot be read: %s", self.path, error)
-            return None
+        return self._read_note(_DAMAGE, DamageNote, "has damage that cannot be read")
 
     def set_aside(self, *, unknown: Mapping[str, int] | None = None) -> None:
         """Keep the files of a damaged journal, which every lane has passed, as they are.

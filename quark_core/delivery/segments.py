@@ -156,6 +156,11 @@ class Origin:
     attempt: int = 0
     rank: int = 0
 
+    @property
+    def head(self) -> tuple[str | None, str, int, int]:
+        """Run, writer, attempt and rank: what every record of the stream begins with."""
+        return self.run_id, self.writer_id, self.attempt, self.rank
+
 
 FORMAT_VERSION = 1
 SEGMENT_SUFFIX = ".qj"

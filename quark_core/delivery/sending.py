@@ -39,7 +39,7 @@ class QuarantinedBatch(msgspec.Struct, frozen=True):
         backend: Name of the lane's backend.
         reason: Why it was refused.
         batch: The batch.
-        specification: How to ask for the backend, without secrets; older versions left it out.
+        specification: How to ask for the backend, without secrets.
         project: Name of the run's project, likewise.
     """
 

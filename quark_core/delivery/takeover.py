@@ -21,7 +21,7 @@ from quark_core.delivery.journal_folder import JournalFolder, Manifest, find_fol
 from quark_core.delivery.sending import order_journals
 from quark_core.delivery.sync import sync_folder
 from quark_core.errors import describe_error
-from quark_core.system.process import is_alive
+from quark_core.system.process import is_alive, start_thread
 
 _log = logging.getLogger("quark")
 
@@ -87,13 +87,8 @@ class Takeover:
             return
         if left:
             deadline = time.monotonic() + _TIMEOUT_S
-            thread = threading.Thread(
-                target=self._run, args=(left, deadline), name="quark-takeover", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError as error:
-                _log.debug("what waits in %s is not taken over: %s", self._storage_dir, error)
+            thread = start_thread(self._run, args=(left, deadline), name="quark-takeover")
+            if thread is None:
                 return
             thread.join(_TIMEOUT_S)
         self._tell()

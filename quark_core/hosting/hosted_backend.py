@@ -62,13 +62,13 @@ from quark_core.hosting.protocol import (
 from quark_core.system.process import current_process
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import Generation, RunLocation, StoredRun
+    from quark_core.backends.contract import Generation, RunLocation
     from quark_core.backends.coordination import AppendedEntries, NewTrial, TrialWish
     from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
     from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
-    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.run_summary import RunSummary, StoredRun
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query, RunSearch

@@ -32,15 +32,6 @@ from quark_core.backends.contract import BackendDefinition, Batch
 from quark_core.errors import BackendContractError
 from quark_core.system.process import ProcessIdentity
 
-# What a process and the helper that hosts one of its backends say to each other, and how.
-#
-# The process sends one message and reads one reply; nothing comes unasked.
-#
-# A message is a length of four bytes, then msgpack. Of arguments and results
-# only what Quark, numpy and Python's own types are made of comes back: a class
-# of the plugin would have to be imported here, which is what the helper is to
-# keep out.
-
 AS_EQUAL = "as-equal"
 """Argument of a helper process that is to have the priority of the one that starts it."""
 

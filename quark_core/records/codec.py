@@ -335,7 +335,8 @@ def encode_integer_array(
 
     Args:
         name: The column's.
-        values: The integers; the differences of neighbours fit in 64 bits.
+        values: The integers. A difference of neighbours that leaves 64 bits wraps round, and so
+            does the sum that takes it back.
         missing: Which of them are None.
     """
     import numpy as np

@@ -17,6 +17,7 @@ look-alike encoded, so that no two keys ever share an encoding:
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
@@ -27,6 +28,9 @@ from typing import NamedTuple
 from quark_core.errors import SchemaValidationError
 
 MAX_NAME_LENGTH = 250
+
+# Where the modules of the core are; a warning points at whoever called them.
+_CORE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _ESCAPE = re.compile(r"(?:^|_)x([0-9a-f]{2,6})_")
@@ -51,6 +55,43 @@ def decode_name(encoded: str) -> str:
     if "x" not in encoded:
         return encoded
     return "/".join(map(_decode_segment, encoded.split("/")))
+
+
+def keep_encoded(name: str, stored: str, argument: str, noun: str, *, strict: bool) -> str:
+    """The name that is stored, after a warning where it is not the one that was given.
+
+    Args:
+        name: What was given.
+        stored: What `encode_name` makes of it.
+        argument: What the name was given as, for an error.
+        noun: What is named, for the warning.
+        strict: Refuse what is outside the rule.
+
+    Raises:
+        SchemaValidationError: It is, and `strict`.
+    """
+    if stored == name:
+        return name
+    if strict:
+        raise SchemaValidationError(
+            f"{argument} {name!r} is outside the naming rule: each segment must begin with a "
+            "letter or digit and go on with letters, digits, '.', '_' or '-'"
+        )
+    warnings.warn(
+        f"{noun} {name!r} is outside Quark's naming rule and is stored as {stored!r}; "
+        "reads accept either name",
+        RuntimeWarning,
+        stacklevel=_find_caller(),
+    )
+    return stored
+
+
+def _find_caller() -> int:
+    """How many calls within the core lie above the one that warns, for `stacklevel`."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_code.co_filename.startswith(_CORE) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def check_name(name: object, argument: str) -> str:
@@ -251,21 +292,8 @@ def check_artifact_key(name: object, namespace: object, *, strict: bool) -> str:
         prefix = check_name(namespace, "namespace")
         _refuse_paths(prefix, "namespace")
         key = check_name(join_name(prefix, key), "name")
-    if is_plain_name(key):
-        return key
-    if strict:
-        raise SchemaValidationError(
-            f"name {key!r:.120} is outside the naming rule: each segment must begin with a letter "
-            "or digit and go on with letters, digits, '.', '_' or '-'"
-        )
-    stored = check_name(encode_name(key), "name")
-    warnings.warn(
-        f"artifact {key!r} is outside Quark's naming rule and is stored as {stored!r}; "
-        "reads accept either name",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-    return stored
+    stored = key if is_plain_name(key) else check_name(encode_name(key), "name")
+    return keep_encoded(key, stored, "name", "artifact", strict=strict)
 
 
 def encode_artifact_key(name: str | None, argument: str) -> tuple[str, ...] | None:

@@ -96,7 +96,9 @@ class MetricFilters(_MetricNames, ReadBounds, total=False):
     rank: int | None
 
 
-def spell_out(given: type, *, before: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def spell_out(
+    given: type, *, before: str | None = None
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Give a method whose last argument is `**name: Unpack[given]` the signature that it means.
 
     `help` and `inspect.signature` then show each argument of the TypedDict, and
@@ -104,7 +106,7 @@ def spell_out(given: type, *, before: str) -> Callable[[Callable[_P, _R]], Calla
 
     Args:
         given: The TypedDict.
-        before: Its arguments stand before the method's own one of this name.
+        before: Its arguments stand before the method's own one of this name, by default last.
     """
 
     def decorate(method: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -119,7 +121,7 @@ def spell_out(given: type, *, before: str) -> Callable[[Callable[_P, _R]], Calla
             )
             for name, kind in given.__annotations__.items()
         ]
-        place = list(own.parameters).index(before)
+        place = len(plain) if before is None else list(own.parameters).index(before)
         signature = own.replace(parameters=[*plain[:place], *spelled, *plain[place:]])
 
         @functools.wraps(method)

@@ -11,11 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import floor, isfinite, log2
 from typing import Any
 
-# Sums of many values that add up: mean and deviation to the last digits, quantiles within 6 %.
-#
-# Two sums of any two parts of the values, added, are the sum of all of them, in whatever order:
-# windows of time, threads, ranks and attempts are put together by that alone.
-
 BUCKETS_PER_OCTAVE = 8
 """A bucket's ends are 9 % apart, so that its middle is within 4.5 % of whatever is in it."""
 

@@ -29,7 +29,8 @@ from quark_core.runs.reading import iterate
 from quark_core.runs.run_ids import name_store
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import StoredRun
 
 HIDDEN_TYPES = frozenset({"directory_file", "image_mask", "table_image", KEPT_SOURCES})
 """Types of artifacts that are parts of others, and have no versions of their own."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ import msgspec
 from quark_core.backends.contract import (
     BackendConfig,
     Batch,
-    StoredRun,
     SupportsPrimary,
     SupportsRead,
     SupportsSearch,
 )
-from quark_core.backends.run_summary import MetricSummary
+from quark_core.backends.run_summary import MetricSummary, StoredRun
 from quark_core.config import settings
 from quark_core.config.arguments import check_run_id, resolve_storage_dir, working_directory
 from quark_core.config.redaction import redact_text
@@ -79,6 +79,38 @@ _log = logging.getLogger("quark")
 
 HAND_OVER_S = 1.0
 """How long a new writer waits until what it begins with is journaled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Where this process begins an attempt, and what it was asked to keep.
+
+    Attributes:
+        plan: The backends here.
+        root: The storage root.
+        rank: Place of this process.
+        ranks: Which ranks keep records, where that was said.
+    """
+
+    plan: Plan
+    root: Path
+    rank: RankInfo
+    ranks: RankChoice | None
+
+    def describe(
+        self, primary: SupportsPrimary | None, project: ProjectRecord, run: RunRecord
+    ) -> RunContext:
+        """The context of a run that this process begins."""
+        location = backend_choice.locate_run(primary, self.root, run.id or "")
+        return RunContext(
+            storage_dir=self.root,
+            store_root=location.store_root,
+            db_path=location.db_path,
+            project=project,
+            run=run,
+            backends=self.plan.specifications,
+            ranks=None if self.ranks is None else str(self.ranks),
+        )
 
 
 def open_run_stream(
@@ -509,26 +541,24 @@ def resume(
     rank = detect_rank()
     chosen = choose_ranks(ranks)
     plan = backend_choice.plan_backends(backends, rank, ranks=chosen)
+    here = Here(plan, root, rank, chosen)
     if not rank_roles.is_leader(plan, rank):
-        run = _follow_resumed(run_id, plan, root, rank, chosen)
+        run = _follow_resumed(run_id, here)
         run.extensions = draft.extensions
         return run
-    with reach_run(run_id, plan, root, rank, reopen=reopen, began_s=began_s) as (stored, reach):
+    with reach_run(run_id, here, reopen=reopen, began_s=began_s) as (stored, reach):
         run_id = stored.run.id or run_id
         claims = rank_roles.find_resume_claims(plan, root, run_id)
         part = RankPart(run_id, leads=True, claims=claims)
         return continue_run(
-            stored, plan, reach, root, rank, chosen, part,
-            from_step=first_step, extensions=draft.extensions,
-        )  # fmt: skip
+            stored, here, reach, part, from_step=first_step, extensions=draft.extensions
+        )
 
 
 @contextmanager
 def reach_run(
     run_id: str,
-    plan: Plan,
-    root: Path,
-    rank: RankInfo,
+    here: Here,
     *,
     reopen: bool,
     began_s: float,
@@ -538,9 +568,7 @@ def reach_run(
 
     Args:
         run_id: The run, or what its id begins with.
-        plan: The backends here.
-        root: The storage root.
-        rank: Place of this process.
+        here: Where this process begins its attempt.
         reopen: Whether a completed run may be continued.
         began_s: When the start began, on the clock of `time.monotonic`.
         restarts: Whether the launcher has ended the attempt before, whatever it has said of itself.
@@ -550,10 +578,11 @@ def reach_run(
         InvalidRunStateError: The run is completed, or alive.
         SessionStoreError: There is no primary store here, or it cannot serve the call.
     """
+    plan, root = here.plan, here.root
     if plan.primary is None:
         raise SessionStoreError(
-            "run_id cannot be resumed here: this process has no primary store "
-            f"(backends={[choice.specification for choice in plan.choices]}, rank {rank.rank})"
+            "run_id cannot be resumed here: this process has no primary store (backends="
+            f"{[choice.specification for choice in plan.choices]}, rank {here.rank.rank})"
         )
     known = None
     if plan.primary.definition.remote:
@@ -568,6 +597,13 @@ def reach_run(
         if reach.outage is None:
             reach.open_for_writing()
         yield stored, reach
+
+
+def find_known_here(reach: PrimaryReach, root: Path, run_id: str) -> KnownRun | None:
+    """What this machine knows of the run that the store has under an id, or would have."""
+    known = find_known_run(root, run_id)
+    place = backend_choice.locate_run(reach.primary, root, run_id).run_path
+    return known if known is not None and known.is_at(place) else None
 
 
 def _choose_policy(known: KnownRun | None) -> StartPolicy:
@@ -605,11 +641,8 @@ def _find_stored(reach: PrimaryReach, root: Path, run_id: str, known: KnownRun |
 
 def continue_run(
     stored: StoredRun,
-    plan: Plan,
+    here: Here,
     reach: PrimaryReach,
-    root: Path,
-    rank: RankInfo,
-    chosen: RankChoice | None,
     part: RankPart,
     config: ConfigSnapshot | None = None,
     *,
@@ -630,23 +663,13 @@ def continue_run(
         updated_at=format_time(now_us()),
         ended_at=None,
     )
-    location = backend_choice.locate_run(reach.primary, root, record.id or "")
-    context = RunContext(
-        storage_dir=root,
-        store_root=location.store_root,
-        db_path=location.db_path,
-        project=stored.project,
-        run=record,
-        backends=plan.specifications,
-        ranks=None if chosen is None else str(chosen),
-    )
-
+    context = here.describe(reach.primary, stored.project, record)
     reached = find_reached_steps(reach, record.id or "") if from_step is None else {}
 
     def begin() -> OpenRun:
         if part.claims is not None:
             part.claims.claim(record.id or "", attempt)
-        run = open_part(context, plan, reach.primary, rank, part)
+        run = open_part(context, here.plan, reach.primary, here.rank, part)
         run.config = stored.config if config is None else config
         run.fields = stored.fields
         run.first_step = from_step
@@ -654,8 +677,8 @@ def continue_run(
         if from_step is None:
             watch_for_repeated_steps(run, reached)
         reach.hand_over(run)
-        announce(run, config, rank, git, "run_resumed", reach, from_step=from_step)
-        return announce_rank(run, plan, rank)
+        announce(run, config, here.rank, git, "run_resumed", reach, from_step=from_step)
+        return announce_rank(run, here.plan, here.rank)
 
     try:
         return begin()
@@ -665,21 +688,18 @@ def continue_run(
         return begin()
 
 
-def _follow_resumed(
-    run_id: str, plan: Plan, root: Path, rank: RankInfo, chosen: RankChoice | None
-) -> OpenRun:
+def _follow_resumed(run_id: str, here: Here) -> OpenRun:
     """Join a run that the leading rank takes up again."""
+    plan, root = here.plan, here.root
     with PrimaryReach(plan, root, JOINING) as reach:
         primary = reach.primary
         run_id = rank_roles.complete_run_id(reach, complete_known_id(root, run_id))
         stored = rank_roles.find_stored(reach, run_id)
         if stored is None and reach.outage is not None:
-            known = find_known_run(root, run_id)
-            place = backend_choice.locate_run(primary, root, run_id).run_path
-            stored = known.to_stored() if known is not None and known.is_at(place) else None
+            known = find_known_here(reach, root, run_id)
+            stored = None if known is None else known.to_stored()
         part = rank_roles.follow_resumed(plan, root, run_id, stored)
         moment = format_time(now_us())
-        location = backend_choice.locate_run(primary, root, run_id)
         if stored is None:
             # Nothing is said of it here that a store would keep.
             project = ProjectRecord("", "", str(root), moment, moment)
@@ -691,7 +711,7 @@ def _follow_resumed(
                 parent_run_id=None,
                 lineage_root_run_id=run_id,
                 resume_count=part.attempt,
-                run_path=location.run_path,
+                run_path=backend_choice.locate_run(primary, root, run_id).run_path,
                 git_commit=None,
                 strict_mode=False,
                 tags=(),
@@ -707,17 +727,9 @@ def _follow_resumed(
             record = msgspec.structs.replace(
                 stored.run, status="running", attempt=part.attempt, resume_count=part.attempt
             )
-        context = RunContext(
-            storage_dir=root,
-            store_root=location.store_root,
-            db_path=location.db_path,
-            project=project,
-            run=record,
-            backends=plan.specifications,
-            ranks=None if chosen is None else str(chosen),
-        )
-        run = open_part(context, plan, primary, rank, part)
+        context = here.describe(primary, project, record)
+        run = open_part(context, plan, primary, here.rank, part)
         run.config = None if stored is None else stored.config
         run.fields = {} if stored is None else stored.fields
         reach.hand_over(run)
-        return announce_rank(run, plan, rank)
+        return announce_rank(run, plan, here.rank)

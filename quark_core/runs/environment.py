@@ -20,7 +20,7 @@ from quark_core.ranks.launches import RankInfo
 from quark_core.records import EnvironmentSnapshot
 from quark_core.records.json_object import JsonObject, normalize_json
 from quark_core.runs.open_run import OpenRun
-from quark_core.system.process import importing
+from quark_core.system.process import importing, start_thread
 
 _PACKAGES = """
     quark-tracker torch torchvision torchaudio numpy scipy pandas polars scikit-learn jax jaxlib
@@ -286,16 +286,7 @@ class EnvironmentRecorder:
             session: The session of the run, which plugins get.
         """
         self._session = session
-        self._first = threading.Thread(
-            target=self._look_first, name="quark-environment", daemon=True
-        )
-        self._later = threading.Thread(
-            target=self._look_later, name="quark-environment-later", daemon=True
-        )
-        try:
-            self._first.start()
-        except RuntimeError:
-            self._first = self._later = None
+        self._first = start_thread(self._look_first, name="quark-environment")
         self._run.background = self._first
 
     def bind(self) -> None:
@@ -307,9 +298,10 @@ class EnvironmentRecorder:
             return
         self._ending.set()
         deadline = time.monotonic() + _ENDING_S
-        for thread in (self._first, self._later):
-            if thread is not None and thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
+        if self._first is not None:
+            self._first.join(max(0.0, deadline - time.monotonic()))
+        if self._later is not None:  # which the first has started
+            self._later.join(max(0.0, deadline - time.monotonic()))
 
     def _look_first(self) -> None:
         self._ending.wait(_FIRST_S)
@@ -321,11 +313,7 @@ class EnvironmentRecorder:
         if self._run.is_over:
             return
         self._record(snapshot)
-        if self._later is not None:
-            try:
-                self._later.start()
-            except RuntimeError:
-                self._later = None
+        self._later = start_thread(self._look_later, name="quark-environment-later")
 
     def _look_later(self) -> None:
         for look_s in (*_LOOKS_S, None):

@@ -1,4 +1,4 @@
-"""Reads for whoever looks on at a run: many curves at once, and what came since.
+"""Reads of curves, one or many at once, of grids, and of what came since.
 
 Any backend that reads is served. One without `Capability.CHANGES` is read row by
 row, each time from the beginning.
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from quark_core.backends.contract import SupportsChanges, SupportsGrid, SupportsRead
+from quark_core.backends.contract import SupportsChanges, SupportsGrid, SupportsRead, SupportsSeries
 from quark_core.backends.curves import (
     Cursor,
     Curve,
@@ -24,13 +24,20 @@ from quark_core.backends.curves import (
     reduce_curves,
     sort_curve,
 )
+from quark_core.backends.forks import FORKED_KINDS, Beginning, find_beginnings
 from quark_core.backends.grids import Grid, GridBuilder, GridQuery
-from quark_core.backends.series import FORKED_KINDS, Beginning, find_beginnings
+from quark_core.backends.series import Series, check_max_points, join_series
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import RECORD_TYPES, MetricRecord, parse_time
 from quark_core.records.checks import check_choice
-from quark_core.records.query import Query
-from quark_core.runs.reading import check_rows, iterate, iterate_own, read_own_rows
+from quark_core.records.query import Query, check_index
+from quark_core.runs.reading import (
+    check_rows,
+    iterate,
+    iterate_own,
+    read_rows,
+    reduce_columns,
+)
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Columns
@@ -43,6 +50,51 @@ _ROWS = ":rows"
 _TURNS = 5
 # Between the run that a part of a fork's cursor is of, and the name that it has there.
 _OF = ">"
+
+
+def read_series(
+    reader: SupportsRead,
+    run_id: str,
+    key: str,
+    max_points: int | None = None,
+    all_attempts: bool = False,
+    rank: int | None = None,
+) -> Series:
+    """One metric of a run as a curve; without any entry where the run has no such metric.
+
+    Args:
+        reader: An opened backend that reads.
+        run_id: The run.
+        key: The metric's stored key.
+        max_points: At most so many entries; None gives every point.
+        all_attempts: Also points that a later attempt, resumed from an
+            earlier step, has hidden.
+        rank: Of this rank; by default across all that have logged it.
+
+    Raises:
+        SchemaValidationError: `max_points` is not a positive integer, or
+            `rank` no non-negative one.
+        RunNotFoundError: An unknown run.
+        SessionStoreError: The store cannot be read.
+    """
+    bound, wanted = check_max_points(max_points), check_index(rank, "rank")
+    beginnings = find_beginnings(reader, run_id)
+    if not isinstance(reader, SupportsSeries) or (beginnings and bound is None):
+        query = Query(equals={"metric_key": key}, all_attempts=all_attempts, rank=wanted)
+        return reduce_columns(key, read_rows(reader, run_id, MetricRecord.KIND, query), bound)
+    own = reader.read_series(run_id, key, max_points=bound, all_attempts=all_attempts, rank=wanted)
+    if not beginnings:
+        return own
+    curves = CurveQuery(
+        keys=(key,),
+        entries=bound,
+        ranks=None if wanted is None else (wanted,),
+        all_attempts=all_attempts,
+    )
+    parts: list[Series] = []
+    for beginning in beginnings:
+        parts += _read_beginning(reader, beginning, curves, needs_cursor=False).curves
+    return join_series([*parts, own], bound)
 
 
 def read_series_many(reader: SupportsRead, run_id: str, query: CurveQuery) -> CurveSet:
@@ -72,13 +124,6 @@ def read_series_many(reader: SupportsRead, run_id: str, query: CurveQuery) -> Cu
         cursor |= _mark_cursor(beginning, before.cursor)
     curves.sort(key=lambda c: (place[c.key], c.attempt, -1 if c.rank is None else c.rank))
     return CurveSet(curves=tuple(curves), cursor=cursor)
-
-
-def read_beginning_curves(
-    reader: SupportsRead, beginning: Beginning, query: CurveQuery
-) -> list[Curve]:
-    """The curves that a fork has of a run before it, of those that are asked of the fork."""
-    return list(_read_beginning(reader, beginning, query, needs_cursor=False).curves)
 
 
 def _read_beginning(
@@ -394,7 +439,7 @@ def _read_kind(
 ) -> Columns:
     if kind == MetricRecord.KIND and keys is not None:
         return _read_metrics(reader, run_id, keys, all_attempts)
-    return read_own_rows(reader, run_id, kind, Query(all_attempts=bool(all_attempts)))
+    return reader.read(run_id, kind, Query(all_attempts=bool(all_attempts)))
 
 
 def _read_metrics(
@@ -408,7 +453,7 @@ def _read_metrics(
     query = Query(
         any_of={"metric_key": tuple(keys)}, all_attempts=bool(all_attempts), step_max=last_step
     )
-    return read_own_rows(reader, run_id, MetricRecord.KIND, query)
+    return reader.read(run_id, MetricRecord.KIND, query)
 
 
 def _note_rows(cursor: dict[str, int], kind: str, rows: Columns) -> None:

@@ -24,7 +24,8 @@ from quark_core.records import ConfigSnapshot, EventRecord, LifecycleRecord, Run
 from quark_core.records.base import now_us
 from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import RunContext, RunEnding, StopRequest
-from quark_core.system.process import list_members
+from quark_core.runs.reading import read_rows
+from quark_core.system.process import list_members, start_thread
 
 if TYPE_CHECKING:
     from quark_core.backends.run_summary import RunSummary
@@ -264,22 +265,8 @@ class OpenRun:
         time_us: int | None = None,
     ) -> EventRecord:
         """Put an event into the stream; its arguments are checked already."""
-        origin, channel = self.origin, self.stream.channel(EventRecord.KIND)
-        record = EventRecord(
-            origin.run_id,
-            origin.writer_id,
-            origin.attempt,
-            origin.rank,
-            channel.take_sequence(),
-            now_us() if time_us is None else time_us,
-            event_type,
-            severity,
-            step,
-            epoch,
-            status,
-            payload,
-        )
-        return channel.put(record)
+        told = (event_type, severity, step, epoch, status, payload)
+        return self.emit(EventRecord, *told, time_us=time_us)
 
     def emit_lifecycle(
         self, action: str, data: Mapping[str, Any] | None = None, *, time_us: int | None = None
@@ -302,19 +289,15 @@ class OpenRun:
         """
         # Looked up now: the first record of a forked child gives it a stream of its own.
         stream = self.stream
-        origin, channel = stream.origin, stream.channel(record_type.KIND)
+        channel = stream.channel(record_type.KIND)
         record = record_type(
-            origin.run_id,
-            origin.writer_id,
-            origin.attempt,
-            origin.rank,
+            *stream.origin.head,
             channel.take_sequence(),
             now_us() if time_us is None else time_us,
             *values,
             **named,
         )
-        channel.put(record)
-        return record
+        return channel.put(record)
 
     def emit_gap(self, gaps: Mapping[str, int]) -> None:
         """Put into the stream what is missing from it: records by kind."""
@@ -357,7 +340,6 @@ class OpenRun:
     def read(self, kind: str, query: Query) -> Columns:
         """Flush, then read rows of one kind in persistence order; none where nothing is kept."""
         from quark_core.records.columns import Columns
-        from quark_core.runs.reading import read_rows
 
         if self.aggregates is not None and kind == _AGGREGATE and not self.forked:
             self.aggregates.collect(whole=True)
@@ -788,13 +770,8 @@ class StopLookout:
             return
         if self._thread is not None and self._thread.is_alive():
             return
-        self._thread = threading.Thread(
-            target=self._ask, args=(reader,), name="quark-stop", daemon=True
-        )
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._thread = None  # none to spare; the next heartbeat tries again
+        # Where there is none to spare, the next heartbeat tries again.
+        self._thread = start_thread(self._ask, args=(reader,), name="quark-stop")
 
     def _ask(self, reader: SupportsEdits) -> None:
         run_id = self._run.context.run_id

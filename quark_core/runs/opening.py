@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from quark_core.backends.contract import StoredRun
-from quark_core.backends.run_summary import RunSummary
+from quark_core.backends.run_summary import RunSummary, StoredRun
 from quark_core.config import settings
 from quark_core.config.arguments import (
     VERSION_FIELD,
@@ -38,7 +37,7 @@ from quark_core.errors import (
     SchemaValidationError,
     StoreUnavailableError,
 )
-from quark_core.ranks.launches import RankChoice, RankInfo, choose_ranks, detect_rank, parse_ranks
+from quark_core.ranks.launches import RankInfo, choose_ranks, detect_rank, parse_ranks
 from quark_core.records import ConfigSnapshot, ProjectRecord, RunRecord, format_time
 from quark_core.records.base import now_us
 from quark_core.records.json_object import JsonObject
@@ -48,9 +47,11 @@ from quark_core.records.schema import CURRENT_SCHEMA_VERSION, TERMINAL_STATUSES
 from quark_core.runs import backend_choice, rank_roles, recovery
 from quark_core.runs.attempts import (
     HAND_OVER_S,
+    Here,
     announce,
     announce_rank,
     continue_run,
+    find_known_here,
     open_part,
     open_run_stream,
     reach_run,
@@ -61,10 +62,8 @@ from quark_core.runs.open_run import OpenRun, RunDraft, open_runs
 from quark_core.runs.primary_store import (
     ATTACHING,
     JOINING,
-    KnownRun,
     PrimaryReach,
     choose_policy,
-    find_known_run,
     find_parent,
 )
 from quark_core.runs.rank_roles import RankPart
@@ -245,10 +244,7 @@ def start(
         goal=draft.objective,
         strict_mode=strict_mode,
         snapshot=snapshot,
-        root=root,
-        rank=rank,
-        ranks=chosen,
-        plan=plan,
+        here=Here(plan, root, rank, chosen),
         groups=draft.groups,
         fields=_find_version(version),
         launch_key=draft.launch_key,
@@ -288,7 +284,7 @@ def _check_origins(
 
 def _begin(start: _Start, reach: PrimaryReach, given: str | None) -> OpenRun:
     """Begin the run, or this rank's part in it."""
-    plan, rank, root = start.plan, start.rank, start.root
+    plan, rank, root = start.here.plan, start.here.rank, start.here.root
     leads = rank_roles.is_leader(plan, rank)
     part = _choose_part(plan, rank, root, start.launch_name, given, reach)
     if part.is_done and part.run_id is not None:
@@ -335,7 +331,7 @@ def _begin_unless_done(
     if found.done is not None:
         run_id = str(found.done.run.id)
         part = rank_roles.lead_earlier(
-            start.plan, start.root, start.launch_name, run_id, is_done=True
+            start.here.plan, start.here.root, start.launch_name, run_id, is_done=True
         )
         part.claim()
         return _stand_by(start, found.done, part, reach)
@@ -353,11 +349,12 @@ def _look_back(start: _Start, if_done: IfDone, reach: PrimaryReach) -> EarlierRu
 def _go_on(start: _Start, stored: StoredRun, reach: PrimaryReach) -> OpenRun:
     """The next attempt of an earlier run that has not come to its end."""
     run_id = str(stored.run.id)
-    part = rank_roles.lead_earlier(start.plan, start.root, start.launch_name, run_id, is_done=False)
+    part = rank_roles.lead_earlier(
+        start.here.plan, start.here.root, start.launch_name, run_id, is_done=False
+    )
     return continue_run(
-        stored, start.plan, reach, start.root, start.rank, start.ranks, part, start.snapshot,
-        extensions=start.extensions,
-    )  # fmt: skip
+        stored, start.here, reach, part, start.snapshot, extensions=start.extensions
+    )
 
 
 def _go_on_from(start: _Start, checkpoint: Checkpoint, began_s: float) -> OpenRun:
@@ -368,20 +365,18 @@ def _go_on_from(start: _Start, checkpoint: Checkpoint, began_s: float) -> OpenRu
         RunNotFoundError: The store has no such run.
         InvalidRunStateError: It is completed, or alive.
     """
-    plan, root = start.plan, start.root
+    plan, root = start.here.plan, start.here.root
     part = rank_roles.lead_checkpoint(plan, root, start.launch_name, checkpoint.run_id)
     with reach_run(
-        checkpoint.run_id, plan, root, start.rank,
-        reopen=False, began_s=began_s, restarts=part.restarts,
-    ) as (stored, reach):  # fmt: skip
+        checkpoint.run_id, start.here, reopen=False, began_s=began_s, restarts=part.restarts
+    ) as (stored, reach):
         if stored.project.name != start.project:
             raise SchemaValidationError(
                 f"state is of run {checkpoint.run_id} of project {stored.project.name!r:.80}, "
                 f"not of {start.project!r:.80}: give that project, or no state for a new run"
             )
         return continue_run(
-            stored, plan, reach, root, start.rank, start.ranks, part,
-            None if start.inherits_config else start.snapshot,
+            stored, start.here, reach, part, None if start.inherits_config else start.snapshot,
             from_step=checkpoint.next_step, extensions=start.extensions,
         )  # fmt: skip
 
@@ -401,10 +396,10 @@ def _stand_by(
             heartbeat_at=None,
         )
     else:
-        context = describe_context(stored, reach.primary, start.root)
+        context = describe_context(stored, reach.primary, start.here.root)
     run = OpenRun(
         msgspec.structs.replace(context, read_only=False, backends=()),
-        RunStream(Origin(part.run_id, attempt=part.attempt, rank=start.rank.rank)),
+        RunStream(Origin(part.run_id, attempt=part.attempt, rank=start.here.rank.rank)),
         None,
         leads=False,
     )
@@ -441,10 +436,7 @@ class _Start:
     goal: Objective | None
     strict_mode: bool
     snapshot: ConfigSnapshot
-    root: Path
-    rank: RankInfo
-    ranks: RankChoice | None
-    plan: backend_choice.Plan
+    here: Here
     groups: tuple[str, ...]
     fields: JsonObject
     launch_key: str
@@ -464,23 +456,16 @@ class _Start:
 
 def _take_up(start: _Start, part: RankPart, run_id: str, reach: PrimaryReach) -> OpenRun | RankPart:
     """The next attempt of a run that was restarted, or this rank's part in a new one."""
-    stored = _find_restarted(reach, start.root, run_id)
+    stored = _find_restarted(reach, start.here.root, run_id)
     if stored is None:
-        part = rank_roles.number_offline(part, _find_known(reach, start.root, run_id))
+        part = rank_roles.number_offline(part, find_known_here(reach, start.here.root, run_id))
         part.claim()
         return part
     try:
         return continue_run(
-            stored,
-            start.plan,
-            reach,
-            start.root,
-            start.rank,
-            start.ranks,
-            part,
-            None if start.inherits_config else start.snapshot,
+            stored, start.here, reach, part, None if start.inherits_config else start.snapshot,
             extensions=start.extensions,
-        )
+        )  # fmt: skip
     except InvalidRunStateError as error:
         _log.warning("the restarted run is not taken up again: %s", error)
         return part.stand_alone()
@@ -498,20 +483,21 @@ class _Opener:
 
     def open(self, part: RankPart) -> OpenRun:
         start, reach = self.start, self.reach
-        run = open_part(self.describe(part), start.plan, reach.primary, start.rank, part)
+        run = open_part(self.describe(part), start.here.plan, reach.primary, start.here.rank, part)
         config = run.config = start.choose_config(self.parent)
         run.fields, run.extensions = start.fields, start.extensions
         reach.hand_over(run)
         if part.leads:
             goes_on = reach.outage is not None and part.attempt > 0
             event_type = "run_resumed" if goes_on else "run_started"
-            announce(run, config, start.rank, self.git, event_type, reach, is_new=True)
-        return announce_rank(run, start.plan, start.rank)
+            announce(run, config, start.here.rank, self.git, event_type, reach, is_new=True)
+        return announce_rank(run, start.here.plan, start.here.rank)
 
     def describe(self, part: RankPart) -> RunContext:
         """The context of the run before it is begun."""
         start, run_id = self.start, part.run_id
-        location = backend_choice.locate_run(self.reach.primary, start.root, run_id or "unknown")
+        primary = self.reach.primary
+        location = backend_choice.locate_run(primary, start.here.root, run_id or "unknown")
         parent = None if self.parent is None else self.parent.run
         record = RunRecord(
             id=run_id,
@@ -536,17 +522,10 @@ class _Opener:
             groups=start.groups,
             fork_step=None if start.fork is None else start.fork.step,
         )
-        return RunContext(
-            storage_dir=start.root,
-            store_root=location.store_root,
-            db_path=location.db_path,
-            project=ProjectRecord(
-                record.project_id, start.project, str(start.root), self.moment, self.moment
-            ),
-            run=record,
-            backends=start.plan.specifications,
-            ranks=None if start.ranks is None else str(start.ranks),
+        project = ProjectRecord(
+            record.project_id, start.project, str(start.here.root), self.moment, self.moment
         )
+        return start.here.describe(primary, project, record)
 
 
 def _check_arguments(
@@ -618,15 +597,8 @@ def _find_parent(reach: PrimaryReach, start: _Start) -> StoredRun | None:
     except StoreUnavailableError:
         if reach.outage is None:
             raise
-    known = _find_known(reach, start.root, run_id)
+    known = find_known_here(reach, start.here.root, run_id)
     return None if known is None else known.to_stored()
-
-
-def _find_known(reach: PrimaryReach, root: Path, run_id: str) -> KnownRun | None:
-    """What this machine knows of the run that the store has under an id, or would have."""
-    known = find_known_run(root, run_id)
-    place = backend_choice.locate_run(reach.primary, root, run_id).run_path
-    return known if known is not None and known.is_at(place) else None
 
 
 class _ReadStream(RunStream):
@@ -695,7 +667,7 @@ def attach_run(context: RunContext) -> OpenRun:
                 raise
             stored, awaits_run = None, True
         except RunNotFoundError:
-            known = _find_known(reach, root, context.run_id)
+            known = find_known_here(reach, root, context.run_id)
             if leads and (known is None or not known.is_running):
                 raise
             stored, awaits_run = None, True  # it is about to come

@@ -21,6 +21,7 @@ from quark_core.delivery.journal_folder import (
 from quark_core.delivery.sending import order_journals
 from quark_core.delivery.sync import SharedLanes, SyncLog, sync_folder
 from quark_core.errors import BackendUnavailable
+from quark_core.system.process import start_thread
 
 _log = logging.getLogger("quark")
 
@@ -102,13 +103,7 @@ class OutputDelivery:
         self._wanted |= names
         if not self._wanted or self._thread is not None:
             return
-        thread = threading.Thread(target=self._run, name="quark-outputs", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            _log.debug("outputs of analyzers are not delivered now: %s", error)
-            return
-        self._thread = thread
+        self._thread = start_thread(self._run, name="quark-outputs")
 
     def _run(self) -> None:
         """The thread."""
@@ -177,13 +172,9 @@ def deliver_outputs(directory: Path, open_lane: OpenLane, timeout_s: float) -> s
     if len(outputs) < len(found):
         return "records of the run itself wait too, and come first"
     reasons: list[str] = []
-    thread = threading.Thread(
-        target=_deliver_all, args=(outputs, open_lane, reasons), name="quark-outputs", daemon=True
-    )
-    try:
-        thread.start()
-    except RuntimeError as error:
-        return str(error)
+    thread = start_thread(_deliver_all, args=(outputs, open_lane, reasons), name="quark-outputs")
+    if thread is None:
+        return "no thread can be started"
     thread.join(timeout_s)
     if not thread.is_alive() and not any(folder.path.exists() for folder, _ in outputs):
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 import xxhash
 
-from quark_core.backends.contract import StoredRun, SupportsPrimary, SupportsRead, SupportsSearch
+from quark_core.backends.contract import SupportsPrimary, SupportsRead, SupportsSearch
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config import settings
 from quark_core.config.arguments import (
     EXCHANGED_FIELD,
@@ -42,7 +42,7 @@ from quark_core.runs import backend_choice
 from quark_core.runs.backend_choice import Plan, remember
 from quark_core.runs.open_run import OpenRun, open_runs
 from quark_core.runs.run_ids import LEAST_CHARACTERS, find_run, shorten_run_id
-from quark_core.system.process import ProcessIdentity, current_process, is_alive
+from quark_core.system.process import ProcessIdentity, current_process, is_alive, start_thread
 from quark_core.system.terminal_text import clean_line
 
 # The primary while a run begins: asked within a bound, or gone without.
@@ -286,10 +286,8 @@ class PrimaryReach:
             except BaseException as error:  # noqa: BLE001 - raised by who waits for it
                 errors.append(error)
 
-        thread = threading.Thread(target=work, name="quark-reach", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
+        thread = start_thread(work, name="quark-reach")
+        if thread is None:
             return call()
         # A backend whose own time is over now says more than can be said here.
         thread.join(timeout_s + _GRACE_S)

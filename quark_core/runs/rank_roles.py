@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quark_core.backends.contract import StoredRun
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config import settings
 from quark_core.config.arguments import check_run_id
 from quark_core.errors import QuarkError, SchemaValidationError

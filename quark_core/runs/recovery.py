@@ -63,7 +63,7 @@ from quark_core.records.codec import MALFORMED, encode_records, mend_body
 from quark_core.records.query import Query
 from quark_core.runs.backend_choice import open_lane
 from quark_core.runs.output_delivery import OutputDelivery, find_owner
-from quark_core.system.process import current_process
+from quark_core.system.process import current_process, start_thread
 
 # Delivers what backends have refused before: what was wrong may have been mended since.
 #
@@ -474,7 +474,7 @@ def adopt_orphans(storage_dir: Path) -> threading.Thread | None:
     orphans = [folder for folder in join_parts(find_folders(storage_dir)) if _is_orphan(folder)]
     if not orphans:
         return None
-    return _start(_adopt, orphans, "quark-adopt")
+    return start_thread(_adopt, args=(orphans,), name="quark-adopt")
 
 
 def adopt_run(storage_dir: Path, run_id: str, timeout_s: float) -> None:
@@ -487,7 +487,7 @@ def adopt_run(storage_dir: Path, run_id: str, timeout_s: float) -> None:
         and manifest.run_id == run_id
         and _is_orphan(folder)
     ]
-    thread = _start(_adopt, orphans, "quark-adopt") if orphans else None
+    thread = start_thread(_adopt, args=(orphans,), name="quark-adopt") if orphans else None
     if thread is not None:
         thread.join(timeout_s)
 
@@ -549,7 +549,7 @@ class ChildDelivery:
             if self._thread is not None and self._thread.is_alive():
                 return
             if folders or self._lanes.is_open:
-                self._thread = _start(self._run, folders, "quark-children")
+                self._thread = start_thread(self._run, args=(folders,), name="quark-children")
 
     def _run(self, folders: list[JournalFolder]) -> None:
         """The thread."""
@@ -667,18 +667,6 @@ def count_quarantined(storage_dir: Path) -> list[QuarantinedCount]:
     return found
 
 
-def _start(
-    deliver: Callable[[list[JournalFolder]], None], folders: list[JournalFolder], name: str
-) -> threading.Thread | None:
-    thread = threading.Thread(target=deliver, args=(folders,), name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:
-        _log.debug("journals are not delivered now: %s", error)
-        return None
-    return thread
-
-
 def _is_orphan(folder: JournalFolder) -> bool:
     manifest = folder.read_manifest()
     if manifest is None or (manifest.generation and find_owner(folder.path.parent) is not None):
@@ -731,13 +719,8 @@ def _clear_leftovers(*, after: threading.Thread | None = None, timeout_s: float 
             look like those of a store that is gone until that has been done.
         timeout_s: How long to wait for all of it.
     """
-    thread = threading.Thread(target=_clear, args=(after,), name="quark-leftovers", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:
-        _log.debug("nothing is cleared now: %s", error)
-        return
-    if timeout_s > 0.0:
+    thread = start_thread(_clear, args=(after,), name="quark-leftovers")
+    if thread is not None and timeout_s > 0.0:
         thread.join(timeout_s)
 
 

@@ -11,12 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark_core.backends.contract import (
-    StoredRun,
-    SupportsPrimary,
-    SupportsRead,
-    SupportsSearch,
-)
+from quark_core.backends.contract import SupportsPrimary, SupportsRead, SupportsSearch
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import describe_argument, may_be_run_id
 from quark_core.errors import QuarkError, RunNotFoundError
 from quark_core.records.names import check_text

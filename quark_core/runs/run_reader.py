@@ -7,14 +7,16 @@ this machine is delivered first.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from quark_core.backends.contract import Capability, StoredRun, SupportsPrimary, SupportsRead
+from quark_core.backends.contract import Capability, SupportsPrimary, SupportsRead
 from quark_core.backends.registry import check_capabilities, default_registry
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.config.redaction import redact_text
 from quark_core.errors import BackendUnavailable, SchemaValidationError, SessionStoreError
@@ -24,7 +26,7 @@ from quark_core.runs import backend_choice
 from quark_core.runs.backend_choice import BackendChoice, choose_backend, choose_primary
 from quark_core.runs.late_delivery import wait_for_late_delivery
 from quark_core.runs.open_run import OpenRun, open_runs
-from quark_core.runs.reading import read_rows
+from quark_core.runs.reading import PART_ROWS, check_rows, iterate, read_rows
 from quark_core.runs.run_ids import find_run
 
 if TYPE_CHECKING:
@@ -125,6 +127,18 @@ class RunReader:
 
     def __repr__(self) -> str:
         return f"RunReader({self.context.describe()})"
+
+
+def iterate_run(
+    run: OpenRun | RunReader, kind: str, query: Query, rows: int = PART_ROWS
+) -> Iterator[Columns]:
+    """Flush now, then return the rows that fit in parts; see `quark_core.runs.reading.iterate`."""
+    size = check_rows(rows)
+    run.catch_up()
+    reader, run_id = run.reader, run.context.run_id
+    if reader is None or run_id is None:
+        return iter(())
+    return iterate(reader, run_id, kind, query, size)
 
 
 def open_run_reader(run_id: str, storage_dir: str | Path | None) -> RunReader:

@@ -17,10 +17,14 @@ from quark_core.runs.run_search import summarize_run
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import StoredRun
 
 _SHOWN_QUANTILES = (0.5, 0.99)
 _MOST_WINDOWS = 50_000
+_FIGURES = ("key", "keep", "unit", "clock", "count", "mean", "deviation", "low", "high")
+_FURTHER_FIGURES = ("first", "last", "total", "share", "failed", "non_finite")
+_METRIC_FIGURES = ("first", "last", "low", "high", "count", "last_step")
 _UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -126,23 +130,10 @@ class AggregateSummary:
     def to_dict(self) -> dict[str, Any]:
         """All figures as JSON values."""
         return {
-            "key": self.key,
-            "keep": self.keep,
-            "unit": self.unit,
-            "clock": self.clock,
-            "count": self.count,
-            "mean": self.mean,
-            "deviation": self.deviation,
-            "low": self.low,
-            "high": self.high,
+            **{name: getattr(self, name) for name in _FIGURES},
             "p50": self.quantile(0.5),
             "p99": self.quantile(0.99),
-            "first": self.first,
-            "last": self.last,
-            "total": self.total,
-            "share": self.share,
-            "failed": self.failed,
-            "non_finite": self.non_finite,
+            **{name: getattr(self, name) for name in _FURTHER_FIGURES},
             "values": list(self.values),
         }
 
@@ -380,14 +371,7 @@ def read_short_report(reader: SupportsRead, stored: StoredRun) -> ShortReport:
             "parameters": {} if stored.config is None else _thaw(stored.config.values),
             "metadata": {key: value for key, value in stored.fields.items() if key != _VERSION},
             "metrics": {
-                decode_name(key): {
-                    "first": metric.first,
-                    "last": metric.last,
-                    "low": metric.low,
-                    "high": metric.high,
-                    "count": metric.count,
-                    "last_step": metric.last_step,
-                }
+                decode_name(key): {name: getattr(metric, name) for name in _METRIC_FIGURES}
                 for key, metric in summarize_run(reader, run_id).metrics.items()
             },
             "chronos": {key: row for key, row in rows.items() if key in timers},

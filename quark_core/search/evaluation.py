@@ -12,9 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from quark_core.backends.run_summary import RunSummary
+from quark_core.errors import SchemaValidationError
 from quark_core.records import parse_time
 from quark_core.records.base import now_us
 from quark_core.records.json_object import flatten_json
@@ -36,7 +37,7 @@ from quark_core.records.query import (
     Scope,
     Value,
 )
-from quark_core.search.resolution import RUN_FIELDS
+from quark_core.search.resolution import RUN_FIELDS, RunFieldType
 
 _ISO = re.compile(
     r"(?P<year>\d{4})(?:-(?P<month>\d\d)(?:-(?P<day>\d\d)(?:[T ](?P<hour>\d\d)"
@@ -186,13 +187,18 @@ def sort_runs(
     return [run for _, run in found]
 
 
-class _Run:
-    """The values of one run."""
+class FieldValues:
+    """The fields of one thing that is searched for, which an expression is true of or not.
 
-    def __init__(self, run: RunSummary, at_us: int) -> None:
-        self._run = run
-        self._at_us = at_us
-        self._given: dict[Scope, dict[str, Any]] = {}
+    Attributes:
+        TYPES: Name of a field of the scope `run` -> what it holds.
+    """
+
+    TYPES: ClassVar[Mapping[str, RunFieldType]]
+
+    def find(self, field: Field) -> Any:
+        """The value of a field, or None."""
+        raise NotImplementedError
 
     def fits(self, expression: Expression) -> bool:
         """Whether an expression is true."""
@@ -203,11 +209,6 @@ class _Run:
                 return any(self.fits(operand) for operand in operands)
             case Not(operand):
                 return not self.fits(operand)
-            case HasTag(tag):
-                return tag in self._run.stored.run.tags
-            case InGroup(path, below):
-                groups = self._run.stored.run.groups
-                return path in groups or (below and any(g.startswith(f"{path}/") for g in groups))
             case IsNull(field):
                 return self.find(field) is None
             case Comparison(field, sign, value):
@@ -217,6 +218,37 @@ class _Run:
             case Contains(field, part):
                 found = self.find(field)
                 return isinstance(found, str) and part in found
+            case _:
+                raise SchemaValidationError("where: here are neither tags nor groups")
+
+    def _compare(self, field: Field, sign: Operator, value: Value) -> bool:
+        found = self.find(field)
+        if found is None:
+            return False
+        if field.scope == "run" and self.TYPES[field.name] == "time":
+            return compare_time(found, sign, str(value))
+        return compare_values(found, sign, value)
+
+
+class _Run(FieldValues):
+    """The values of one run."""
+
+    TYPES = RUN_FIELDS
+
+    def __init__(self, run: RunSummary, at_us: int) -> None:
+        self._run = run
+        self._at_us = at_us
+        self._given: dict[Scope, dict[str, Any]] = {}
+
+    def fits(self, expression: Expression) -> bool:
+        match expression:
+            case HasTag(tag):
+                return tag in self._run.stored.run.tags
+            case InGroup(path, below):
+                groups = self._run.stored.run.groups
+                return path in groups or (below and any(g.startswith(f"{path}/") for g in groups))
+            case _:
+                return super().fits(expression)
 
     def find(self, field: Field) -> Any:
         """The value of a field, or None."""
@@ -237,27 +269,17 @@ class _Run:
         return self._given[scope]
 
     def _compare(self, field: Field, sign: Operator, value: Value) -> bool:
-        found = self.find(field)
-        if found is None:
-            return False
-        if field.scope == "run" and RUN_FIELDS[field.name] == "time":
-            return compare_time(found, sign, str(value))
         if isinstance(value, int) and not isinstance(value, bool) and field.scope != "run":
             value = float(value)
-        return compare_values(found, sign, value)
+        return super()._compare(field, sign, value)
 
     def _find_run_value(self, name: str) -> Any:
         stored = self._run.stored
         run = stored.run
         match name:
-            case "created":
-                return parse_time(run.created_at)
-            case "updated":
-                return parse_time(run.updated_at)
-            case "archived":
-                return None if run.archived_at is None else parse_time(run.archived_at)
-            case "ended":
-                return None if run.ended_at is None else parse_time(run.ended_at)
+            case "created" | "updated" | "archived" | "ended":
+                moment = getattr(run, f"{name}_at")
+                return None if moment is None else parse_time(moment)
             case "duration":
                 return self._measure_duration()
             case "parent":
@@ -268,10 +290,8 @@ class _Run:
                 return stored.state
             case "step":
                 return self._run.newest_step
-            case "tags":
-                return run.tags or None
-            case "groups":
-                return run.groups or None
+            case "tags" | "groups":
+                return getattr(run, name) or None
             case _ if name.endswith("_digest"):
                 return getattr(stored.digests, name.removesuffix("_digest"))
             case _:

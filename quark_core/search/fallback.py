@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from quark_core.backends.contract import StoredRun, SupportsRead, SupportsSearch
+from quark_core.backends.contract import SupportsRead, SupportsSearch
+from quark_core.backends.forks import read_with_beginnings
 from quark_core.backends.run_pages import (
     ConfigName,
     PageCursor,
@@ -19,8 +20,7 @@ from quark_core.backends.run_pages import (
     TagName,
     checksum_search,
 )
-from quark_core.backends.run_summary import MetricSummary, RunSummary
-from quark_core.backends.series import read_with_beginnings
+from quark_core.backends.run_summary import MetricSummary, RunSummary, StoredRun
 from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord, format_time, parse_time
 from quark_core.records.base import now_us

@@ -15,26 +15,20 @@ from quark_core.records import parse_time
 from quark_core.records.json_object import flatten_json
 from quark_core.records.query import (
     And,
-    Comparison,
-    Contains,
     Expression,
     Field,
-    IsNull,
-    Membership,
     Not,
-    Operator,
     Or,
     OrderBy,
     Place,
-    Value,
     find_fields,
 )
 from quark_core.records.sweeps import TRIAL_STATES, StoredTrial
+from quark_core.search.evaluation import FieldValues
 from quark_core.search.resolution import RunFieldType, point_at
 
 if TYPE_CHECKING:
     from lark import Lark, Token, UnexpectedCharacters, UnexpectedToken
-    from lark import Transformer_NonRecursive as lark_Transformer_NonRecursive
     from lark.visitors import Transformer_NonRecursive
 
 MAX_CHARACTERS = 20_000
@@ -233,8 +227,6 @@ def _describe(terminals: set[str]) -> str:
 
 def _check_size(expression: Expression, place: Place) -> None:
     """Refuse what would be too much for a store: its depth, terms and names are bounded."""
-    from quark_core.records.query import And, Not, Or
-
     terms = 0
     names = set()
     waiting = [(expression, 1)]
@@ -284,16 +276,8 @@ TRIAL_FIELDS: Mapping[str, RunFieldType] = {
 """Name of a field of a trial -> what it holds."""
 
 _CHOICES = {"state": TRIAL_STATES}
+_MOMENTS = {"claimed": "claimed_at", "lease": "lease_until", "settled": "settled_at"}
 _MOST_COMPILED = 64
-
-
-def fits_trial(where: str, trial: StoredTrial) -> bool:
-    """Whether an expression is true of a trial.
-
-    Raises:
-        SchemaValidationError: It is malformed; the message shows the place.
-    """
-    return compile_trial_where(where)(trial)
 
 
 @lru_cache(maxsize=_MOST_COMPILED)
@@ -331,9 +315,8 @@ def check_trial_where(where: str, parameters: Sequence[str]) -> None:
             )
 
 
-def _make_builder(place: Place) -> lark_Transformer_NonRecursive[Token, Any]:
+def _make_builder(place: Place) -> Transformer_NonRecursive[Token, Any]:
     # Late: the parser is heavy, and few claims ask for anything.
-
     from quark_core.search.expression_builder import ExpressionBuilder
 
     class TrialBuilder(ExpressionBuilder):
@@ -368,34 +351,15 @@ def _make_builder(place: Place) -> lark_Transformer_NonRecursive[Token, Any]:
     return TrialBuilder(place)
 
 
-class _Trial:
+class _Trial(FieldValues):
     """The values of one trial."""
+
+    TYPES = TRIAL_FIELDS
 
     def __init__(self, trial: StoredTrial) -> None:
         self._trial = trial
 
-    def fits(self, expression: Expression) -> bool:
-        """Whether an expression is true."""
-        match expression:
-            case And(operands):
-                return all(self.fits(operand) for operand in operands)
-            case Or(operands):
-                return any(self.fits(operand) for operand in operands)
-            case Not(operand):
-                return not self.fits(operand)
-            case IsNull(field):
-                return self._find(field) is None
-            case Comparison(field, sign, value):
-                return self._compare(field, sign, value)
-            case Membership(field, values):
-                return any(self._compare(field, "==", value) for value in values)
-            case Contains(field, part):
-                found = self._find(field)
-                return isinstance(found, str) and part in found
-            case _:
-                raise SchemaValidationError("where: a trial has neither tags nor groups")
-
-    def _find(self, field: Field) -> Any:
+    def find(self, field: Field) -> Any:
         trial = self._trial
         if field.scope == "config":
             return _look_up(trial.parameters, field.name)
@@ -404,12 +368,9 @@ class _Trial:
         match field.name:
             case "budget" | "rung":
                 return trial.origin.get(field.name)
-            case "claimed" | "lease" | "settled":
-                return {
-                    "claimed": trial.claimed_at,
-                    "lease": trial.lease_until,
-                    "settled": trial.settled_at,
-                }[field.name]
+            case name if name in _MOMENTS:
+                moment = getattr(trial, _MOMENTS[name])
+                return None if moment is None else parse_time(moment)
             case "run":
                 return trial.run_id
             case "value":
@@ -420,16 +381,6 @@ class _Trial:
                 return host.partition("|")[0] if isinstance(host, str) else None
             case name:
                 return getattr(trial, name)
-
-    def _compare(self, field: Field, sign: Operator, value: Value) -> bool:
-        from quark_core.search.evaluation import compare_time, compare_values
-
-        found = self._find(field)
-        if found is None:
-            return False
-        if field.scope == "run" and TRIAL_FIELDS[field.name] == "time":
-            return compare_time(parse_time(found), sign, str(value))
-        return compare_values(found, sign, value)
 
 
 def _look_up(values: Mapping[str, Any], name: str) -> Any:

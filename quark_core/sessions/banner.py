@@ -34,21 +34,6 @@ from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
 from quark_core.writers.events import LoggingHandler
 
-# What a run says on standard error when it begins and when it ends: one line each.
-#
-# quark: run 3f2a91c0 "digits" — quark show 3f2a91c0 · quark ui
-# quark: run 3f2a91c0 "digits" completed after 3 min 12 s — quark show 3f2a91c0
-#
-# A trial of a sweep says only the second, since many follow one another:
-#
-# quark: trial 6 of lr-search completed: val/loss 0.0033 (lr=0.0127) after 29.0 s — quark show …
-#
-# Only the process that leads the run says it, never a forked child: its standard error may be
-# locked for good by a thread that has not come along. QUARK_QUIET=1 says nothing. Where the
-# program has set up `logging` such that INFO is seen, the lines go to the logger "quark"; in a
-# notebook to standard output, since standard error looks like a mistake there. Whatever is
-# wrong with the stream costs nothing but the line.
-
 _log = logging.getLogger("quark")
 
 _NAME_CHARACTERS = 60

@@ -417,7 +417,7 @@ def log_error(run: OpenRun, error: BaseException, status: RunStatus) -> None:
     )
 
 
-_ending_watched = False
+_is_hooked = False
 _previous_hook: Callable[..., Any] | None = None
 _failure: BaseException | None = None
 _exit_watch = ExitWatch()
@@ -425,10 +425,10 @@ _exit_watch = ExitWatch()
 
 def watch_process() -> None:
     """Watch for the end of this process; called where a run begins, does its work once."""
-    global _ending_watched, _previous_hook
+    global _is_hooked, _previous_hook
     watch_signals()
-    if not _ending_watched:
-        _ending_watched = True
+    if not _is_hooked:
+        _is_hooked = True
         _exit_watch.install()
         _previous_hook = sys.excepthook
         sys.excepthook = _note_exception

@@ -61,7 +61,8 @@ from quark_core.writers.records import write_records
 from quark_core.writers.telemetry import SystemMetrics
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun, SupportsRead
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import StoredRun
     from quark_core.writers.artifact_links import UsedArtifact
 
 # Method -> the function that does its work, once it was called.

@@ -19,6 +19,7 @@ from quark_core.system.hardware_readings import (
     TrafficReader,
     find_local_rank,
 )
+from quark_core.system.process import start_thread
 
 _log = logging.getLogger("quark")
 
@@ -124,16 +125,10 @@ class HardwareSampler:
                 return
             self._wake = threading.Event()
             self.reading = None
-            self._thread = threading.Thread(
-                target=self._run, args=(self._wake,), name="quark-hardware", daemon=True
-            )
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                # No thread is to be had, now; training goes on without figures.
-                self._thread = None
+            self._thread = start_thread(self._run, args=(self._wake,), name="quark-hardware")
+            if self._thread is None:  # training goes on without figures
                 self._retry_at_s = time.monotonic() + _START_RETRY_S
-                self._tell(f"its thread cannot be started: {error}")
+                self._tell("its thread cannot be started")
                 return
             self.running = True
 
@@ -234,13 +229,9 @@ class HardwareSampler:
     def _read_gpus_within(self, timeout_s: float) -> GpusReading:
         """Read in a thread of its own, which is left behind where the driver hangs."""
         found: list[GpusReading] = []
-        thread = threading.Thread(
-            target=lambda: found.append(self._gpus.read()), name="quark-gpus", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError as error:
-            return GpusReading(unavailable=f"NVML: no thread can be started: {error}")
+        thread = start_thread(lambda: found.append(self._gpus.read()), name="quark-gpus")
+        if thread is None:
+            return GpusReading(unavailable="NVML: no thread can be started")
         thread.join(timeout_s)
         return found[0] if found else GpusReading(unavailable="NVML: the driver does not answer")
 

@@ -9,12 +9,13 @@ a fork waits for the import.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from quark_core.records.runs import RunEnding
+
+_log = logging.getLogger("quark")
 
 # How often the kernel has killed a process of this one's cgroup because memory ran out.
 #
@@ -326,6 +329,19 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(
         before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
     )
+
+
+def start_thread(
+    target: Callable[..., object], *, name: str, args: tuple[Any, ...] = ()
+) -> threading.Thread | None:
+    """Start a daemon thread; None where there is none to spare, or the process ends."""
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _log.debug("the thread %s cannot be started: %s", name, error)
+        return None
+    return thread
 
 
 _Member = TypeVar("_Member")

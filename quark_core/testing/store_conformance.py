@@ -31,7 +31,8 @@ from quark_core.records.columns import Columns
 from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
 from quark_core.records.query import Query, RunSearch
 from quark_core.runs.following import read_grid_of_records as read_records
-from quark_core.runs.reading import iterate, read_series, reduce_columns
+from quark_core.runs.following import read_series
+from quark_core.runs.reading import iterate, reduce_columns
 from quark_core.runs.run_search import build_page_search, build_search, find_page, find_runs
 from quark_core.search.fallback import search_page_by_reading, summarize_by_reading
 from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from quark_core.artifacts.media import read_array
 from quark_core.artifacts.payload_formats import encode_payload
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ArtifactRecord
 from quark_core.records.checks import check_histogram
+from quark_core.records.query import spell_out
 from quark_core.writers.artifact_links import LinkedArtifacts
-from quark_core.writers.artifact_writing import describe_intake
+from quark_core.writers.artifact_writing import Placement, describe_intake
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Array
@@ -319,6 +320,7 @@ class EvaluationArtifacts(LinkedArtifacts):
     the numbers are those of scikit-learn.
     """
 
+    @spell_out(Placement)
     def log_confusion_matrix(
         self,
         name: str,
@@ -327,11 +329,7 @@ class EvaluationArtifacts(LinkedArtifacts):
         *,
         matrix: Any = None,
         labels: Sequence[Any] | Mapping[Any, str] | None = None,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store how often which class was taken for which, out of predictions or as counted.
 
@@ -351,16 +349,7 @@ class EvaluationArtifacts(LinkedArtifacts):
                 that `labels` lacks, or another bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check(
-            "log_confusion_matrix",
-            "confusion_matrix",
-            name,
-            namespace,
-            step,
-            epoch,
-            metadata,
-            timestamp,
-        )
+        intake = self._check("log_confusion_matrix", "confusion_matrix", name, **place)
         if (matrix is None) is (y_true is None or y_pred is None):
             raise SchemaValidationError("give y_true and y_pred, or matrix")
         if matrix is None:
@@ -369,12 +358,13 @@ class EvaluationArtifacts(LinkedArtifacts):
             names = labels.values() if isinstance(labels, Mapping) else labels
             found = take_confusions(matrix, None if names is None else list(names))
         total = sum(map(sum, found["matrix"]))
-        hits = sum(row[place] for place, row in enumerate(found["matrix"]))
+        hits = sum(row[at] for at, row in enumerate(found["matrix"]))
         facts = {"classes": len(found["labels"]), "samples": total}
         if total:
             facts["accuracy"] = hits / total
         return self._keep_json(intake, found, facts)
 
+    @spell_out(Placement)
     def log_pr_curve(
         self,
         name: str,
@@ -383,11 +373,7 @@ class EvaluationArtifacts(LinkedArtifacts):
         *,
         points: Any = None,
         labels: Sequence[Any] | None = None,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store precision over recall, one curve for each class, out of scores or of points.
 
@@ -408,13 +394,12 @@ class EvaluationArtifacts(LinkedArtifacts):
             SchemaValidationError: Neither or both, or shapes that do not fit.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check(
-            "log_pr_curve", "pr_curve", name, namespace, step, epoch, metadata, timestamp
-        )
+        intake = self._check("log_pr_curve", "pr_curve", name, **place)
         return self._keep_curves(
             intake, describe_curves("pr_curve", y_true, y_score, points, labels)
         )
 
+    @spell_out(Placement)
     def log_roc_curve(
         self,
         name: str,
@@ -423,11 +408,7 @@ class EvaluationArtifacts(LinkedArtifacts):
         *,
         points: Any = None,
         labels: Sequence[Any] | None = None,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store the true over the false positives, one curve for each class.
 
@@ -444,13 +425,12 @@ class EvaluationArtifacts(LinkedArtifacts):
             SchemaValidationError: Neither or both, or shapes that do not fit.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check(
-            "log_roc_curve", "roc_curve", name, namespace, step, epoch, metadata, timestamp
-        )
+        intake = self._check("log_roc_curve", "roc_curve", name, **place)
         return self._keep_curves(
             intake, describe_curves("roc_curve", y_true, y_score, points, labels)
         )
 
+    @spell_out(Placement)
     def log_histogram(
         self,
         name: str,
@@ -458,11 +438,7 @@ class EvaluationArtifacts(LinkedArtifacts):
         *,
         bins: Sequence[float] | int = _BINS,
         counts: Sequence[float] | None = None,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store a histogram as `{"bins": [...], "counts": [...]}`, of values or as counted.
 
@@ -479,9 +455,7 @@ class EvaluationArtifacts(LinkedArtifacts):
                 bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check(
-            "log_histogram", _HISTOGRAM, name, namespace, step, epoch, metadata, timestamp
-        )
+        intake = self._check("log_histogram", _HISTOGRAM, name, **place)
         if (values is None) is (counts is None):
             raise SchemaValidationError("give values, or bins and counts")
         facts: dict[str, Any] = {}

@@ -7,8 +7,8 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path, PurePath
-from typing import Any, NamedTuple, overload
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack, overload
 
 from quark_core.artifacts.media import (
     MATPLOTLIB_FORMATS,
@@ -26,14 +26,15 @@ from quark_core.artifacts.media import (
     is_cell_image,
     is_plotly_figure,
 )
-from quark_core.artifacts.payload_folder import open_source
+from quark_core.artifacts.payload_folder import open_source, read_path
 from quark_core.artifacts.payload_formats import encode_payload, encode_table, list_column_types
 from quark_core.config.redaction import cut_text
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ArtifactRecord
 from quark_core.records.json_object import decode_json
+from quark_core.records.query import spell_out
 from quark_core.writers.artifact_links import LinkedArtifacts, check_aliases
-from quark_core.writers.artifact_writing import Intake, PendingArtifact, describe_intake
+from quark_core.writers.artifact_writing import Intake, PendingArtifact, Placement, describe_intake
 
 _IMAGE = "image"
 _TABLE = "table"
@@ -67,9 +68,6 @@ class MediaArtifacts(LinkedArtifacts):
         name: str,
         image: list[Any] | tuple[Any, ...],
         *,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
         layout: str | None = None,
         normalize: bool = False,
         caption: Sequence[str | None] | None = None,
@@ -77,8 +75,7 @@ class MediaArtifacts(LinkedArtifacts):
         box_format: str = "xyxy",
         masks: Sequence[Any] | None = None,
         class_labels: Mapping[int, str] | Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> tuple[ArtifactRecord, ...]: ...
 
     @overload
@@ -87,9 +84,6 @@ class MediaArtifacts(LinkedArtifacts):
         name: str,
         image: Any,
         *,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
         layout: str | None = None,
         normalize: bool = False,
         caption: str | None = None,
@@ -97,18 +91,15 @@ class MediaArtifacts(LinkedArtifacts):
         box_format: str = "xyxy",
         masks: Any = None,
         class_labels: Mapping[int, str] | Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord: ...
 
+    @spell_out(Placement)
     def log_image(
         self,
         name: str,
         image: Any,
         *,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
         layout: str | None = None,
         normalize: bool = False,
         caption: Any = None,
@@ -116,8 +107,7 @@ class MediaArtifacts(LinkedArtifacts):
         box_format: str = "xyxy",
         masks: Any = None,
         class_labels: Mapping[int, str] | Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord | tuple[ArtifactRecord, ...]:
         """Store an image as a PNG file, or each of a list; an image file that exists as it is.
 
@@ -150,9 +140,8 @@ class MediaArtifacts(LinkedArtifacts):
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
         look = _ImageLook(layout, bool(normalize), box_format, class_labels)
-        place = (namespace, step, epoch, metadata, timestamp)
         if not isinstance(image, (list, tuple)):
-            intake = self._check("log_image", _IMAGE, name, *place)
+            intake = self._check("log_image", _IMAGE, name, **place)
             return self._keep_image(intake, image, look, caption, boxes, masks)
         count = len(image)
         if not count:
@@ -161,7 +150,7 @@ class MediaArtifacts(LinkedArtifacts):
         all_boxes, all_masks = _spread(boxes, count, "boxes"), _spread(masks, count, "masks")
         # All names are good before the first image is stored.
         intakes = [
-            self._check("log_image", _IMAGE, f"{name}/{index}", *place) for index in range(count)
+            self._check("log_image", _IMAGE, f"{name}/{index}", **place) for index in range(count)
         ]
         return tuple(
             self._keep_image(
@@ -226,17 +215,14 @@ class MediaArtifacts(LinkedArtifacts):
             listed.append({**said, "sha256": record.sha256, "classes": mask.classes})
         return describe_intake(intake, {**facts, "masks": listed})
 
+    @spell_out(Placement)
     def log_table(
         self,
         name: str,
         data: Any,
         *,
         columns: Sequence[str] | None = None,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store a table as JSON: `{"columns": [names], "rows": [[values]]}`.
 
@@ -260,7 +246,7 @@ class MediaArtifacts(LinkedArtifacts):
             SchemaValidationError: No such table, or another bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check("log_table", _TABLE, name, namespace, step, epoch, metadata, timestamp)
+        intake = self._check("log_table", _TABLE, name, **place)
         table = encode_table(data, columns, partial(self._keep_cell, intake))
         facts = {
             "media_type": "application/json",
@@ -291,18 +277,15 @@ class MediaArtifacts(LinkedArtifacts):
         }
         return {"image": record.sha256, **sizes}
 
+    @spell_out(Placement)
     def log_figure(
         self,
         name: str,
         figure: Any,
         *,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
         file_format: str = "png",
         dpi: float = 150.0,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store a figure: of matplotlib as a file, of plotly as its JSON.
 
@@ -320,9 +303,7 @@ class MediaArtifacts(LinkedArtifacts):
             SchemaValidationError: No such figure, or another bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check(
-            "log_figure", _FIGURE, name, namespace, step, epoch, metadata, timestamp
-        )
+        intake = self._check("log_figure", _FIGURE, name, **place)
         # `log_figure("loss", plt)` means the figure that pyplot is at.
         current = getattr(figure, "gcf", None)
         found = find_matplotlib_figure(figure if current is None else current())
@@ -338,18 +319,15 @@ class MediaArtifacts(LinkedArtifacts):
         payload = encode_payload(decode_json(figure.to_json().encode()), "json")
         return self._keep_bytes(describe_intake(intake, facts), "json", "json", payload)
 
+    @spell_out(Placement, before="aliases")
     def log_file(
         self,
         path: str | Path,
         *,
         name: str | None = None,
         artifact_type: str = "file",
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
         aliases: Sequence[str] | None = (),
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store a file under its own name; `store_file` with less to say.
 
@@ -368,21 +346,9 @@ class MediaArtifacts(LinkedArtifacts):
         """
         named = check_aliases(aliases)
         open_source(path)[0].close()
-        given: Any = path
-        try:
-            file_name = PurePath(os.fsdecode(os.fspath(given))).name
-        except TypeError:
-            raise SchemaValidationError(f"path must be a path, not {type(path).__name__}") from None
-        intake = self._check(
-            "log_file",
-            artifact_type,
-            file_name if name is None else name,
-            namespace,
-            step,
-            epoch,
-            metadata,
-            timestamp,
-        )
+        file_name = read_path(path).name
+        key = file_name if name is None else name
+        intake = self._check("log_file", artifact_type, key, **place)
         facts = {"file_name": file_name}
         return self._name(self._keep_file(describe_intake(intake, facts), path), named)
 
@@ -402,12 +368,13 @@ def _spread(values: Any, count: int, argument: str) -> Sequence[Any]:
 
 
 def _warn_once(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 class RecordingArtifacts(LinkedArtifacts):
     """The ways of storing what is heard, watched and read; see `ArtifactStore`."""
 
+    @spell_out(Placement)
     def log_audio(
         self,
         name: str,
@@ -415,11 +382,7 @@ class RecordingArtifacts(LinkedArtifacts):
         *,
         sample_rate_hz: int | None = None,
         caption: str | None = None,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store sound as a WAV file; an audio file that exists as it is.
 
@@ -442,15 +405,14 @@ class RecordingArtifacts(LinkedArtifacts):
             SchemaValidationError: No such samples or file, or another bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check(
-            "log_audio", "audio", name, namespace, step, epoch, metadata, timestamp
-        )
+        intake = self._check("log_audio", "audio", name, **place)
         said = _say_caption(caption)
         if isinstance(samples, (str, os.PathLike)):
             return self._keep_file(describe_intake(intake, said), samples)
         data, facts = encode_audio(samples, sample_rate_hz)
         return self._keep_bytes(describe_intake(intake, {**facts, **said}), "bytes", "wav", data)
 
+    @spell_out(Placement)
     def log_video(
         self,
         name: str,
@@ -458,11 +420,7 @@ class RecordingArtifacts(LinkedArtifacts):
         *,
         fps: float = 30.0,
         caption: str | None = None,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> PendingArtifact:
         """Store a video: a file as it is, or frames as MP4.
 
@@ -487,9 +445,7 @@ class RecordingArtifacts(LinkedArtifacts):
             MissingLibraryError: Of frames: PyAV is not installed (extra `media`).
             InvalidRunStateError: As in `store`.
         """
-        intake = self._check(
-            "log_video", "video", name, namespace, step, epoch, metadata, timestamp
-        )
+        intake = self._check("log_video", "video", name, **place)
         said = _say_caption(caption)
         if isinstance(frames, (str, os.PathLike)):
             return self._keep_later(describe_intake(intake, said), frames)
@@ -503,6 +459,7 @@ class RecordingArtifacts(LinkedArtifacts):
             except OSError as error:
                 raise SchemaValidationError(f"frames cannot be encoded: {error}") from error
 
+    @spell_out(Placement)
     def log_point_cloud(
         self,
         name: str,
@@ -510,11 +467,7 @@ class RecordingArtifacts(LinkedArtifacts):
         *,
         colors: Any = None,
         caption: str | None = None,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store points in space as a PLY file. Returns when it is on the disk.
 
@@ -534,24 +487,19 @@ class RecordingArtifacts(LinkedArtifacts):
             SchemaValidationError: No such points, or another bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check(
-            "log_point_cloud", "point_cloud", name, namespace, step, epoch, metadata, timestamp
-        )
+        intake = self._check("log_point_cloud", "point_cloud", name, **place)
         data, facts = encode_points(points, colors)
         described = describe_intake(intake, {**facts, **_say_caption(caption)})
         return self._keep_bytes(described, "bytes", "ply", data)
 
+    @spell_out(Placement)
     def log_html(
         self,
         name: str,
         html: Any,
         *,
         caption: str | None = None,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store a page of HTML as it is; it is shown in a sandbox, without scripts or a network.
 
@@ -570,20 +518,16 @@ class RecordingArtifacts(LinkedArtifacts):
             SchemaValidationError: No such text or file, or another bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check("log_html", "html", name, namespace, step, epoch, metadata, timestamp)
+        intake = self._check("log_html", "html", name, **place)
         facts = {"media_type": "text/html", **_say_caption(caption)}
         return self._keep_prose(describe_intake(intake, facts), html, "html", "html")
 
+    @spell_out(Placement)
     def log_markdown(
         self,
         name: str,
         text: Any,
-        *,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store a text in Markdown. Returns when it is on the disk.
 
@@ -599,9 +543,7 @@ class RecordingArtifacts(LinkedArtifacts):
             SchemaValidationError: No such text or file, or another bad argument.
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
-        intake = self._check(
-            "log_markdown", "markdown", name, namespace, step, epoch, metadata, timestamp
-        )
+        intake = self._check("log_markdown", "markdown", name, **place)
         described = describe_intake(intake, {"media_type": "text/markdown"})
         return self._keep_prose(described, text, "text", "md")
 

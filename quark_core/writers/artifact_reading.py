@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Unpack, cast
 
-from quark_core.artifacts.payload_folder import CHUNK_BYTES
+from quark_core.artifacts.payload_folder import CHUNK_BYTES, read_path
 from quark_core.artifacts.payload_formats import choose_format, decode_payload
 from quark_core.backends.contract import SupportsArtifacts
 from quark_core.errors import (
@@ -232,11 +232,7 @@ def copy_payload(run: OpenRun | RunReader, record: ArtifactRecord, path: object)
         OSError: The file cannot be written.
         SessionStoreError: As `load_payload`.
     """
-    given: Any = path
-    try:
-        target = Path(os.fsdecode(os.fspath(given)))
-    except TypeError:
-        raise SchemaValidationError(f"path must be a path, not {type(path).__name__}") from None
+    target = read_path(path)
     if "\0" in str(target):
         raise SchemaValidationError("path must not hold a NUL")
     if target.is_dir():

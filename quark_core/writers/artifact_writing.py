@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
 import msgspec
 
@@ -44,6 +44,7 @@ from quark_core.records.names import (
 )
 from quark_core.records.query import check_step
 from quark_core.runs.step_counters import read_step
+from quark_core.system.process import start_thread
 from quark_core.writers.artifact_reading import NOT_KEPT
 from quark_core.writers.buffered_writer import BufferedWriter
 
@@ -141,11 +142,9 @@ def map_in_threads(work: Callable[[A], B], items: Sequence[A], threads: int, nam
 
     others = []
     for _ in range(min(threads, len(items)) - 1):
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            break  # none to spare, or the process ends
+        thread = start_thread(run, name=name)
+        if thread is None:
+            break
         others.append(thread)
     run()
     for thread in others:
@@ -241,6 +240,16 @@ _CHANGED = "changed_while_read"
 _MEDIA_TYPE = "media_type"
 
 
+class Placement(TypedDict, total=False):
+    """What every way of storing an artifact takes: where it belongs, and what is said of it."""
+
+    step: int | None
+    epoch: int | None
+    namespace: str | None
+    metadata: Mapping[str, Any] | None
+    timestamp: str | None
+
+
 class Intake(NamedTuple):
     """The checked arguments of one call."""
 
@@ -298,11 +307,12 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         call: str,
         artifact_type: object,
         name: object,
-        namespace: object,
-        step: object,
-        epoch: object,
-        metadata: Mapping[str, Any] | None,
-        timestamp: object,
+        *,
+        step: object = None,
+        epoch: object = None,
+        namespace: object = None,
+        metadata: Mapping[str, Any] | None = None,
+        timestamp: object = None,
     ) -> Intake:
         """Check everything but the payload, before anything is written."""
         self._check_open(call)
@@ -402,20 +412,11 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         paths: tuple[str | None, str | None],
         metadata: JsonObject | None,
     ) -> ArtifactRecord:
-        # Looked up now: the first record of a forked child gives it a stream of its own.
-        origin, channel = self._run.origin, self._channel
-        namespace, name = split_name(intake.key)
-        record = ArtifactRecord(
-            origin.run_id,
-            origin.writer_id,
-            origin.attempt,
-            origin.rank,
-            channel.take_sequence(),
-            intake.time_us,
+        return self._run.emit(
+            ArtifactRecord,
             intake.artifact_type,
             intake.key,
-            namespace,
-            name,
+            *split_name(intake.key),
             payload_format,
             kept.size_bytes,
             kept.sha256,
@@ -423,8 +424,8 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
             intake.epoch,
             *paths,
             metadata,
+            time_us=intake.time_us,
         )
-        return self._put_record(record)
 
     def _name_files(
         self,

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from quark_core.artifacts.payload_folder import CHUNK_BYTES
+from quark_core.artifacts.payload_folder import CHUNK_BYTES, read_path
 from quark_core.artifacts.payload_formats import EXTENSIONS, choose_format, encode_payload
 from quark_core.config.redaction import redact_object
 from quark_core.errors import SchemaValidationError, SessionStoreError
@@ -27,6 +27,7 @@ from quark_core.records.names import (
     is_sha256,
     split_path,
 )
+from quark_core.records.query import spell_out
 from quark_core.writers.artifact_evaluations import EvaluationArtifacts
 from quark_core.writers.artifact_links import LinkedArtifacts, check_aliases
 from quark_core.writers.artifact_media import MediaArtifacts, RecordingArtifacts
@@ -34,6 +35,7 @@ from quark_core.writers.artifact_reading import NOT_KEPT
 from quark_core.writers.artifact_writing import (
     Intake,
     PendingArtifact,
+    Placement,
     describe_intake,
     map_in_threads,
     open_file,
@@ -100,11 +102,7 @@ def scan_directory(path: object, exclude: tuple[str, ...]) -> DirectoryScan:
     Raises:
         SchemaValidationError: No directory that can be read, or one with too many files.
     """
-    given: Any = path
-    try:
-        root = Path(os.fsdecode(os.fspath(given))).expanduser()
-    except (TypeError, ValueError, RuntimeError):
-        raise SchemaValidationError(f"path must be a path, not {type(path).__name__}") from None
+    root = read_path(path)
     scan = DirectoryScan(root)
     try:
         if not root.is_dir():
@@ -245,6 +243,7 @@ _MOST_MARKS = 500_000
 class CollectionArtifacts(LinkedArtifacts):
     """The ways of storing many files as one artifact, or none; see `ArtifactStore`."""
 
+    @spell_out(Placement)
     def log_directory(
         self,
         path: str | Path,
@@ -252,11 +251,7 @@ class CollectionArtifacts(LinkedArtifacts):
         name: str | None = None,
         exclude: Sequence[str] = (),
         aliases: Sequence[str] | None = (),
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> PendingArtifact:
         """Store a directory as one artifact: a manifest, and each file that is not kept yet.
 
@@ -284,21 +279,8 @@ class CollectionArtifacts(LinkedArtifacts):
         """
         named = check_aliases(aliases)
         patterns = check_patterns(exclude)
-        given: Any = path
-        try:
-            found_name = Path(os.fsdecode(os.fspath(given))).absolute().name
-        except TypeError:
-            raise SchemaValidationError(f"path must be a path, not {type(path).__name__}") from None
-        intake = self._check(
-            "log_directory",
-            DIRECTORY,
-            found_name if name is None else name,
-            namespace,
-            step,
-            epoch,
-            metadata,
-            timestamp,
-        )
+        key = read_path(path).absolute().name if name is None else name
+        intake = self._check("log_directory", DIRECTORY, key, **place)
         scan = scan_directory(path, patterns)
         if scan.skipped_count:
             first = next(iter(scan.skipped.items()), ("", ""))
@@ -306,12 +288,13 @@ class CollectionArtifacts(LinkedArtifacts):
                 f"log_directory {scan.root}: {scan.skipped_count} are left out, such as "
                 f"{first[0]!r:.200} ({first[1]})",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         return self._background.submit(
             intake.key, lambda: self._name(self._keep_directory(intake, scan), named)
         )
 
+    @spell_out(Placement)
     def log_reference(
         self,
         name: str,
@@ -321,11 +304,7 @@ class CollectionArtifacts(LinkedArtifacts):
         sha256: str | None = None,
         etag: str | None = None,
         aliases: Sequence[str] | None = (),
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Note where a file lies that stays there: `s3://...`, `https://...`, or a path.
 
@@ -348,9 +327,7 @@ class CollectionArtifacts(LinkedArtifacts):
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
         named = check_aliases(aliases)
-        intake = self._check(
-            "log_reference", REFERENCE, name, namespace, step, epoch, metadata, timestamp
-        )
+        intake = self._check("log_reference", REFERENCE, name, **place)
         found = describe_reference(uri, size_bytes, sha256, etag)
         told: Mapping[str, Any] = redact_object(normalize_object(found, "uri")) or {}
         payload = encode_payload(told, "json")
@@ -522,25 +499,23 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
             RetentionHookError: A hook raised, where that is to be told.
         """
         named = check_aliases(aliases)
-        intake = self._check(
-            "store", artifact_type, name, namespace, step, epoch, metadata, timestamp
+        place = Placement(
+            step=step, epoch=epoch, namespace=namespace, metadata=metadata, timestamp=timestamp
         )
+        intake = self._check("store", artifact_type, name, **place)
         chosen = choose_format(payload, payload_format)
         data = encode_payload(payload, chosen)
         return self._name(self._keep_bytes(intake, chosen, EXTENSIONS[chosen], data), named)
 
+    @spell_out(Placement, before="aliases")
     def store_file(
         self,
         artifact_type: str,
         name: str,
         path: str | Path,
         *,
-        step: int | None = None,
-        epoch: int | None = None,
-        namespace: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timestamp: str | None = None,
         aliases: Sequence[str] | None = (),
+        **place: Unpack[Placement],
     ) -> ArtifactRecord:
         """Store a file as it is now, however large, a piece at a time.
 
@@ -557,9 +532,7 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
             InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
         """
         named = check_aliases(aliases)
-        intake = self._check(
-            "store_file", artifact_type, name, namespace, step, epoch, metadata, timestamp
-        )
+        intake = self._check("store_file", artifact_type, name, **place)
         return self._name(self._keep_file(intake, path), named)
 
     def log_snapshot(
@@ -581,14 +554,7 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
             As `store`.
         """
         check_artifact_type(snapshot_type, "snapshot_type")
-        return self.store(
-            snapshot_type,
-            name,
-            payload,
-            step=step,
-            epoch=epoch,
-            namespace=namespace,
-            payload_format=payload_format,
-            metadata=metadata,
-            timestamp=timestamp,
+        place = Placement(
+            step=step, epoch=epoch, namespace=namespace, metadata=metadata, timestamp=timestamp
         )
+        return self.store(snapshot_type, name, payload, payload_format=payload_format, **place)

@@ -43,23 +43,29 @@ class BufferedWriter(Generic[R]):
         while not self._run.add_writer(self) and isinstance(session, RunContext):
             # Another thread has closed the last writer of this context since it was found.
             self._run = resolve_target(session)
-        self._bound_writer_id = ""
+        self._writer_id = ""
         self.bind()
         self._closed = False
 
     def bind(self) -> None:
         """Take up the run's stream; called again where a fork has replaced it."""
         stream = self._run.stream
-        if stream.origin.writer_id != self._bound_writer_id:
-            # In a forked child what the parent has logged is the parent's.
-            self._bound_writer_id = stream.origin.writer_id
-            self._recent: deque[Any] = deque()
-            self._recent_records = 0
         channel = stream.channel(self.KIND)
         channel.fit_frames(self._batch_size)
         self._channel = channel
         self._append = channel.append
         self._put_record = channel.put
+        self._take_sequence = channel.take_sequence
+        before = self._writer_id
+        self._origin = stream.origin.head
+        self._run_id, self._writer_id, self._attempt, self._rank = self._origin
+        if self._writer_id != before:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Count anew: in a forked child what the parent has logged is the parent's."""
+        self._recent: deque[Any] = deque()
+        self._recent_records = 0
 
     @property
     def open_run(self) -> OpenRun:

@@ -46,8 +46,7 @@ class ConsoleCapture:
         self._run = run
         self._mode = mode
         self._channel = run.stream.channel(ConsoleRecord.KIND)
-        origin = run.origin
-        self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+        self._origin = run.origin.head
         self._room = _WHOLE_CHARACTERS
         self._refilled_s = 0.0
         self._is_trickling = False

@@ -22,7 +22,7 @@ from quark_core.records import BatchDiagnosticRecord
 from quark_core.records.base import check_timestamp, now_us
 from quark_core.records.json_object import normalize_object
 from quark_core.records.query import Query, ReadBounds, check_index, check_step, spell_out
-from quark_core.runs.reading import iterate_run
+from quark_core.runs.run_reader import iterate_run
 from quark_core.runs.step_counters import read_step
 from quark_core.samples.metadata import (
     BatchContents,
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
     from quark_core.runs.open_run import OpenRun
     from quark_core.runs.run_reader import RunReader
-
-# DataDiagnostics: what was in each training batch and what it cost, without any sample itself.
-#
-# Also how that is read back, and what is found out from it.
 
 _PART_ROWS = 4096
 
@@ -342,7 +338,6 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
             raise SchemaValidationError(
                 f"config must be a DataDiagnosticsConfig or None, not {type(config).__name__}"
             )
-        self._counting_writer_id = ""
         super().__init__(session, batch_size=config.batch_size)
         self._config = config
         self._rules = _make_rules(config)
@@ -351,20 +346,14 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
     def bind(self) -> None:
         """Take up the run's stream, and what its records begin with."""
         super().bind()
-        origin = self._run.origin
-        self._run_id = origin.run_id
-        self._writer_id = origin.writer_id
-        self._attempt = origin.attempt
-        self._rank = origin.rank
-        self._take_sequence = self._channel.take_sequence
         # Guards what is counted of bad batches, and is new where a fork may have left it locked.
         self._lock = threading.Lock()
-        if origin.writer_id != self._counting_writer_id:
-            # A forked child has seen none of its parent's.
-            self._counting_writer_id = origin.writer_id
-            self._non_finite = 0
-            self._failed_batches = 0
-            self._reasons: dict[str, tuple[str, int]] = {}
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._non_finite = 0
+        self._failed_batches = 0
+        self._reasons: dict[str, tuple[str, int]] = {}
 
     @property
     def config(self) -> DataDiagnosticsConfig:
@@ -454,10 +443,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         contents: BatchContents,
     ) -> BatchDiagnosticRecord:
         return BatchDiagnosticRecord(
-            self._run_id,
-            self._writer_id,
-            self._attempt,
-            self._rank,
+            *self._origin,
             self._take_sequence(),
             time_us,
             loss,

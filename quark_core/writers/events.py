@@ -1,17 +1,17 @@
 """EventLogger: structured events and log lines; LoggingHandler: records of `logging` as events.
 
-Severities where none is given, by the type, or by its last word (`error`,
-`loader_error`, `loader/error`):
+Severities where none is given, by the type, or by its last word (`error`, `loader_error`,
+`loader/error`):
 
     debug     probe_completed, or the word debug
-    warning   runtime_interruption, non_finite_metric, non_finite_loss,
-              metric_refused, metric_sharded, early_stopping, gradient_overflow, step_skipped,
-              or the words warning, warn
+    warning   runtime_interruption, non_finite_metric, non_finite_loss, metric_refused,
+              metric_sharded, early_stopping, gradient_overflow, step_skipped, or the words
+              warning, warn
     error     runtime_error, or the words error, failed, failure, exception
     critical  divergence, out_of_memory, or the words critical, fatal, oom
-    info      everything else, such as run_started, run_resumed, run_ended,
-              epoch_started, epoch_completed, checkpoint_saved,
-              checkpoint_loaded, evaluation_completed, metric_recovered
+    info      everything else, such as run_started, run_resumed, run_ended, epoch_started,
+              epoch_completed, checkpoint_saved, checkpoint_loaded, evaluation_completed,
+              metric_recovered
 
 `alert_raised` is an alert of your own, with `title` and `message` in its payload: who is told of
 a monitor's alerts (`notify=`) is told of it, and mirrors have it as an alert.
@@ -390,7 +390,7 @@ class LoggingHandler(logging.Handler):
         except Exception:  # noqa: BLE001 - the repr of what is no level may raise anything
             raise SchemaValidationError(
                 "level must be a level of logging such as logging.INFO or 'INFO', "
-                f"got {_cut(_logging_handler_spell(level), 60)}"
+                f"got {_cut(_spell_safely(level), 60)}"
             ) from None
         self._owned = not isinstance(events, EventLogger)
         self._events = _open_events(events)
@@ -450,8 +450,8 @@ class LoggingHandler(logging.Handler):
         extra = _take_extra(fields, notes)
         payload = normalize_json(
             {
-                "level": _logging_handler_spell(record.levelname),
-                "logger": _logging_handler_spell(record.name),
+                "level": _spell_safely(record.levelname),
+                "logger": _spell_safely(record.name),
                 "message": message,
                 **_describe_exception(record),
                 **_describe_place(record),
@@ -477,14 +477,14 @@ class LoggingHandler(logging.Handler):
                 # A formatter would append what the payload has in fields of its own.
                 bare = copy(record)
                 bare.exc_info = bare.exc_text = bare.stack_info = None
-                return _logging_handler_spell(self.formatter.format(bare))
+                return _spell_safely(self.formatter.format(bare))
             except Exception as error:  # noqa: BLE001 - a formatter may raise anything
                 notes.append(f"the formatter failed: {_name_error(error)}")
         try:
-            return _logging_handler_spell(record.getMessage())
+            return _spell_safely(record.getMessage())
         except Exception as error:  # noqa: BLE001 - the str of an argument may raise anything
             notes.append(f"the message could not be formatted: {_name_error(error)}")
-            return _logging_handler_spell(record.msg)
+            return _spell_safely(record.msg)
 
 
 def _is_own(record: logging.LogRecord) -> bool:
@@ -493,9 +493,7 @@ def _is_own(record: logging.LogRecord) -> bool:
     if isinstance(name, str) and (name == _OWN_LOGGER or name.startswith(f"{_OWN_LOGGER}.")):
         return True
     # Where `logging.logThreads` is off, a record does not say its thread.
-    return _logging_handler_spell(thread or threading.current_thread().name).startswith(
-        _OWN_THREADS
-    )
+    return _spell_safely(thread or threading.current_thread().name).startswith(_OWN_THREADS)
 
 
 def _open_events(events: object) -> EventLogger:
@@ -539,14 +537,14 @@ def _describe_exception(record: logging.LogRecord) -> dict[str, Any]:
     if isinstance(error, BaseException):
         out["exception"] = {
             "type": type(error).__name__,
-            "message": _cut(_logging_handler_spell(error)),
+            "message": _cut(_spell_safely(error)),
             "traceback": _cut_front(_format_traceback(error)),
         }
     elif record.exc_text:
         # So it comes out of a socket, or of a queue that takes no exceptions.
-        out["exception"] = {"traceback": _cut_front(_logging_handler_spell(record.exc_text))}
+        out["exception"] = {"traceback": _cut_front(_spell_safely(record.exc_text))}
     if record.stack_info:
-        out["stack"] = _cut_front(_logging_handler_spell(record.stack_info))
+        out["stack"] = _cut_front(_spell_safely(record.stack_info))
     return out
 
 
@@ -567,7 +565,7 @@ def _describe_place(record: logging.LogRecord) -> dict[str, Any]:
         "task": getattr(record, "taskName", None),
     }
     return {
-        name: value if type(value) is int else _cut(_logging_handler_spell(value))
+        name: value if type(value) is int else _cut(_spell_safely(value))
         for name, value in place.items()
         if value is not None
     }
@@ -591,13 +589,13 @@ def _take_extra(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         try:
             found = normalize_json({name: value}, "extra")
         except SchemaValidationError as error:
-            _note(notes, f"left out: {_cut(_logging_handler_spell(error), _MAX_NOTE)}")
+            _note(notes, f"left out: {_cut(_spell_safely(error), _MAX_NOTE)}")
             continue
         size_bytes = len(encode_json(found))
         if size_bytes > room_bytes:
             _note(
                 notes,
-                f"left out: extra.{_cut(_logging_handler_spell(name), _MAX_NOTE)} is too large",
+                f"left out: extra.{_cut(_spell_safely(name), _MAX_NOTE)} is too large",
             )
             continue
         room_bytes -= size_bytes
@@ -611,10 +609,10 @@ def _note(notes: list[str], text: str) -> None:
 
 
 def _name_error(error: Exception) -> str:
-    return _cut(f"{type(error).__name__}: {_logging_handler_spell(error)}", _MAX_NOTE)
+    return _cut(f"{type(error).__name__}: {_spell_safely(error)}", _MAX_NOTE)
 
 
-def _logging_handler_spell(value: object) -> str:
+def _spell_safely(value: object) -> str:
     """The text of anything; never raises."""
     try:
         return str(value)

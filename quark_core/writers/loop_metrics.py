@@ -185,9 +185,9 @@ class Gathering:
         clock = None
         if self.keep == "timer":
             clock = "cuda_events" if self.clocks == {"cuda_events"} else "wall_clock"
-        origin, channel = run.origin, run.stream.channel(AggregateRecord.KIND)
+        channel = run.stream.channel(AggregateRecord.KIND)
         return AggregateRecord(
-            origin.run_id, origin.writer_id, origin.attempt, origin.rank, channel.take_sequence(),
+            *run.origin.head, channel.take_sequence(),
             now_us, self.key, self.keep, "s" if self.keep == "timer" else None,
             min(self._started_us, now_us), first_step, step, tally.count,
             tally.mean if has else None, tally.m2 if has and isfinite(tally.m2) else None,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, islice
 from math import isfinite
 from time import time_ns
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, NoReturn, Self, Unpack, overload
 
+from quark_core.backends.run_summary import RunSummary
 from quark_core.config.migration_hints import NOT_GIVEN, explain_arguments, hide_refused
 from quark_core.config.redaction import redact_object, redact_text
 from quark_core.delivery.channel import MetricKey, MetricRow, expand_row
@@ -19,9 +18,18 @@ from quark_core.ranks.statistics import RankStatistics, check_axis, compare_rank
 from quark_core.records import MetricRecord
 from quark_core.records.base import check_timestamp, now_us
 from quark_core.records.json_object import JsonObject, normalize_object
-from quark_core.records.names import check_name, check_text, encode_name, join_name, split_name
-from quark_core.records.query import MetricFilters, Query, check_step, spell_out
-from quark_core.runs.reading import encode_key, iterate_run, read_run_series, tell_unknown_metric
+from quark_core.records.names import (
+    check_name,
+    check_text,
+    encode_name,
+    join_name,
+    keep_encoded,
+    split_name,
+)
+from quark_core.records.query import MetricFilters, Query, check_index, check_step, spell_out
+from quark_core.runs.opening import resolve_target
+from quark_core.runs.reading import describe_unknown_metric, encode_key, reduce_columns
+from quark_core.runs.run_reader import iterate_run
 from quark_core.runs.step_counters import read_step
 from quark_core.writers.buffered_writer import BufferedWriter
 from quark_core.writers.loop_metrics import LoopMetrics
@@ -237,6 +245,102 @@ class MetricReading:
         return _tell_if_empty(self._run, query, parts)
 
 
+_SHOWN = 128
+
+
+def series(
+    run: object,
+    key: str,
+    *,
+    max_points: int | None = None,
+    all_attempts: bool = False,
+    rank: int | None = None,
+) -> Series:
+    """One metric of a run as a curve, cheap however many points it has.
+
+    Flushes the run where this process holds it open.
+
+    Args:
+        run: A TrainingSession (`quark.open_run` gives one of any run), or a
+            RunContext.
+        key: The metric's key, as it was logged or as it is stored.
+        max_points: At most so many entries, each of which stands for about
+            equally many points, with their extremes; None gives every point.
+        all_attempts: Also points that a later attempt, resumed from an
+            earlier step, has hidden.
+        rank: The curve of this rank of the launch. By default the curve is
+            across all ranks that have logged the metric: of one rank it is
+            that rank's; of several an entry stands for the points of all of
+            them at a step or in a stretch of steps, with their extremes.
+
+    Returns:
+        The curve, without any entry where the run has no such metric; its
+        `ranks` says whose points these are.
+
+    Raises:
+        SchemaValidationError: A bad argument; the message names it.
+        SessionStoreError: The store cannot be read.
+    """
+    if isinstance(run, (str, RunSummary)):
+        run_id = run if isinstance(run, str) else run.run_id
+        raise SchemaValidationError(
+            f"run must be an opened run, not {type(run).__name__}: open it with "
+            f"quark.open_run({run_id[:_SHOWN]!r}) and give what that returns"
+        )
+    try:
+        target = resolve_target(run)
+    except SchemaValidationError as error:
+        message = str(error).replace("session", "run", 1)
+        raise SchemaValidationError(f"{message}; quark.open_run(run_id) opens a run") from None
+    return read_run_series(target, key, max_points, all_attempts, rank)
+
+
+def read_run_series(
+    run: OpenRun,
+    key: str,
+    max_points: int | None,
+    all_attempts: bool = False,
+    rank: int | None = None,
+) -> Series:
+    """Flush, then read one metric; arguments and errors as in `series`."""
+    from quark_core.backends.series import check_max_points
+    from quark_core.records.columns import Columns
+    from quark_core.runs.following import read_series
+
+    stored_key = encode_key(key, "key")
+    bound, wanted = check_max_points(max_points), check_index(rank, "rank")
+    run.catch_up()
+    reader, run_id = run.reader, run.context.run_id
+    if reader is None or run_id is None:
+        return reduce_columns(stored_key, Columns.empty(MetricRecord.KIND), bound)
+    found = read_series(reader, run_id, stored_key, bound, bool(all_attempts), wanted)
+    if not len(found.count):
+        tell_unknown_metric(run, stored_key)
+    return found
+
+
+def tell_unknown_metric(run: OpenRun, key: str) -> None:
+    """Warn once of a metric that was read and that the run does not have, where one is near it.
+
+    Costs nothing more once it was looked up: a script may ask again and again for what is
+    yet to be logged.
+
+    Args:
+        run: The run, flushed.
+        key: The stored key.
+    """
+    from quark_core.runs.run_search import summarize_run
+
+    if run.reader is None or run.context.run_id is None or not run.warns_first("missed", key):
+        return
+    try:
+        keys = summarize_run(run.reader, run.context.run_id).metrics
+    except QuarkError:
+        return
+    if key not in keys and (said := describe_unknown_metric(key, keys)):
+        _log.warning("run %s %s; nothing was read", run.context.run_id, said)
+
+
 def build_metric_query(
     *, include_non_finite: bool = True, **filters: Unpack[MetricFilters]
 ) -> Query:
@@ -315,12 +419,6 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         """Take up the run's stream, and what its records begin with."""
         super().bind()
         self._bind_gatherings()
-        origin = self._run.origin
-        self._run_id = origin.run_id
-        self._writer_id = origin.writer_id
-        self._attempt = origin.attempt
-        self._rank = origin.rank
-        self._take_sequence = self._channel.take_sequence
 
     @overload
     def log(
@@ -534,13 +632,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         if type(item) is not tuple:
             return [item]
         row: MetricRow = item
-        return expand_row(
-            row,
-            run_id=self._run_id,
-            writer_id=self._writer_id,
-            attempt=self._attempt,
-            rank=self._rank,
-        )
+        return expand_row(row, self._origin)
 
     def _hand_over_row(
         self,
@@ -686,18 +778,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
             name = join_name(check_name(namespace, "namespace"), name)
             check_name(name, "namespace and metric together")
         stored = encode_name(name)
-        if stored != name:
-            if self._run.strict:
-                raise SchemaValidationError(
-                    f"metric {name!r} is outside the naming rule: each segment must begin with a "
-                    "letter or digit and go on with letters, digits, '.', '_' or '-'"
-                )
-            warnings.warn(
-                f"metric {name!r} is outside Quark's naming rule and is stored as {stored!r}; "
-                "reads accept either name",
-                RuntimeWarning,
-                stacklevel=_find_caller(),
-            )
+        keep_encoded(name, stored, "metric", "metric", strict=self._run.strict)
         key = (stored, *split_name(stored))
         if len(self._keys) >= _MAX_CACHED_KEYS:
             self._tell_many_names()
@@ -778,14 +859,6 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
 def _refuse_arguments(call: str, surplus: tuple[Any, ...], unknown: Mapping[str, Any]) -> NoReturn:
     """Say what to write in place of arguments that `log` and `log_many` do not have."""
     raise explain_arguments(getattr(MetricsLogger, call), f"metrics.{call}", surplus, unknown)
-
-
-def _find_caller() -> int:
-    """How many calls of this module lie above the one that warns, for `stacklevel`."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _show(metric: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Iterator
 from math import isfinite
 from typing import Any
@@ -21,7 +20,13 @@ from quark_core.records import (
     StreamRecord,
 )
 from quark_core.records.json_object import JsonObject, normalize_object
-from quark_core.records.names import check_text, decode_name, encode_name, split_name
+from quark_core.records.names import (
+    check_text,
+    decode_name,
+    encode_name,
+    keep_encoded,
+    split_name,
+)
 from quark_core.records.query import check_index
 from quark_core.records.schema import column_types, validate_record
 from quark_core.runs.open_run import OpenRun
@@ -102,10 +107,7 @@ def _accept(run: OpenRun, part: list[StreamRecord], written: int) -> None:
         record_type: Any = type(record)
         channel.put(
             record_type(
-                origin.run_id,
-                origin.writer_id,
-                origin.attempt,
-                origin.rank,
+                *origin.head,
                 channel.take_sequence(),
                 *rest,
             )
@@ -215,19 +217,7 @@ class _Check:
             return found
         name = check_text(record.metric_key, "MetricRecord.metric_key")
         stored = encode_name(name) if decode_name(name) == name else name
-        if stored != name:
-            if self._strict:
-                raise SchemaValidationError(
-                    f"MetricRecord.metric_key {name!r} is outside the naming rule: each segment "
-                    "must begin with a letter or digit and go on with letters, digits, '.', '_' "
-                    "or '-'"
-                )
-            warnings.warn(
-                f"metric {name!r} is outside Quark's naming rule and is stored as {stored!r}; "
-                "reads accept either name",
-                RuntimeWarning,
-                stacklevel=7,
-            )
+        keep_encoded(name, stored, "MetricRecord.metric_key", "metric", strict=self._strict)
         if len(self._keys) >= _MAX_CACHED_KEYS:
             self._keys.clear()
         key = self._keys[given] = MetricKey(stored, *split_name(stored))

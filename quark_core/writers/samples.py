@@ -64,13 +64,6 @@ class SampleLogger(BufferedWriter[SampleRecord]):
         self._has_told = False
         super().__init__(session, batch_size=batch_size)
 
-    def bind(self) -> None:
-        """Take up the run's stream, and what its records begin with."""
-        super().bind()
-        origin = self._run.origin
-        self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
-        self._take_sequence = self._channel.take_sequence
-
     def log(
         self,
         row: Mapping[str, Any] | None = None,

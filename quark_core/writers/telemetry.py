@@ -350,8 +350,7 @@ def _check_time(value: float, argument: str) -> float:
 _BEGIN_AFTER_S = 1.0
 # A thread wakes a little early or late.
 _INTERVAL_SHARE = 0.9
-# Of steps, and of overflows and skipped steps, this knows nothing.
-_SYSTEM_METRICS_NO_TIMES = (None, None, None)
+# Of overflows and skipped steps this knows nothing.
 _NO_COUNTS = (0, 0)
 
 
@@ -373,8 +372,7 @@ class SystemMetrics:
         self._run = run
         self._interval_s = interval_s
         self._channel = run.stream.channel(SystemTelemetryRecord.KIND)
-        origin = run.origin
-        self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
+        self._origin = run.origin.head
         self._node = find_node()
         self._last_s = 0.0
         self._has_waited = False
@@ -429,7 +427,7 @@ class SystemMetrics:
                 "time",
                 step,
                 epoch,
-                *_SYSTEM_METRICS_NO_TIMES,
+                *_NO_TIMES,
                 *figures.machine,  # type: ignore[arg-type]
                 *_NO_COUNTS,
                 figures.gpus,

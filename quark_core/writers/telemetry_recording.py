@@ -136,7 +136,6 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         self._old_after_s = max(_OLD_AFTER_S, _OLD_AFTER_INTERVALS * config.sample_interval_s)
         self._node = find_node()
         self._figures = self._lay_out(None)
-        self._writer_id = ""
         super().__init__(session, batch_size=batch_size)
         run = self._run
         if throughput is not None:
@@ -163,9 +162,6 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
     def bind(self) -> None:
         """Take up the run's stream, and what its records begin with."""
         super().bind()
-        origin = self._run.origin
-        self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
-        self._take_sequence = self._channel.take_sequence
         metrics = self._run.stream.channel(MetricRecord.KIND)
         if self._config.emit_scalar_metrics:
             # As many steps in a batch of metrics as in one of telemetry.
@@ -173,18 +169,18 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         self._metric_sequence = metrics.sequence
         self._append_row = metrics.append
         self._watching = False
-        if origin.writer_id != self._writer_id:
-            # A new writer, the first one or a forked child's, has counted nothing so far.
-            self._writer_id = origin.writer_id
-            self._count_lock = threading.Lock()
-            self._overflow_count = self._skipped_step_count = 0
-            self._mirrored_figures: _RuntimeFigures | None = None
-            self._mirrored_counts: tuple[int, int] | None = None
-            self._told: dict[str, str] | None = None
-            self._pending: PendingSteps | None = None
-            self._clock_is_open = not self._is_cuda
-            if self._throughput is not None:
-                self._throughput.begin()
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._count_lock = threading.Lock()
+        self._overflow_count = self._skipped_step_count = 0
+        self._mirrored_figures: _RuntimeFigures | None = None
+        self._mirrored_counts: tuple[int, int] | None = None
+        self._told: dict[str, str] | None = None
+        self._pending: PendingSteps | None = None
+        self._clock_is_open = not self._is_cuda
+        if self._throughput is not None:
+            self._throughput.begin()
 
     def _finish_step(
         self, scope: StepTelemetryScope, overflow: bool, skipped: bool, raised: str | None

@@ -186,7 +186,11 @@ def test_two_types_of_one_kind_are_refused(added):
 
 @pytest.mark.long
 def test_the_tests_of_all_types_take_it_as_it_is(added):
-    names = ["records/test_record_types.py", "records/test_codec.py", "redaction/test_one_gate.py"]
+    names = [
+        "records/test_records.py",
+        "records/test_codec.py",
+        "redaction/test_redaction_gates.py",
+    ]
     run(
         added,
         *("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "attention"),

@@ -16,7 +16,8 @@ from quark.provenance.code_changes import CodeChange, compare_sources
 from quark.provenance.code_fingerprints import FingerprintCache
 from quark.provenance.environment import NUMERIC_PACKAGES
 from quark.provenance.sources import KeptSources, read_sources
-from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.contract import SupportsRead
+from quark_core.backends.run_summary import StoredRun
 from quark_core.errors import ArtifactDamagedError, ArtifactNotFoundError
 from quark_core.records.json_object import flatten_json
 from quark_core.records.runs import is_idle_package, is_seed, list_imported

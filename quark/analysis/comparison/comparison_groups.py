@@ -15,7 +15,8 @@ from quark.analysis.comparison.results import AnalysisOrigin, RunReference
 from quark.analysis.health import is_of_another_end, tell_end
 from quark.analysis.outputs import AnalysisTarget
 from quark.analysis.run_data import RunData
-from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.contract import SupportsRead
+from quark_core.backends.run_summary import StoredRun
 from quark_core.errors import SchemaValidationError
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, StreamRecord
 from quark_core.records.runs import RunContext

@@ -43,7 +43,7 @@ from quark.analysis.comparison.summary import limit_verdicts, list_notes, summar
 from quark.analysis.config import ComparisonEngineConfig
 from quark.analysis.curves import History, LayerHistory, ParameterHistory, spread, strip_prefixes
 from quark.analysis.run_data import RunData
-from quark_core.backends.contract import StoredRun
+from quark_core.backends.run_summary import StoredRun
 from quark_core.errors import SchemaValidationError
 from quark_core.presentation import note_runs
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, format_time

@@ -27,9 +27,9 @@ from quark.analysis.explanation.run_attributes import (
     tells_runs_apart,
 )
 from quark.analysis.observations import format_number
-from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.contract import SupportsRead
 from quark_core.backends.run_pages import MOST_COLUMNS, MOST_PAGE_RUNS
-from quark_core.backends.run_summary import MetricSummary, RunSummary
+from quark_core.backends.run_summary import MetricSummary, RunSummary, StoredRun
 from quark_core.config.arguments import EXCHANGED_FIELD
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records.names import decode_name

@@ -28,7 +28,8 @@ from quark.analysis.comparison.comparison_groups import (
 from quark.analysis.comparison.results import RunReference
 from quark.analysis.explanation.results import CauseKind
 from quark.analysis.run_data import RunData
-from quark_core.backends.contract import StoredRun, SupportsRead
+from quark_core.backends.contract import SupportsRead
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config.objective import MODE_KEY, OBJECTIVE_KEY
 from quark_core.config.redaction import REDACTED
 from quark_core.errors import SessionStoreError

@@ -10,7 +10,7 @@ from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.results import ABSENT, Cause, Check, Effect
 from quark.analysis.explanation.run_attributes import is_incidental
 from quark.provenance.sources import KeptSources
-from quark_core.backends.contract import StoredRun
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config.redaction import REDACTED
 from quark_core.records.runs import is_seed
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from quark.page.routes.analyses import AnalysisDesk
     from quark.page.routes.page_source import PageSource
     from quark.page.routes.run_analysis import RunAnalyzer
-    from quark_core.backends.contract import StoredRun, SupportsRead
-    from quark_core.backends.run_summary import MetricSummary, RunSummary
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import MetricSummary, RunSummary, StoredRun
 
 _ENTRIES = 1_000
 _MOST_SIDES = 50

@@ -33,8 +33,14 @@ from quark_core.backends.curves import Axis as curves_Axis
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import EventRecord, MetricRecord
 from quark_core.records.names import decode_name
-from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
-from quark_core.runs.reading import encode_key, read_series
+from quark_core.runs.following import (
+    read_changes,
+    read_heads,
+    read_mark,
+    read_series,
+    read_series_many,
+)
+from quark_core.runs.reading import encode_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

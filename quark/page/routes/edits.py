@@ -16,7 +16,7 @@ from quark_core.records.sweeps import SweepState
 from quark_core.runs.run_editing import mirror_newest_edit, open_editor
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun
+    from quark_core.backends.run_summary import StoredRun
     from quark_core.records.runs import StopRequest
     from quark_core.records.sweeps import StoredSweep
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from quark_core.backends.contract import (
-    StoredRun,
     SupportsArtifacts,
     SupportsChanges,
     SupportsGenerations,
@@ -19,6 +18,7 @@ from quark_core.backends.contract import (
     SupportsSearch,
     SupportsSeries,
 )
+from quark_core.backends.run_summary import StoredRun
 from quark_core.errors import RunNotFoundError, SessionStoreError
 from quark_core.runs.run_reader import ForeignStore, RunReader, describe_context, open_foreign_store
 

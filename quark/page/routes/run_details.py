@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from quark.page.routes.curves import ChangeDesk
     from quark.page.routes.page_source import PageSource
     from quark.page.routes.run_analysis import Analysis
-    from quark_core.backends.contract import StoredRun
-    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.run_summary import RunSummary, StoredRun
 
 _log = logging.getLogger("quark")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -352,7 +351,7 @@ def _list_attempts(source: PageSource, stored: StoredRun) -> list[dict[str, Any]
 def _list_ranks(source: PageSource, summary: RunSummary) -> list[int]:
     """The ranks that have logged the metric with the most points, or none."""
     from quark_core.backends.contract import SupportsSeries
-    from quark_core.runs.reading import read_series
+    from quark_core.runs.following import read_series
 
     most = max(summary.metrics.values(), key=lambda metric: metric.count, default=None)
     if most is None or not isinstance(source.reader, SupportsSeries):

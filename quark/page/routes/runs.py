@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from quark.page.routes.analyses import AnalysisDesk
     from quark.page.routes.page_source import PageSource
     from quark.page.routes.run_analysis import Analysis
-    from quark_core.backends.contract import StoredRun
     from quark_core.backends.run_pages import RunPage, RunRow
-    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.run_summary import RunSummary, StoredRun
 
 ROW_FIELDS = (
     "project",

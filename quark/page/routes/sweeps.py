@@ -26,7 +26,7 @@ from quark_core.search.resolution import write_name
 if TYPE_CHECKING:
     from quark.page.routes.page_source import PageSource
     from quark.page.routes.parameters import Parameters
-    from quark_core.backends.contract import StoredRun
+    from quark_core.backends.run_summary import StoredRun
     from quark_core.records.json_object import JsonObject
     from quark_core.records.sweeps import StoredSweep, StoredTrial
 

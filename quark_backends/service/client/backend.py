@@ -50,9 +50,9 @@ from quark_backends.service.protocol import (
     WireBatches,
     WorkspaceReply,
 )
-from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation, StoredRun
+from quark_core.backends.contract import BackendConfig, Batch, Generation, RunLocation
 from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
-from quark_core.backends.run_summary import restore_run, restore_summary
+from quark_core.backends.run_summary import StoredRun, restore_run, restore_summary
 from quark_core.config import settings
 from quark_core.errors import (
     BackendUnauthorized,
@@ -426,10 +426,10 @@ class ServiceBackend(SupportsTrash, SharesTrials):
                 return found
         # Every point is less to send as rows, which a reply may have any number of.
         from quark_core.records.query import Query
-        from quark_core.runs.reading import read_own_rows, reduce_columns
+        from quark_core.runs.reading import reduce_columns
 
         query = Query(equals={"metric_key": key}, all_attempts=all_attempts, rank=rank)
-        return reduce_columns(key, read_own_rows(self, run_id, "metric", query), max_points)
+        return reduce_columns(key, self.read(run_id, "metric", query), max_points)
 
     def _fetch_series(
         self, run_id: str, key: str, max_points: int, all_attempts: bool, rank: int | None

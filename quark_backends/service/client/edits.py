@@ -28,7 +28,6 @@ from quark_backends.service.protocol import (
     UsageReply,
     WorkspaceReply,
 )
-from quark_core.backends.contract import StoredRun
 from quark_core.backends.edits import (
     BelongingEdit,
     Collection,
@@ -40,7 +39,7 @@ from quark_core.backends.edits import (
     StoredProject,
     StoreUsage,
 )
-from quark_core.backends.run_summary import restore_run
+from quark_core.backends.run_summary import StoredRun, restore_run
 from quark_core.errors import SessionStoreError, StoreUnavailableError
 from quark_core.records.runs import StopRequest
 

@@ -35,7 +35,8 @@ from quark_backends.service.server.ingest_validation import (
 from quark_backends.service.server.requests import Call, check_nesting
 from quark_backends.service.server.responses import ServiceFailure
 from quark_backends.service.server.stores import OpenStore, WorkspaceStore
-from quark_core.backends.contract import Batch, Generation, StoredRun
+from quark_core.backends.contract import Batch, Generation
+from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import check_notes, check_tags
 from quark_core.config.redaction import redact_record
 from quark_core.config.snapshot import snapshot_config

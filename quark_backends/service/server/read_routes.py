@@ -57,10 +57,10 @@ from quark_backends.service.server.responses import (
     to_failure,
 )
 from quark_backends.store.batch_bodies import weigh_rows
-from quark_core.backends.contract import StoredRun
 from quark_core.backends.curves import Curve, CurveQuery, check_keys
 from quark_core.backends.grids import GridQuery
 from quark_core.backends.run_pages import MOST_NAMES, MOST_PAGE_RUNS, PageSearch
+from quark_core.backends.run_summary import StoredRun
 from quark_core.backends.series import check_max_points
 from quark_core.errors import SchemaValidationError
 from quark_core.records import RECORD_TYPES, parse_time

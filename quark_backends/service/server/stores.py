@@ -20,12 +20,12 @@ from quark_core.errors import ArtifactNotFoundError, BackendRejected, BackendUna
 if TYPE_CHECKING:
     from quark_backends.service.server.payloads import PayloadVault
     from quark_backends.store.upkeep.trash import StoreTrash
-    from quark_core.backends.contract import Generation, Payload, StoredRun
+    from quark_core.backends.contract import Generation, Payload
     from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
     from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
-    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.run_summary import RunSummary, StoredRun
     from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query, RunSearch

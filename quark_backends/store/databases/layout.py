@@ -16,8 +16,7 @@ from quark_core.config.arguments import check_run_id
 from quark_core.errors import BackendRejected, BackendUnavailable, SchemaValidationError
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import StoredRun
-    from quark_core.backends.run_summary import RunSummary
+    from quark_core.backends.run_summary import RunSummary, StoredRun
 
 STORE_FOLDER = ".quark"
 """The store's folder under the storage root."""

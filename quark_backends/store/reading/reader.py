@@ -35,10 +35,11 @@ from quark_core.records.schema import column_types
 if TYPE_CHECKING:
     from quark_backends.store.reading.curves import MetricTails
     from quark_backends.store.reading.stored_rows import BlockCache, StoredRows, WriterRow
-    from quark_core.backends.contract import Batch, Generation, StoredRun
+    from quark_core.backends.contract import Batch, Generation
     from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
     from quark_core.backends.grids import Grid, GridQuery
     from quark_core.backends.run_pages import RunConfiguration, RunLabel
+    from quark_core.backends.run_summary import StoredRun
     from quark_core.backends.series import Series
     from quark_core.records import StreamRecord
     from quark_core.records.columns import Columns

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from quark_backends.store.databases.connection import StoreConnection
-from quark_core.backends.contract import StoredRun
 from quark_core.backends.coordination import MOST_ENTRIES, MOST_READ_CHARACTERS, unknown_sweep
 from quark_core.backends.edits import StoredGroup, StoredProject, gather_groups, unknown_project
+from quark_core.backends.run_summary import StoredRun
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import (
     ConfigSnapshot,

@@ -17,7 +17,7 @@ from quark_backends.store.reading.table_rows import (
 )
 from quark_backends.store.writing.ingest import BatchIngest
 from quark_backends.store.writing.lifecycle import MOST_CHARACTERS
-from quark_core.backends.contract import Batch, StoredRun
+from quark_core.backends.contract import Batch
 from quark_core.backends.coordination import FieldExchange
 from quark_core.backends.edits import (
     BelongingEdit,
@@ -30,6 +30,7 @@ from quark_core.backends.edits import (
     make_stop,
     unknown_project,
 )
+from quark_core.backends.run_summary import StoredRun
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.base import now_us
 from quark_core.records.runs import StopRequest

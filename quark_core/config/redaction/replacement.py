@@ -481,7 +481,7 @@ def _find_name(values: Mapping[str, Any]) -> str:
     return ""
 
 
-_VALUES_OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
+_OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
 # `--use-password` and its like say whether, not what.
 _SWITCH = re.compile(
     r"-+(?:use|no|with|without|has|is|ask|enable|disable|require|skip|show|hide|prompt|check|save|"
@@ -520,7 +520,7 @@ class _Waiting:
     """
 
     def __init__(self, option: str = "") -> None:
-        is_option = _VALUES_OPTION.fullmatch(option) is not None and _SWITCH.match(option) is None
+        is_option = _OPTION_NAME.fullmatch(option) is not None and _SWITCH.match(option) is None
         self._name = option if is_option and len(option) > 2 else ""
         self._sense = read_name(self._name) if self._name else Sense.NONE
         # `--api-keys a b c`
@@ -531,7 +531,7 @@ class _Waiting:
         if self._sense is Sense.NONE or not argument:
             return False
         if argument.startswith("--"):
-            taken = _VALUES_OPTION.fullmatch(argument.partition("=")[0]) is None
+            taken = _OPTION_NAME.fullmatch(argument.partition("=")[0]) is None
         elif argument.startswith("-"):
             taken = len(argument) > 2 or not argument[1:].isalpha()
         else:
@@ -546,7 +546,7 @@ def _redact_one(argument: str, before: Sequence[str], given: Sequence[str], has_
     if equals and is_secret_key(name, value):
         return f"{name}={REDACTED}"
     option = given[len(before) - 1] if before else ""
-    if option in ("-p", "-P") and not _VALUES_OPTION.fullmatch(argument):
+    if option in ("-p", "-P") and not _OPTION_NAME.fullmatch(argument):
         plain = argument.isdigit() or (not has_user and not is_short_password(argument))
         return redact_text(argument) if plain else REDACTED
     if option in ("-u", "--user"):

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from quark_core.system.process import start_thread
+
 # Makes lines of what is written to a console: whole, folded, and not too many.
 #
 # A progress bar writes its line again after a carriage return, and several of them move the cursor
@@ -491,13 +493,8 @@ class ConsoleTaps:
 
     def _start_thread(self) -> None:
         self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._tick, args=(self._ended,), name="quark-console", daemon=True
-        )
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._thread = None  # lines come all the same, those that go on at their end
+        # Without one lines come all the same, those that go on at their end.
+        self._thread = start_thread(self._tick, args=(self._ended,), name="quark-console")
 
     def _find_left(self, stream: Any, name: str) -> _Tap | None:
         for tap in self._left:

@@ -7,7 +7,7 @@ from run_builder import RUN_ID, RunBuilder, falling
 import quark
 from quark.analysis.engine import analyze_run
 from quark.analysis.run_data import RunData
-from quark_core.backends.contract import StoredRun
+from quark_core.backends.run_summary import StoredRun
 from quark_core.records import ProjectRecord, RunRecord
 from quark_core.records.runs import RunEnding
 

@@ -7,7 +7,7 @@ import pytest
 from quark.analysis.comparison.changes import compare_settings, list_environment
 from quark.analysis.explanation.differences import compare_traits
 from quark.analysis.explanation.run_attributes import describe_traits
-from quark_core.backends.contract import StoredRun
+from quark_core.backends.run_summary import StoredRun
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.json_object import JsonObject
 

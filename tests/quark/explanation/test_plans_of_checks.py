@@ -4,7 +4,7 @@ import pytest
 
 from quark.analysis.explanation.results import ABSENT, Cause
 from quark.analysis.explanation.swap_experiments import plan_checks, plan_exchange
-from quark_core.backends.contract import StoredRun
+from quark_core.backends.run_summary import StoredRun
 from quark_core.records import EnvironmentSnapshot
 from quark_core.records.json_object import JsonObject
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import quark
-from quark_core.records.dataframes import MissingLibraryError
+from quark_core.errors import MissingLibraryError
 
 CHANCE = np.random.default_rng(0)
 COLOR = CHANCE.integers(0, 256, (5, 7, 3), dtype=np.uint8)
@@ -281,7 +281,7 @@ def test_without_pillow_the_extra_is_named(artifacts, tmp_path, monkeypatch):
             raise ImportError("No module named 'PIL'")
         return real(name, package)
 
-    monkeypatch.setattr("quark_core.records.dataframes.import_module", refuse)
+    monkeypatch.setattr("quark_core.errors.import_module", refuse)
     for image in (COLOR, torch.zeros(3, 4, 4), tmp_path / "picture.png", object()):
         with pytest.raises(MissingLibraryError, match=r"quark-tracker\[media\]") as said:
             artifacts.log_image("i", image)

@@ -1,12 +1,19 @@
 """Sound, video, points, pages, boxes and masks: what is stored is what was given, or it is said."""
 
+from __future__ import annotations
+
 import io
 import os
+import pickle
 import sys
 import threading
 import wave
+import zipfile
 
+import matplotlib.figure
+import matplotlib.pyplot as plt
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 import torch
 from payload_tools import list_events, run_script
@@ -14,8 +21,8 @@ from PIL import Image
 
 import quark
 from quark_core.artifacts import media
-from quark_core.errors import SchemaValidationError
-from quark_core.records.dataframes import MissingLibraryError
+from quark_core.artifacts.payload_formats import HEAD_BYTES, identify_media
+from quark_core.errors import MissingLibraryError, SchemaValidationError
 
 CHANCE = np.random.default_rng(0)
 IMAGE = CHANCE.integers(0, 256, (40, 60, 3), dtype=np.uint8)
@@ -325,3 +332,333 @@ def test_images_in_cells_are_artifacts_of_their_own(artifacts):
 def test_the_reader_of_arrays_says_what_it_cannot_read():
     with pytest.raises(SchemaValidationError, match="points"):
         media.read_array([[1], [2, 3]], "points")
+
+
+RANDOM = np.random.default_rng(1)
+# Many scores are equal, as those of a small model are.
+TRUTH = RANDOM.integers(0, 2, 500)
+SCORES = np.round(RANDOM.random(500) * 0.7 + TRUTH * 0.3, 2)
+
+
+def test_a_matrix_counts_as_scikit_learn_does(artifacts):
+    metrics = pytest.importorskip("sklearn.metrics")
+    truth, told = RANDOM.integers(0, 4, 300), RANDOM.integers(0, 4, 300)
+    record = artifacts.log_confusion_matrix("c", truth, told)
+    found = artifacts.load(record)
+    assert found["matrix"] == metrics.confusion_matrix(truth, told).tolist()
+    assert found["labels"] == ["0", "1", "2", "3"]
+    assert record.metadata["accuracy"] == metrics.accuracy_score(truth, told)
+
+
+@pytest.mark.parametrize(
+    ("truth", "told", "labels", "names", "matrix"),
+    [
+        ([0, 1], [1, 1], ["cat", "dog"], ["cat", "dog"], [[0, 1], [0, 1]]),
+        (["b", "a"], ["b", "b"], None, ["a", "b"], [[0, 1], [0, 1]]),
+        (["b", "a"], ["b", "b"], ["b", "a"], ["b", "a"], [[1, 0], [1, 0]]),
+        ([5, 7], [5, 5], {5: "five", 7: "seven"}, ["five", "seven"], [[1, 0], [1, 0]]),
+        ([0.0, 1.0], [True, False], [0, 1], ["0", "1"], [[0, 1], [1, 0]]),
+        ([0], [0], ["a", "b", "c"], ["a", "b", "c"], [[1, 0, 0], [0, 0, 0], [0, 0, 0]]),
+        (["x", 1], ["x", 1], None, ["1", "x"], [[1, 0], [0, 1]]),
+    ],
+)
+def test_classes_may_be_numbers_texts_or_have_names(artifacts, truth, told, labels, names, matrix):
+    found = artifacts.load(artifacts.log_confusion_matrix("c", truth, told, labels=labels))
+    assert found == {"labels": names, "matrix": matrix}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({}, "y_true and y_pred, or matrix"),
+        ({"y_true": [0]}, "y_true and y_pred"),
+        ({"y_true": [0], "y_pred": [0, 1]}, "y_true has 1"),
+        ({"y_true": [], "y_pred": []}, "empty"),
+        ({"y_true": [[0.1, 0.9]], "y_pred": [1]}, "argmax"),
+        ({"y_true": [0, 9], "y_pred": [0, 0], "labels": {0: "a"}}, "lacks the class 9"),
+        ({"matrix": [[1, 2]]}, "square"),
+        ({"matrix": [[1, 2], [3, 4]], "labels": ["a"]}, "labels has 1"),
+        ({"matrix": [["a"]]}, "numbers"),
+        ({"y_true": range(1500), "y_pred": range(1500)}, "1500 classes"),
+    ],
+)
+def test_what_is_no_matrix_is_refused(artifacts, arguments, word):
+    with pytest.raises(SchemaValidationError, match=word):
+        artifacts.log_confusion_matrix("c", **arguments)
+
+
+def test_areas_and_points_are_those_of_scikit_learn(artifacts):
+    metrics = pytest.importorskip("sklearn.metrics")
+    roc = artifacts.log_roc_curve("r", TRUTH, SCORES)
+    assert roc.metadata["auc"]["1"] == pytest.approx(metrics.roc_auc_score(TRUTH, SCORES))
+    (curve,) = artifacts.load(roc)["curves"]
+    wanted = metrics.roc_curve(TRUTH, SCORES, drop_intermediate=False)
+    assert np.allclose(curve["x"], wanted[0])
+    assert np.allclose(curve["y"], wanted[1])
+    assert np.allclose(curve["thresholds"][1:], wanted[2][1:])
+    pr = artifacts.log_pr_curve("p", TRUTH, SCORES)
+    area = metrics.average_precision_score(TRUTH, SCORES)
+    assert pr.metadata["average_precision"]["1"] == pytest.approx(area)
+    (curve,) = artifacts.load(pr)["curves"]
+    precision, recall, _ = metrics.precision_recall_curve(TRUTH, SCORES)
+    assert np.allclose(curve["x"], recall[::-1])
+    assert np.allclose(curve["y"], precision[::-1])
+
+
+def test_each_class_has_a_curve_and_points_may_be_given(artifacts):
+    scores = RANDOM.random((100, 3))
+    truth = RANDOM.choice(["a", "b", "c"], 100)
+    record = artifacts.log_roc_curve("r", truth, scores, labels=["a", "b", "c"])
+    assert list(record.metadata["auc"]) == ["a", "b", "c"]
+    for points in (([0, 0.5, 1], [0, 1, 1]), {"fpr": [0, 0.5, 1], "tpr": [0, 1, 1]}):
+        given = artifacts.log_roc_curve("r", points=points)
+        assert given.metadata["auc"] == {"": 0.75}
+    named = artifacts.log_pr_curve("p", points={"x": ([1, 0], [0.5, 1]), "y": ([0, 1], [1, 1])})
+    assert named.metadata["average_precision"] == {"x": 0.5, "y": 1.0}
+
+
+def test_what_has_no_area_says_so_and_what_is_not_finite_is_counted(artifacts):
+    record = artifacts.log_roc_curve("r", [1, 1, 1], [0.1, np.nan, 0.3])
+    (curve,) = artifacts.load(record)["curves"]
+    assert (curve["area"], curve["left_out"], curve["positives"]) == (None, 1, 2)
+    nothing = artifacts.log_pr_curve("p", [0, 0], [np.nan, np.nan])
+    assert artifacts.load(nothing)["curves"][0]["area"] is None
+
+
+def test_a_curve_of_many_points_is_thinned_and_its_area_is_not(artifacts):
+    truth, scores = RANDOM.integers(0, 2, 50_000), RANDOM.random(50_000)
+    record = artifacts.log_roc_curve("r", truth, scores)
+    (curve,) = artifacts.load(record)["curves"]
+    assert len(curve["x"]) == len(curve["thresholds"]) == 1000
+    assert (curve["x"][0], curve["x"][-1], curve["y"][-1]) == (0, 1, 1)
+    assert record.size_bytes < 200_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({}, "points"),
+        ({"y_true": [0, 1]}, "points"),
+        ({"y_true": [0], "y_score": [0.1, 0.2]}, "y_true"),
+        ({"y_true": [], "y_score": []}, "y_true"),
+        ({"y_true": [0, 1], "y_score": ["a", "b"]}, "y_score"),
+        ({"y_true": ["x"], "y_score": [[1.0]], "labels": ["a"]}, "lacks the class"),
+        ({"points": ([0, 1], [1])}, "points has 2"),
+        ({"points": 3}, "points"),
+        ({"points": "ab"}, "points"),
+    ],
+)
+def test_what_is_no_curve_is_refused(artifacts, arguments, word):
+    with pytest.raises(SchemaValidationError, match=word):
+        artifacts.log_roc_curve("r", **arguments)
+
+
+def test_a_histogram_of_values_is_that_of_numpy(artifacts):
+    values = RANDOM.normal(size=(30, 40))
+    record = artifacts.log_histogram("h", values, bins=20)
+    counts, edges = np.histogram(values, bins=20)
+    found = artifacts.load(record)
+    assert found["counts"] == counts.tolist()
+    assert np.allclose(found["bins"], edges)
+    odd = artifacts.log_histogram("h", [np.nan, 1.0, np.inf, 1e308, -1e308])
+    assert (odd.metadata["values"], odd.metadata["non_finite"]) == (5, 2)
+    assert sum(artifacts.load(odd)["counts"]) == 3
+    edges = artifacts.load(artifacts.log_histogram("h", [1, 2, 3], bins=[0, 2, 4]))
+    assert edges == {"bins": [0, 2, 4], "counts": [1, 2]}
+    assert sum(artifacts.load(artifacts.log_histogram("h", []))["counts"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"values": [1], "counts": [1]}, {"values": ["a"]}, {"values": [1], "bins": 0},
+     {"values": [1], "bins": [3, 1]}, {"values": [1], "bins": "auto!"}, {"counts": [1]}],
+)  # fmt: skip
+def test_what_is_no_histogram_is_refused(artifacts, arguments):
+    with pytest.raises(SchemaValidationError):
+        artifacts.log_histogram("h", **arguments)
+
+
+@pytest.fixture
+def figure():
+    figure = matplotlib.figure.Figure(figsize=(2, 1))
+    figure.add_subplot().plot([1, 2, 3])
+    return figure
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("file_format", "media_type", "head"),
+    [
+        ("png", "image/png", b"\x89PNG\r\n\x1a\n"),
+        ("svg", "image/svg+xml", b"<?xml"),
+        ("pdf", "application/pdf", b"%PDF-"),
+    ],
+)
+def test_a_matplotlib_figure_as_a_file(artifacts, figure, file_format, media_type, head):
+    record = artifacts.log_figure("f", figure, file_format=file_format, step=2, namespace="eval")
+    assert artifacts.load(record).startswith(head)
+    assert (record.artifact_type, record.payload_format) == ("figure", "bytes")
+    assert (record.artifact_key, record.step) == ("eval/f", 2)
+    assert record.metadata == {"media_type": media_type, "library": "matplotlib"}
+    assert record.payload_relative_path.endswith(f".{file_format}")
+
+
+@pytest.mark.long
+def test_the_size_follows_from_dpi(artifacts, figure):
+    for arguments, size in (({}, (300, 150)), ({"dpi": 50}, (100, 50)), ({"dpi": 72.5}, (145, 72))):
+        record = artifacts.log_figure("f", figure, **arguments)
+        assert Image.open(io.BytesIO(artifacts.load(record))).size == size
+
+
+@pytest.mark.long
+def test_axes_stand_for_their_figure(artifacts):
+    figure, axes = plt.subplots(1, 2)
+    try:
+        records = [artifacts.log_figure("f", given) for given in (figure, axes[0], axes[1])]
+        assert len({record.sha256 for record in records}) == 1
+        nested = figure.subfigures(1, 2)[0].subplots()
+        nested.plot([1, 2])
+        assert artifacts.log_figure("f", nested).sha256 != records[0].sha256
+    finally:
+        plt.close(figure)
+
+
+def test_a_figure_that_is_changed_later_stays_as_it_was(artifacts, figure):
+    record = artifacts.log_figure("f", figure)
+    before = artifacts.load(record)
+    figure.axes[0].plot([5, 1])
+    assert artifacts.load(record) == before
+    assert artifacts.log_figure("f", figure).sha256 != record.sha256
+
+
+@pytest.mark.long
+def test_a_plotly_figure_comes_back(artifacts):
+    figure = go.Figure(
+        [go.Scatter(x=np.arange(5), y=[1.0, None, 2.0, 3.5, 4.0]), go.Bar(y=[1, 2])],
+        {"title": {"text": "loss ä"}},
+    )
+    record = artifacts.log_figure("f", figure, metadata={"mine": 1})
+    assert (record.artifact_type, record.payload_format) == ("figure", "json")
+    assert record.metadata == {"media_type": "application/json", "library": "plotly", "mine": 1}
+    assert record.payload_relative_path.endswith(".json")
+    assert go.Figure(artifacts.load(record)) == figure
+
+
+@pytest.mark.parametrize(
+    "figure", [None, 5, "figure.png", np.zeros((3, 3)), {"data": []}, object(), [1]]
+)
+def test_what_is_no_figure(artifacts, session, figure):
+    with pytest.raises(quark.SchemaValidationError, match=r"^figure must be one of matplotlib"):
+        artifacts.log_figure("f", figure)
+    assert artifacts.read() == ()
+    assert not (session.run_path / "artifacts").exists()
+
+
+def test_pyplot_stands_for_its_current_figure(artifacts):
+    figure = plt.figure(figsize=(2, 1), dpi=50)
+    try:
+        figure.add_subplot().plot([1, 2])
+        record = artifacts.log_figure("f", plt, dpi=50)
+    finally:
+        plt.close(figure)
+    assert Image.open(io.BytesIO(artifacts.load(record))).size == (100, 50)
+
+
+@pytest.mark.parametrize("file_format", ["jpg", "", None, 5, ["png"], "PNG"])
+def test_an_unknown_file_format(artifacts, figure, file_format):
+    with pytest.raises(quark.SchemaValidationError, match=r"^file_format must be one of png"):
+        artifacts.log_figure("f", figure, file_format=file_format)
+
+
+@pytest.mark.parametrize("dpi", ["fine", -1, 0, [], float("nan")])
+def test_a_dpi_that_cannot_be_drawn_with(artifacts, session, figure, dpi):
+    with pytest.raises(quark.SchemaValidationError, match=r"^figure cannot be drawn"):
+        artifacts.log_figure("f", figure, dpi=dpi)
+    assert artifacts.read() == ()
+
+
+@pytest.mark.long
+def test_a_figure_that_cannot_be_drawn(artifacts, figure):
+    figure.axes[0].set_title("$\\frac{1}{$")
+    for log in (artifacts.log_figure, artifacts.log_image):
+        with pytest.raises(quark.SchemaValidationError, match=r"^figure cannot be drawn: Value"):
+            log("f", figure)
+    assert artifacts.read() == ()
+
+
+SVG = '<svg xmlns="http://www.w3.org/2000/svg"/>'
+
+
+@pytest.mark.parametrize(
+    ("head", "media_type"),
+    [
+        (b"\x89PNG\r\n\x1a\n....", "image/png"),
+        (b"\xff\xd8\xff\xe0..", "image/jpeg"),
+        (b"GIF89a<script>", "image/gif"),
+        (b"RIFF....WEBPVP8 ", "image/webp"),
+        (b"RIFF....WAVEfmt ", "audio/wav"),
+        (b"%PDF-1.7\n", "application/pdf"),
+        (b"\0\0\0\x20ftypisom", "video/mp4"),
+        (b"\x1f\x8b\x08\0", "application/gzip"),
+        (b"PAR1....", "application/vnd.apache.parquet"),
+        (b"", "application/octet-stream"),
+        (b"\x80\x05\x95", "application/octet-stream"),
+        (b"a\0b", "application/octet-stream"),
+        (b"\xfd\xfd\xfd", "application/octet-stream"),
+        (b"plain text\n\x1b[1mbold\x1b[0m", "text/plain"),
+        ("Grüße ".encode() * 2, "text/plain"),
+        (b"\xef\xbb\xbfwith a mark", "text/plain"),
+        ("a < b".encode("utf-16"), "text/plain"),
+        (b"x = 1 < 2 <b>", "text/plain"),
+        (b"<weights> 3", "text/plain"),
+        (b'{"a": 1}', "application/json"),
+        (b"  [1, 2]", "application/json"),
+        (b"[section]\nkey = 1", "text/plain"),
+        (b"{ braces }", "text/plain"),
+        (b"<!DOCTYPE html><p>", "text/html"),
+        (b"\n <SCRIPT>alert(1)</SCRIPT>", "text/html"),
+        (b"<!-- hidden --><iframe src=x>", "text/html"),
+        (b"<!-- never closed <script>", "text/html"),
+        (b"<img src=x onerror=alert(1)>", "text/html"),
+        ("<html>".encode("utf-16"), "text/html"),
+        (b"<a", "text/html"),
+        (SVG.encode(), "image/svg+xml"),
+        (f'<?xml version="1.0"?>\n<!-- drawn -->\n{SVG}'.encode(), "image/svg+xml"),
+        (b'<?xml version="1.0"?><!DOCTYPE svg [<!ENTITY a "b">]><svg:svg>', "image/svg+xml"),
+        (f"<!-- first -->{SVG}".encode(), "image/svg+xml"),
+        (b'<?xml version="1.0"?><data/>', "application/xml"),
+        (b'<?xml version="1.0"?><html xmlns="x">', "text/html"),
+    ],
+)
+def test_a_payload_is_what_its_bytes_say(head, media_type):
+    assert identify_media(head) == media_type
+
+
+def test_a_text_may_be_cut_within_a_character():
+    text = ("x" * (HEAD_BYTES - 1) + "é").encode()
+    assert identify_media(text[:HEAD_BYTES]) == "text/plain"
+
+
+def test_every_artifact_says_what_it_is(artifacts, tmp_path):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("a", "b")
+    for payload, payload_format, media_type in (
+        ("hello", None, "text/plain"),
+        ("<script>alert(1)</script>", None, "text/html"),
+        (b"\x89PNG\r\n\x1a\n", None, "image/png"),
+        (file.getvalue(), None, "application/zip"),
+        (pickle.dumps([1]), "bytes", "application/octet-stream"),
+    ):
+        record = artifacts.store("t", "n", payload, payload_format=payload_format)
+        assert record.metadata == {"media_type": media_type}
+    path = tmp_path / "innocent.png"
+    path.write_bytes(b"<!doctype html><script>alert(1)</script>")
+    for record in (artifacts.store_file("t", "n", path), artifacts.log_file(path)):
+        assert record.metadata["media_type"] == "text/html"
+        assert artifacts.load(record) == path.read_bytes()
+    told_by_its_format = artifacts.store("t", "n", {"a": 1}, metadata={"mine": 2})
+    assert told_by_its_format.payload_format == "json"
+    assert told_by_its_format.metadata == {"mine": 2}
+    said = artifacts.store("t", "n", b"1,2", metadata={"media_type": "text/csv"})
+    assert said.metadata == {"media_type": "text/csv"}

@@ -1,6 +1,12 @@
 """Configs: whatever people pass becomes plain JSON, with a note where it could not."""
 
+from __future__ import annotations
+
+import copy
 import json
+import os
+import pickle
+import shutil
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Mapping, MutableMapping
@@ -11,11 +17,16 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import quark
+from quark.cli.main import cli
+from quark_core.config.arguments import find_storage_root
 from quark_core.config.redaction import REDACTED
-from quark_core.config.snapshot import snapshot_config
+from quark_core.config.snapshot import list_reads, snapshot_config, tracked
 from quark_core.errors import SchemaValidationError
 from quark_core.records.json_object import decode_json
+from quark_core.records.query import Query
 
 torch = pytest.importorskip("torch")
 
@@ -313,3 +324,178 @@ def test_secrets_go():
 
     assert snapshot.values == {"hf_token": REDACTED, "db": {"password": REDACTED}, "num_tokens": 5}
     assert b"s3cr3t" not in snapshot.values.encoded
+
+
+CONFIG = {"lr": 0.1, "never": 1, "optimizer": {"name": "sgd", "momentum": 0.9}}
+
+
+def read_of(config):
+    return list_reads(config)[0]
+
+
+def test_keys_read_by_item_by_attribute_and_below_are_noted():
+    config = tracked(CONFIG)
+    assert config.lr == 0.1
+    assert config["optimizer"].name == "sgd"
+    assert config.get("absent") is None
+    assert read_of(config) == ["lr", "optimizer.name"]
+
+
+@pytest.mark.parametrize("walk", [dict, list, len, lambda c: {**c}, lambda c: list(c.items())])
+def test_who_walks_over_it_has_read_all_of_it(walk):
+    config = tracked(CONFIG)
+    walk(config["optimizer"])
+    assert read_of(config) == ["optimizer.momentum", "optimizer.name"]
+    walk(config)
+    assert read_of(config) == ["lr", "never", "optimizer.momentum", "optimizer.name"]
+
+
+def test_asking_whether_a_key_is_there_reads_it():
+    config = tracked(CONFIG)
+    assert "never" in config
+    assert read_of(config) == ["never"]
+
+
+def test_a_pickle_and_a_deep_copy_count_as_having_read_all():
+    for take in (copy.deepcopy, lambda config: pickle.loads(pickle.dumps(config))):
+        config = tracked(CONFIG)
+        assert take(config) == CONFIG
+        assert len(read_of(config)) == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_reads_of_forked_children_count():
+    config = tracked(CONFIG)
+    child = os.fork()
+    if child == 0:
+        config.never  # noqa: B018
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert read_of(config) == ["never"]
+
+
+def test_it_cannot_be_changed_and_says_so():
+    config = tracked(Namespace(lr=0.1))
+    for change in (lambda: setattr(config, "lr", 1), lambda: config.__setitem__("lr", 1)):
+        with pytest.raises(TypeError, match="lr"):
+            change()
+    with pytest.raises(AttributeError, match="absent"):
+        config.absent  # noqa: B018
+
+
+def test_what_is_no_mapping_is_refused():
+    with pytest.raises(quark.SchemaValidationError, match="tracked: config must be"):
+        tracked([1])
+
+
+def test_a_run_keeps_at_its_end_what_was_read_and_its_own_snapshot_reads_nothing(tmp_path):
+    config = quark.tracked(CONFIG)
+    with quark.start_run(project="p", storage_dir=tmp_path, config=config) as session:
+        assert config.lr == 0.1
+    run = quark.open_run(session.run_id, storage_dir=tmp_path)
+    assert dict(run.config) == CONFIG
+    (said,) = run.open_run.read("fingerprint", Query()).to_records()
+    assert said.key == "config_reads"
+    assert json.loads(json.dumps(said.metadata))["read"] == ["lr"]
+
+
+def test_show_says_which_keys_were_never_read(tmp_path):
+    """Ato's `get_minimal_config`: what is left of a configuration that matters."""
+    config = quark.tracked(CONFIG)
+    with quark.start_run(project="p", storage_dir=tmp_path, config=config) as session:
+        assert config.lr == 0.1
+    shown = CliRunner().invoke(cli, ["show", session.id, "-d", str(tmp_path)])
+    unread = sorted({"optimizer.momentum", "optimizer.name", "never"})
+    assert f"1 of 4 keys were read, never: {', '.join(unread)}" in " ".join(shown.output.split())
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a store, below a home of its own; the working directory is far below it."""
+    home = tmp_path / "home"
+    root = home / "project"
+    (root / "src" / "deep").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    quark.start_run(project="p", storage_dir=root, name="first").end_run()
+    monkeypatch.chdir(root / "src" / "deep")
+    return root
+
+
+def test_runs_and_readers_below_a_store_use_it(project):
+    with quark.start_run(project="p") as session:
+        assert session.context.storage_dir == project
+    assert next(run.run_id for run in quark.search_runs()) == session.id
+    assert quark.open_run(session.id).context.storage_dir == project
+    assert not (project / "src" / "deep" / ".quark").exists()
+
+
+def test_a_folder_that_is_named_wins(project):
+    here = project / "src" / "deep"
+    with quark.start_run(project="p", storage_dir=".") as session:
+        assert session.context.storage_dir == here
+    # And from then on that one is the next.
+    assert find_storage_root(here) == here
+    assert find_storage_root(project / "src") == project
+
+
+def test_the_way_up_ends_at_home(project):
+    home = project.parent
+    shutil.move(project / ".quark", home / ".quark")
+    assert find_storage_root(project / "src") == project / "src"
+    # Who works there means it.
+    assert find_storage_root(home) == home
+
+
+def test_a_folder_called_so_that_is_no_store_is_passed_by(project):
+    (project / "src" / ".quark").mkdir()
+    assert find_storage_root(project / "src" / "deep") == project
+    # In the working directory itself it is told, and not passed by.
+    assert find_storage_root(project / "src") == project / "src"
+
+
+def test_a_mark_that_is_a_link_marks_nothing(project):
+    marker = project / ".quark" / "store.json"
+    marker.rename(project / "elsewhere.json")
+    marker.symlink_to(project / "elsewhere.json")
+    assert find_storage_root(project / "src") == project / "src"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs owners of files")
+def test_the_way_up_ends_at_a_folder_that_everybody_may_write(project):
+    project.chmod(0o777)
+    assert find_storage_root(project / "src") == project / "src"
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs to give files away"
+)
+@pytest.mark.parametrize("what", [".quark", ".quark/store.json", "."])
+def test_a_store_of_somebody_else_is_told_and_left_alone(project, what, caplog):
+    os.chown(project / what, 12345, 12345)
+    here = project / "src" / "deep"
+    assert find_storage_root(here) == here
+    told = [record.getMessage() for record in caplog.records]
+    if what != ".":
+        assert len(told) == 1
+        assert str(project) in told[0]
+        assert "storage_dir=" in told[0]
+    with quark.start_run(project="p") as session:
+        assert session.context.storage_dir == here
+    assert len(caplog.records) == len(told)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs to give files away"
+)
+def test_a_folder_of_somebody_else_on_the_way_ends_it(project):
+    os.chown(project / "src", 12345, 12345)
+    assert find_storage_root(project / "src" / "deep") == project / "src" / "deep"
+
+
+def test_a_store_is_left_alone_by_git_and_what_is_said_there_stays(tmp_path):
+    quark.start_run(project="p", storage_dir=tmp_path).end_run()
+    ignore = tmp_path / ".quark" / ".gitignore"
+    assert ignore.read_text() == "*\n"
+    ignore.write_text("runs\n")
+    quark.start_run(project="p", storage_dir=tmp_path).end_run()
+    assert ignore.read_text() == "runs\n"

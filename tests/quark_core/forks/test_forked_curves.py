@@ -11,8 +11,14 @@ from quark.cli.main import cli
 from quark_core.backends.curves import CurveQuery
 from quark_core.records.query import Query
 from quark_core.runs import following
-from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
-from quark_core.runs.reading import iterate, read_rows, read_series
+from quark_core.runs.following import (
+    read_changes,
+    read_heads,
+    read_mark,
+    read_series,
+    read_series_many,
+)
+from quark_core.runs.reading import iterate, read_rows
 
 LAST = 5
 

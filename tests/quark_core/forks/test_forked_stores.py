@@ -5,14 +5,20 @@ from service_fixtures import serving
 
 import quark
 from quark_core.backends.curves import CurveQuery
-from quark_core.backends.series import find_beginnings
+from quark_core.backends.forks import find_beginnings
 from quark_core.backends.stored_batches import describe_run, select_rows
 from quark_core.errors import RunNotFoundError
 from quark_core.records import MetricRecord
 from quark_core.records.query import Query
 from quark_core.runs.backend_choice import open_reader
-from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
-from quark_core.runs.reading import iterate, read_rows, read_series
+from quark_core.runs.following import (
+    read_changes,
+    read_heads,
+    read_mark,
+    read_series,
+    read_series_many,
+)
+from quark_core.runs.reading import iterate, read_rows
 from quark_core.runs.run_search import build_search, find_runs, summarize_run
 from quark_core.testing.fakes import BatchMaker
 

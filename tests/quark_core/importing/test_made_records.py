@@ -14,12 +14,6 @@ PAGE = (Path(__file__).parents[3] / "docs/reference/export.md").read_text("utf-8
 TIME = "2026-05-07T09:30:00.000000Z"
 
 
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
-
-
 def test_a_made_metric_is_written_with_its_content(session):
     metadata = {"a": [1]}
     made = quark.MetricRecord.make(

@@ -50,12 +50,6 @@ def make_layer(**changes):
     return msgspec.structs.replace(record, tensor_shape=(2, 3), mean=0.5, **changes)
 
 
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
-
-
 def read(session, kind, query=None):
     return session.open_run.read(kind, query or Query()).to_records()
 

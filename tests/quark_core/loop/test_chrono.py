@@ -14,17 +14,6 @@ from quark_core.writers import loop_metrics as aggregates_module
 from quark_core.writers.step_timing import PendingSteps
 
 
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
-
-
-@pytest.fixture
-def metrics(session):
-    return quark.MetricsLogger(session)
-
-
 def time_blocks(metrics, key, count, sleep_s=0.0):
     for _ in range(count):
         with metrics.chrono(key):

@@ -33,17 +33,6 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
-
-
-@pytest.fixture
-def metrics(session):
-    return quark.MetricsLogger(session)
-
-
-@pytest.fixture
 def shown(monkeypatch):
     """Call it for a stream that takes what is printed: pytest has one of its own for each phase."""
     monkeypatch.setenv("QUARK_QUIET", "0")

@@ -23,8 +23,7 @@ from set_for_tests import SET_FOR_TESTS
 import quark
 from quark.cli.export import FileSet
 from quark_core.records import MetricRecord, parse_time
-from quark_core.records.columns import Columns
-from quark_core.records.dataframes import table_fields
+from quark_core.records.columns import Columns, table_fields
 from quark_core.records.query import Query
 
 SCRIPT = str(Path(sys.executable).with_name("quark"))

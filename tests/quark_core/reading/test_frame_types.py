@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import quark
 from quark_core.records import RECORD_TYPES, LayerSummaryRecord, MetricRecord
-from quark_core.records.columns import Columns
-from quark_core.records.dataframes import table_fields
+from quark_core.records.columns import Columns, table_fields
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import Query
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION

@@ -1,5 +1,7 @@
 """Bodies of batches: every record comes back bit by bit, and damage is told from data."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import struct
@@ -15,14 +17,13 @@ from record_strategies import ANY_BATCH, BATCHES, TEXTS
 
 from quark_core.delivery.channel import MetricKey, encode_items, expand_row
 from quark_core.errors import SchemaValidationError
-from quark_core.records import (
-    RECORD_TYPES,
-    MetricRecord,
-)
+from quark_core.records import RECORD_TYPES, MetricRecord
 from quark_core.records.codec import (
     BODY_VERSION,
     MISSING_INDEX,
+    compress_frame,
     decode_body,
+    decompress_frame,
     encode_columns,
     encode_records,
 )
@@ -259,8 +260,30 @@ def test_rows_come_back_as_the_records_that_they_stand_for(rows):
         items.append((sequence + gap, time_us, step, epoch, keys, values))
         sequence += gap + len(values)
     count, body = encode_items(items)
-    expected = [record for item in items for record in expand_row(item, **ORIGIN)]
+    expected = [record for item in items for record in expand_row(item, tuple(ORIGIN.values()))]
     assert count == len(expected)
     assert list(map(as_bits, decode_body(body).to_records(**ORIGIN))) == list(
         map(as_bits, expected)
     )
+
+
+def test_a_second_frame_behind_the_first_is_refused():
+    good = encode_columns("metric", 100, {"value": [0.5 + i for i in range(100)]})
+    assert good[:1] == b"\x01"
+    bomb = compress_frame(bytes(1 << 20))
+    with pytest.raises(SchemaValidationError, match="more behind its end"):
+        decode_body(good + bomb)
+
+
+def test_a_frame_over_the_limit_is_refused_by_its_claim():
+    frame = compress_frame(bytes(1000))
+    assert decompress_frame(frame, "it", 1000) == bytes(1000)
+    with pytest.raises(SchemaValidationError, match="claims 1000 bytes"):
+        decompress_frame(frame, "it", 999)
+
+
+@pytest.mark.parametrize("count", [1 << 40, (1 << 26) + 1])
+def test_rows_that_no_column_carries_are_refused(count):
+    body = b"\x00" + msgspec.msgpack.encode([1, "metric", count, [["value", "c", 1.5, b"", b""]]])
+    with pytest.raises(SchemaValidationError, match="records; refused"):
+        decode_body(body)

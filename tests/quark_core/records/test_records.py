@@ -1,21 +1,43 @@
 """Records: dataclasses to whoever asks, immutable, hashable, and dicts on request."""
 
+from __future__ import annotations
+
 import copy
 import dataclasses
 import json
+import math
 import pickle
 from datetime import UTC, datetime, timedelta, timezone
 
+import golden
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from record_samples import ALL, CONFIG, EVENT, LIFECYCLE, METRIC, TIME
+from record_samples import ALL, CONFIG, ENVIRONMENT, EVENT, LIFECYCLE, METRIC, PROJECT, RUN, TIME
+from record_strategies import BATCHES
 
 from quark_core.errors import SchemaValidationError
-from quark_core.records import MetricRecord, format_time, parse_time
+from quark_core.records import (
+    RECORD_TYPES,
+    EvidenceRecord,
+    GpuReading,
+    MetricRecord,
+    format_time,
+    parse_time,
+)
 from quark_core.records.base import check_timestamp
+from quark_core.records.checks import check_event_type
 from quark_core.records.json_object import JsonObject
+from quark_core.records.schema import (
+    EVENT_SEVERITIES,
+    LOG_IDENTIFIERS,
+    RUN_STATUSES,
+    TERMINAL_STATUSES,
+    dump_record,
+    validate_record,
+)
 from quark_core.records.sweeps import StoredSweep
+from quark_core.testing.fakes import make_samples
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -199,3 +221,233 @@ def test_a_sweep_is_done_when_all_it_was_opened_for_have_ended(state, trials, co
         updated_at=moment,
     )
     assert sweep.is_done is is_done
+
+
+# Some of the stored ones are not finite on purpose.
+GOOD = {kind: make_samples(kind, "run0")[0] for kind in RECORD_TYPES} | {
+    kind: next(
+        record
+        for record in records
+        if math.isfinite(getattr(record, {"metric": "value", "batch": "loss"}.get(kind, ""), 0.0))
+    )
+    for kind, records in golden.RECORDS.items()
+}
+DIGEST = "0" * 63
+
+
+@pytest.mark.parametrize("kind", sorted(RECORD_TYPES))
+def test_a_good_record_of_every_type_validates_and_dumps(kind):
+    record = GOOD[kind]
+    assert validate_record(record) is record
+    dumped = json.loads(json.dumps(dump_record(record), allow_nan=False))
+    assert dumped["id"] == record.id
+    assert dumped["timestamp"] == record.timestamp
+    assert set(dumped) == {"id", "timestamp", *record.__struct_fields__} - {"time_us"}
+
+
+@pytest.mark.parametrize("kind", sorted(RECORD_TYPES))
+def test_a_record_is_a_dataclass_that_can_be_replaced(kind):
+    @given(BATCHES[kind])
+    def check(record):
+        assert dataclasses.is_dataclass(record)
+        assert [field.name for field in dataclasses.fields(record)] == list(
+            record.__struct_fields__
+        )
+        assert dataclasses.replace(record, sequence=7).sequence == 7
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        ("telemetry", "boundary", "minute"),
+        ("telemetry", "step_time_ms", math.nan),
+        ("telemetry", "compute_time_ms", "1"),
+        ("telemetry", "ram_used_bytes", -1),
+        ("telemetry", "overflow_count", None),
+        ("telemetry", "gpus", [GpuReading(0)]),
+        ("telemetry", "gpus", (1,)),
+        ("layer", "summary_type", "weight"),
+        ("layer", "hook_direction", "up"),
+        ("layer", "element_count", -1),
+        ("layer", "module_name", ""),
+        ("layer", "tensor_shape", (2, -1)),
+        ("parameter", "parameter_role", "gain"),
+        ("parameter", "parameter_name", ""),
+        ("parameter", "in_optimizer", 1),
+        ("parameter", "non_finite_value_count", -1),
+        ("parameter", "shape", [1]),
+        ("parameter_distribution", "distribution_type", "activation"),
+        ("parameter_distribution", "bin_edges", (0.0, 1.0)),
+        ("parameter_distribution", "bin_edges", (0.0, 0.0, 1.0)),
+        ("parameter_distribution", "counts", (1, -2)),
+        ("batch", "loss", math.inf),
+        ("batch", "loss", None),
+        ("batch", "batch_size", -1),
+        ("batch", "sample_ids", (1.5, "a", 2)),
+        ("batch", "sample_ids", ("a", "b")),
+        ("batch", "sequence_lengths", (1, 2, -3)),
+        ("batch", "class_counts", JsonObject({"cat": -1})),
+        ("batch", "class_counts", JsonObject({"cat": 1.5})),
+        ("artifact", "artifact_key", "another/name"),
+        ("artifact", "artifact_type", ""),
+        ("artifact", "payload_format", "pickle"),
+        ("artifact", "size_bytes", -1),
+        ("artifact", "sha256", DIGEST),
+        ("artifact", "sha256", DIGEST + "A"),
+        ("alert", "category", "overall"),
+        ("alert", "severity", "debug"),
+        ("alert", "evidence", ("fact",)),
+        ("health_score", "score", 100.5),
+        ("health_score", "score", math.nan),
+        ("health_score", "score_key", "speed"),
+        ("health_score", "status", "good"),
+        ("health_score", "contributing_alert_ids", (1,)),
+        ("phase", "step_start", -1),
+        ("phase", "summary", None),
+    ],
+)
+def test_a_bad_field_is_refused_by_type_and_field(kind, field, value):
+    record = dataclasses.replace(GOOD[kind], **{field: value})
+    with pytest.raises(SchemaValidationError) as caught:
+        validate_record(record)
+    assert str(caught.value).startswith(f"{type(record).__name__}.{field}")
+
+
+def test_what_is_inside_of_a_record_is_validated_too():
+    bad = EvidenceRecord("metric", "loss", "It fell.", step_start=-1)
+    with pytest.raises(SchemaValidationError, match=r"^EvidenceRecord\.step_start must not"):
+        validate_record(dataclasses.replace(GOOD["alert"], evidence=(bad,)))
+
+
+def change(record, **fields):
+    return dataclasses.replace(record, **fields)
+
+
+@pytest.mark.parametrize("record", ALL, ids=lambda record: type(record).__name__)
+def test_a_good_record_is_returned_as_it_is(record):
+    assert validate_record(record) is record
+    assert dump_record(record) == record.to_dict()
+    json.dumps(dump_record(record), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        change(METRIC, run_id=None),
+        change(METRIC, value=3),
+        change(METRIC, step=None, epoch=0),
+        change(METRIC, step=2**63 - 1),
+        change(METRIC, metric_key="loss", namespace=None),
+        change(METRIC, metric_key="a/b/loss", namespace="a/b"),
+        change(METRIC, metadata=JsonObject()),
+        change(EVENT, event_type="eval/done-2.b", step=0, epoch=0, status="ok"),
+        change(RUN, id=None, tags=()),
+        change(CONFIG, notes=("config.x was kept as its repr",)),
+        *(change(EVENT, severity=severity) for severity in EVENT_SEVERITIES),
+        *(change(RUN, status=status) for status in RUN_STATUSES),
+    ],
+)
+def test_the_borders_of_what_is_allowed_are_allowed(record):
+    assert validate_record(record) is record
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "value"),
+    [
+        (METRIC, "run_id", 1),
+        (METRIC, "writer_id", None),
+        (METRIC, "attempt", -1),
+        (METRIC, "attempt", None),
+        (METRIC, "rank", -1),
+        (METRIC, "rank", "0"),
+        (METRIC, "sequence", -1),
+        (METRIC, "sequence", True),
+        (METRIC, "time_us", 1.5),
+        (METRIC, "metric_key", ""),
+        (METRIC, "metric_key", "another/loss"),
+        (METRIC, "metric_key", "n" * 251),
+        (METRIC, "metric_key", None),
+        (METRIC, "value", "0.5"),
+        (METRIC, "value", True),
+        (METRIC, "value", None),
+        (METRIC, "value", float("nan")),
+        (METRIC, "value", float("inf")),
+        (METRIC, "value", -float("inf")),
+        (METRIC, "value", 10**400),
+        (METRIC, "step", -1),
+        (METRIC, "step", 1.0),
+        (METRIC, "step", True),
+        (METRIC, "epoch", -1),
+        (METRIC, "description", 3),
+        (METRIC, "metadata", [1]),
+        (METRIC, "metadata", "{}"),
+        (EVENT, "event_type", "Checkpoint"),
+        (EVENT, "event_type", ""),
+        (EVENT, "event_type", "a b"),
+        (EVENT, "severity", "fatal"),
+        (EVENT, "severity", "INFO"),
+        (EVENT, "severity", None),
+        (EVENT, "status", 200),
+        (EVENT, "payload", ["a"]),
+        (LIFECYCLE, "action", None),
+        (LIFECYCLE, "action", "explode"),
+        (LIFECYCLE, "data", "good"),
+        (PROJECT, "name", None),
+        (RUN, "status", "lost"),
+        (RUN, "status", "Running"),
+        (RUN, "status", None),
+        (RUN, "tags", ["a"]),
+        (RUN, "tags", ("a", 1)),
+        (RUN, "strict_mode", 1),
+        (RUN, "attempt", -1),
+        (RUN, "resume_count", -1),
+        (RUN, "resume_count", False),
+        (RUN, "created_at", None),
+        (CONFIG, "values", None),
+        (CONFIG, "notes", "one"),
+        (ENVIRONMENT, "values", []),
+    ],
+    ids=lambda value: type(value).__name__ if dataclasses.is_dataclass(value) else repr(value)[:20],
+)
+def test_a_bad_field_is_refused_by_record_and_field(record, field, value):
+    with pytest.raises(SchemaValidationError) as caught:
+        validate_record(change(record, **{field: value}))
+
+    assert str(caught.value).startswith(f"{type(record).__name__}.{field} ")
+
+
+def test_a_metric_needs_a_step_or_an_epoch():
+    with pytest.raises(SchemaValidationError, match=r"^MetricRecord .*step or an epoch"):
+        validate_record(change(METRIC, step=None, epoch=None))
+
+
+@pytest.mark.parametrize("record", [None, {}, {"value": 1.0}, "record", MetricRecord])
+def test_what_is_no_record_is_refused(record):
+    with pytest.raises(SchemaValidationError, match=r"^record must be"):
+        validate_record(record)
+
+
+@pytest.mark.parametrize("field", [{"value": "high"}, {"time_us": 2**62}, {"time_us": -(2**62)}])
+def test_nothing_bad_is_dumped(field):
+    with pytest.raises(SchemaValidationError):
+        dump_record(change(METRIC, **field))
+
+
+@pytest.mark.parametrize("name", ["a", "user_log", "eval/done", "a.b-c_d/2"])
+def test_an_event_type_within_the_rule_is_returned(name):
+    assert check_event_type(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "A", "1a", "_a", "a b", "a\n", "é", "a@", "a" * 251, None, 3, b"a"]
+)
+def test_an_event_type_outside_the_rule_is_refused(name):
+    with pytest.raises(SchemaValidationError, match=r"^event_type "):
+        check_event_type(name)
+
+
+def test_the_constants_agree_with_each_other():
+    assert set(TERMINAL_STATUSES) == set(RUN_STATUSES) - {"running"}
+    assert set(LOG_IDENTIFIERS.values()) <= set(EVENT_SEVERITIES)

@@ -11,8 +11,7 @@ import pytest
 import quark
 from quark_core.backends.curves import CurveQuery
 from quark_core.runs.backend_choice import open_reader
-from quark_core.runs.following import read_series_many
-from quark_core.runs.reading import read_series
+from quark_core.runs.following import read_series, read_series_many
 
 
 @pytest.fixture

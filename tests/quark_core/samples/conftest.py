@@ -6,18 +6,6 @@ import quark
 
 
 @pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as found:
-        yield found
-
-
-@pytest.fixture
-def strict_session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path, strict_mode=True) as found:
-        yield found
-
-
-@pytest.fixture
 def diagnostics(session):
     return quark.DataDiagnostics(session)
 

@@ -1,12 +1,16 @@
 """What the language of searches means, and where its mistakes are pointed out."""
 
+from __future__ import annotations
+
 import math
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_core.errors import SchemaValidationError
+from quark_core.records.json_object import JsonObject
 from quark_core.records.query import (
     And,
     Comparison,
@@ -19,7 +23,9 @@ from quark_core.records.query import (
     Or,
     OrderBy,
 )
-from quark_core.search.parser import parse_order, parse_where
+from quark_core.records.sweeps import StoredTrial
+from quark_core.search.evaluation import parse_period
+from quark_core.search.parser import compile_trial_where, parse_order, parse_where
 
 LOSS = Field("metric", "val/loss")
 LR = Field("config", "lr")
@@ -252,3 +258,122 @@ def test_any_text_is_read_or_refused_with_a_place(text):
             assert "column " in head
             assert line.startswith("  ")
             assert set(mark.strip()) == {"^"}
+
+
+def us(*parts):
+    moment = datetime(*parts, tzinfo=UTC)
+    return int(moment.timestamp()) * 1_000_000 + moment.microsecond
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("2026", us(2026, 1, 1), us(2027, 1, 1)),
+        ("2026-11", us(2026, 11, 1), us(2026, 12, 1)),
+        ("2026-12", us(2026, 12, 1), us(2027, 1, 1)),
+        ("2028-02", us(2028, 2, 1), us(2028, 3, 1)),
+        ("2026-11-01", us(2026, 11, 1), us(2026, 11, 2)),
+        ("2026-11-01T09", us(2026, 11, 1, 9), us(2026, 11, 1, 10)),
+        ("2026-11-01 09:30", us(2026, 11, 1, 9, 30), us(2026, 11, 1, 9, 31)),
+        ("2026-11-01T09:30:05Z", us(2026, 11, 1, 9, 30, 5), us(2026, 11, 1, 9, 30, 6)),
+        ("2026-11-01T09:30+02:00", us(2026, 11, 1, 7, 30), us(2026, 11, 1, 7, 31)),
+        ("2026-11-01t09:30-0130", us(2026, 11, 1, 11), us(2026, 11, 1, 11, 1)),
+        (" 2026-11-01T09:30:05.25 ", us(2026, 11, 1, 9, 30, 5, 250_000), None),
+        ("9999", us(9999, 1, 1), us(9999, 12, 31) + 86_400_000_000),
+    ],
+)
+def test_what_a_text_stands_for(text, start, end):
+    period = parse_period(text)
+    assert period == (start, period.end_us if end is None else end)
+    if end is None:
+        assert period.end_us - period.start_us == 10_000
+
+
+NO_TIMES = """
+now 26 2026-1 2026-13 2026-02-30 2026-11-01T25 20261101 2026-11-01Z 2026-11-01T09:60 0000
+2026-11-01T09+24:00 2026-11-01T09:30:05.1234567
+"""
+
+
+@pytest.mark.parametrize("text", ["", "\uff12\uff10\uff12\uff16", *NO_TIMES.split()])
+def test_what_is_no_time(text):
+    with pytest.raises(ValueError, match=r"\S"):
+        parse_period(text)
+
+
+TRIAL = StoredTrial(
+    "s1",
+    4,
+    JsonObject({"lr": 0.01, "optimizer": "adam", "model": {"layers": 3}, "weight decay": 0.1}),
+    JsonObject({"rung": 1, "budget": 9, "source": "halving"}),
+    "suspended",
+    token=2,
+    failures=1,
+    worker=JsonObject({"host": "node7|boot|pid", "pid": 3, "started": ""}),
+    claimed_at="2026-11-28T10:00:00.000000Z",
+    run_id="abcd",
+    values=(0.5, 0.1),
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "fits"),
+    [
+        ("lr < 0.1", True),
+        ("param.lr < 0.001", False),
+        ("config.lr == 0.01", True),
+        ("param.lr == 0.01 and failures == 0", False),
+        ("optimizer in ('adam', 'sgd')", True),
+        ("optimizer != 'adam'", False),
+        ("'da' in optimizer", True),
+        ("model.layers >= 3", True),
+        ("`weight decay` > 0.05", True),
+        ("param.`weight decay` > 0.5", False),
+        ("momentum > 0", False),
+        ("momentum == null", True),
+        ("state == 'suspended'", True),
+        ("not (state == 'waiting')", True),
+        ("number in (1, 4)", True),
+        ("rung == 1 and budget == 9", True),
+        ("origin.source == 'halving'", True),
+        ("origin.source == 'random'", False),
+        ("token == 2 and losses == 0", True),
+        ("value > 0.4", True),
+        ("worker == 'node7'", True),
+        ("run == 'abcd'", True),
+        ("claimed >= '2026-11-28' and settled == null", True),
+        ("trial.number == 4", True),
+        ("param.number == 4", False),
+        ("lr == 'adam'", False),
+        ("lr != 'adam'", True),
+    ],
+)
+def test_names_are_parameters_and_fields(where: str, fits: bool) -> None:
+    assert compile_trial_where(where)(TRIAL) is fits
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("lr <", "expected"),
+        ("state == 'done'", "state is one of waiting, running"),
+        ("number == 'four'", "number is a number"),
+        ("trial.lr == 1", "a trial has no field 'lr'"),
+        ("min(value) < 1", "a trial has no min"),
+        ("claimed > 'soon'", "this is no time"),
+        ("lr = 0.1", "to compare, write =="),
+    ],
+)
+def test_a_mistake_is_shown_at_its_place(where: str, message: str) -> None:
+    with pytest.raises(SchemaValidationError, match=message) as caught:
+        compile_trial_where(where)
+    assert str(caught.value).startswith("where, column ")
+    assert "^" in str(caught.value)
+
+
+def test_values_that_are_not_finite_are_none() -> None:
+    import msgspec
+
+    broken = msgspec.structs.replace(TRIAL, values=(float("nan"),))
+    assert compile_trial_where("value == null")(broken)
+    assert not compile_trial_where("value < 1")(broken)

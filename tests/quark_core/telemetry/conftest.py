@@ -6,7 +6,6 @@ import time
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-import quark
 from quark_core.system import hardware_sampler as sampler_module
 from quark_core.writers import telemetry, telemetry_recording
 
@@ -45,12 +44,6 @@ def nvml(monkeypatch):
     fake = FakeNvml([FakeGpu(0), FakeGpu(1)])
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return fake
-
-
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -14,12 +14,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.writers.buffered_writer import BufferedWriter
 
 
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
-
-
 def list_points(metrics):
     return [(each.metric_key, each.value, each.step) for each in metrics.read()]
 

@@ -25,17 +25,6 @@ from quark_core.writers.events import LOG_EVENT_TYPE, default_severity
 
 
 @pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
-
-
-@pytest.fixture
-def events(session):
-    return EventLogger(session)
-
-
-@pytest.fixture
 def logger():
     """A logger of this test's own, which the root's handlers do not hear."""
     logger = logging.Logger("app.training")

@@ -11,8 +11,8 @@ from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.sqlite import connect
 from quark_backends.store.upkeep import compaction
 from quark_backends.store.upkeep.compaction import Compactor
-from quark_core.runs.reading import read_run_series
 from quark_core.writers import metrics as metrics_module
+from quark_core.writers.metrics import read_run_series
 
 NAMES = 300
 

@@ -11,18 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import quark
 from quark_core.errors import SchemaValidationError
 from quark_core.writers.metrics import MetricsLogger
 from quark_core.writers.scalars import to_float
 
 torch = pytest.importorskip("torch")
-
-
-@pytest.fixture
-def session(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        yield session
 
 
 class Level(IntEnum):
