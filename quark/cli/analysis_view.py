@@ -13,10 +13,11 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 
 from quark.analysis.curves import Curve
-from quark.analysis.health import is_note
+from quark.analysis.health import is_note, order_alerts
 from quark.analysis.observations import format_number, say_steps
 from quark.cli.plots import draw_curve
 from quark.cli.texts import Console, Text, describe_run_state
+from quark_core.formatting import format_count, join_first
 from quark_core.records.kinds.findings import LITTLE_SEEN
 from quark_core.records.names import decode_name
 from quark_core.runs.run_ids import shorten_run_id
@@ -82,7 +83,7 @@ def print_analysis(
     print_trimmed(console, Text(), width)
     print_trimmed(console, Text(_describe_judgement(result.health_scores[0])), width)
     print_trimmed(console, Text(_count_alerts(result), style="bold"), width)
-    alerts = list(_in_order(result.alerts))
+    alerts = list(order_alerts(result.alerts))
     numbers = {alert.id: number for number, (alert, _) in enumerate(alerts, start=1)}
     for alert, depth in alerts:
         print_trimmed(console, Text(), width)
@@ -191,42 +192,12 @@ def _count_alerts(result: AnalyzerResult) -> str:
     counted = [dict(score.metadata or {}) for score in result.health_scores]
     rules, looked = (counted[0].get(key, 0) for key in ("rules", "rules_with_data"))
     notes = sum(is_note(alert) for alert in result.alerts)
-    said = f", and {notes} note{'s' if notes > 1 else ''}" if notes else ""
+    said = f", and {format_count(notes, 'note')}" if notes else ""
     if count := len(result.alerts) - notes:
-        return f"{count} alert{'s' if count > 1 else ''}{said}"
+        return f"{format_count(count, 'alert')}{said}"
     if not looked:
         return f"No alerts{said}, but no rule had the data it needs."
     return f"No alerts{said}: {looked} of {rules} checks ran and found no problem."
-
-
-def _in_order(alerts: Sequence[AlertRecord]) -> Iterator[tuple[AlertRecord, int]]:
-    """The worst first, but each consequence after its cause, with its depth below it."""
-    by_id = {alert.id: alert for alert in alerts}
-    below: dict[str | None, list[AlertRecord]] = {}
-    for alert in alerts:
-        metadata: dict[str, Any] = dict(alert.metadata or {})
-        cause = metadata.get("caused_by")
-        below.setdefault(cause if cause in by_id else None, []).append(alert)
-    place = {alert.id: index for index, alert in enumerate(alerts)}
-
-    def rank(alert: AlertRecord, seen: frozenset[str] = frozenset()) -> int:
-        """Place of the worst of an alert and what follows from it."""
-        seen |= {alert.id}
-        below_it = (item for item in below.get(alert.id, ()) if item.id not in seen)
-        return min([place[alert.id], *(rank(item, seen) for item in below_it)])
-
-    done: set[str] = set()
-
-    def walk(items: Sequence[AlertRecord], depth: int) -> Iterator[tuple[AlertRecord, int]]:
-        for alert in sorted(items, key=rank):
-            if alert.id not in done:
-                done.add(alert.id)
-                yield alert, depth
-                yield from walk(below.get(alert.id, ()), depth + 1)
-
-    yield from walk(below.get(None, ()), 0)
-    # Causes that lead back to each other have no beginning; a third-party rule may make such.
-    yield from walk(alerts, 0)
 
 
 def _alert_block(
@@ -282,7 +253,7 @@ def _describe_place(alert: AlertRecord, metadata: dict[str, Any]) -> Text:
         text.append(f", from epoch {alert.epoch} on", style="not bold")
     affected = metadata.get("affected") or ()
     if affected:
-        text.append(f"; also {_list_names(affected)}", style="not bold")
+        text.append(f"; also {join_first(affected, _NAMES)}", style="not bold")
     if metadata.get("hard_limit"):
         text.append("; a limit that was set", style="not bold")
     confidence = metadata.get("confidence", 1.0)
@@ -408,11 +379,6 @@ def _describe_storing(result: AnalyzerResult) -> str:
 
 def _indent(part: RenderableType, columns: int) -> Padding:
     return Padding(part, (0, 0, 0, columns), expand=False)
-
-
-def _list_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return ", ".join(names[:_NAMES]) + more
 
 
 # What `quark.watch` brings first, and nothing else does.

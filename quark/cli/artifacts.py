@@ -13,12 +13,12 @@ from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
     RunSource,
     backend_option,
-    count_things,
     json_option,
     print_json,
     storage_option,
 )
 from quark_core.errors import ArtifactNotFoundError, QuarkError, RunNotFoundError
+from quark_core.formatting import format_bytes, format_count, join_first
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -203,8 +203,7 @@ def _tell_missing(source: RunSource, project: str | None, name: str) -> str:
 
     versions = list_versions(source.reader, choose_project(source, project))
     known = list(dict.fromkeys(decode_name(version.key) for version in versions))
-    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    there = f"there are {', '.join(known[:_MOST_NAMES])}{more}" if known else "there is none at all"
+    there = f"there are {join_first(known, _MOST_NAMES)}" if known else "there is none at all"
     return f"NAME: there is no artifact {name!r:.200} in {source.store}; {there}"
 
 
@@ -229,7 +228,6 @@ def choose_project(source: RunSource, project: str | None) -> str:
 
 def _print_versions(found: Sequence[ArtifactVersion]) -> None:
     from rich import box
-    from rich.filesize import decimal
     from rich.table import Table
 
     from quark.cli.texts import Console, Text
@@ -246,7 +244,7 @@ def _print_versions(found: Sequence[ArtifactVersion]) -> None:
             Text(record.artifact_type),
             Text(version.run_name or str(record.run_id)),
             Text(", ".join(version.used_by)),
-            Text(decimal(record.size_bytes)),
+            Text(format_bytes(record.size_bytes)),
         )
     Console().print(table)
 
@@ -300,8 +298,6 @@ def list_artifacts(
     With KEY only those under that key. With --output their payloads are copied
     out, each checked against its SHA-256; a file that exists is left alone.
     """
-    from rich.filesize import decimal
-
     from quark.cli.texts import Console
     from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT
     from quark_core.runs.artifact_versions import HIDDEN_TYPES
@@ -324,8 +320,8 @@ def list_artifacts(
     elif output is None:
         Console().print(make_artifact_table(found))
         total = sum({record.sha256: record.size_bytes for record in found}.values())
-        counted = count_things(len(found), "artifact")
-        click.echo(f"{counted}, {decimal(total)}; --output DIR copies them out.")
+        counted = format_count(len(found), "artifact")
+        click.echo(f"{counted}, {format_bytes(total)}; --output DIR copies them out.")
         if isinstance(reader.context.run_path, Path):
             click.echo(f"They lie in {reader.context.run_path / ARTIFACT_STORAGE_LAYOUT['root']}")
         else:
@@ -341,7 +337,6 @@ for _command in (versions, get, lineage, alias):
 def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
     """Artifacts as a table for the terminal."""
     from rich import box
-    from rich.filesize import decimal
     from rich.table import Table
 
     from quark.cli.texts import Text
@@ -355,7 +350,7 @@ def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
     for header in (*counters, "size"):
         table.add_column(header, justify="right", no_wrap=True)
     for record in records:
-        size = Text(decimal(record.size_bytes))
+        size = Text(format_bytes(record.size_bytes))
         if record.payload_relative_path is None:
             size.append(" not kept", style="red")
         counts = [getattr(record, name) for name in counters]

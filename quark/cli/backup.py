@@ -7,13 +7,10 @@ from pathlib import Path
 
 import click
 
-from quark.cli.du import describe_bytes
-from quark.cli.store_access import (
-    count_things,
-    storage_option,
-)
+from quark.cli.store_access import storage_option
 from quark_backends.store.upkeep.backup import BackupManifest
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.formatting import format_bytes, format_count
 
 keep_going_option = click.option(
     "--keep-going",
@@ -59,8 +56,8 @@ def describe_backup(manifest: BackupManifest) -> str:
         f"{count:,} {what if count != 1 else what.removesuffix('s')}"
         for what, count in manifest.counts.items()
     )
-    files = count_things(len(manifest.files), "file")
-    size = describe_bytes(size_bytes)
+    files = format_count(len(manifest.files), "file")
+    size = format_bytes(size_bytes)
     return f"a {manifest.kind} at {manifest.made_at}: {counts}; {files}, {size}"
 
 

@@ -27,7 +27,8 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
-from quark.cli.texts import Console, Text, describe_number, describe_state
+from quark.cli.texts import Console, Text, describe_state
+from quark_core.formatting import format_value, join_first
 from quark_core.records.names import decode_name
 from quark_core.runs.run_ids import shorten_run_id
 
@@ -510,8 +511,7 @@ def _layer_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
     ):
         names = [name for name, diff in items if diff.presence == presence]
         if names:
-            more = f" and {len(names) - _LAYERS} more" if len(names) > _LAYERS else ""
-            grid.add_row(Text(words, style="yellow"), Text(", ".join(names[:_LAYERS]) + more))
+            grid.add_row(Text(words, style="yellow"), Text(join_first(names, _LAYERS)))
     if grid.row_count:
         yield _indent(grid, 2)
     yield Text()
@@ -615,7 +615,7 @@ def target_parts(
     for target in targets:
         words = target.direction.replace("_", " ")
         name = decode_name(target.metric_key)
-        head = f"{name} {words} {describe_number(float(target.target_value))}"
+        head = f"{name} {words} {format_value(float(target.target_value))}"
         found = next((diff for diff in diffs if _has_target(diff, target)), None)
         yield Text(f"  {head}")
         if found is None or found.time_to_target is None:
@@ -679,7 +679,7 @@ def _block(diff: MetricDiff, width: int, *, ascii_only: bool) -> Iterator[Render
 
 
 def _describe_figure(figure: FigureDiff | None, side: str) -> str:
-    return "-" if figure is None else describe_number(getattr(figure, side))
+    return "-" if figure is None else format_value(getattr(figure, side))
 
 
 def _describe_effect(diff: MetricDiff) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from quark.cli.du import describe_bytes
 from quark.cli.store_access import describe_place, json_option, print_json, storage_option
 from quark.cli.sync import print_lanes
 from quark_backends.store.databases.layout import StoreLayout
@@ -17,6 +16,7 @@ from quark_core.backends.contract import SupportsPrimary
 from quark_core.backends.edits import DamagedRecords
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SessionStoreError
+from quark_core.formatting import format_bytes
 
 
 @click.command()
@@ -67,7 +67,7 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
         click.echo(f"Store {place}: cannot be read: {unreadable}")
     if log_bytes:
         click.echo(
-            f"{layout.db_path.name} alone is not the store: up to {describe_bytes(log_bytes)} of "
+            f"{layout.db_path.name} alone is not the store: up to {format_bytes(log_bytes)} of "
             f"the newest are in {find_log(layout.db_path).name}. To copy a store that is in use: "
             f"quark backup DIR; after its last run has ended or was killed, quark sync "
             f"{shlex.quote(str(root))} makes the file whole."

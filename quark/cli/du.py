@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.store_access import (
-    count_things,
     describe_place,
     json_option,
     open_store,
@@ -19,6 +18,7 @@ from quark.cli.store_access import (
 from quark_core.backends.contract import SupportsPrimary
 from quark_core.backends.edits import RunUsage, StoreUsage, SupportsRemoval
 from quark_core.errors import SessionStoreError
+from quark_core.formatting import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,17 +77,6 @@ def measure(store: object) -> SupportsRemoval:
     raise SessionStoreError(f"the store ({place}) can neither measure nor remove runs")
 
 
-def describe_bytes(size_bytes: int) -> str:
-    """A size such as 512 B, 1.2 kB, 34.5 MB; kB are 1000 bytes."""
-    value, units = float(size_bytes), ("B", "kB", "MB", "GB", "TB")
-    for unit in units:
-        # What would be shown as 1000.0 is one of the next unit.
-        if abs(value) < 999.95 or unit == units[-1]:
-            break
-        value /= 1000
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
 def shorten_ids(ids: Sequence[str], known: Iterable[str]) -> list[str]:
     """The shortest beginnings, of eight characters at least, that fit one known run each."""
     everyone = set(known) | set(ids)
@@ -138,9 +127,9 @@ def print_usages(
             Text(usage.project),
             Text("in trash", style="dim") if trashed else describe_state(usage.state),
             f"{usage.points:,}",
-            describe_bytes(usage.database_bytes),
-            describe_bytes(usage.file_bytes),
-            describe_bytes(usage.total_bytes),
+            format_bytes(usage.database_bytes),
+            format_bytes(usage.file_bytes),
+            format_bytes(usage.total_bytes),
         )
     console = Console()
     console.print(table)
@@ -180,9 +169,9 @@ def _project_table(projects: Sequence[dict[str, Any]]) -> Table:
             Text(entry["project"]),
             f"{entry['runs']:,}",
             f"{entry['points']:,}",
-            describe_bytes(entry["database_bytes"]),
-            describe_bytes(entry["file_bytes"]),
-            describe_bytes(entry["total_bytes"]),
+            format_bytes(entry["database_bytes"]),
+            format_bytes(entry["file_bytes"]),
+            format_bytes(entry["total_bytes"]),
         )
     return table
 
@@ -195,7 +184,7 @@ def _total_table(usage: StoreUsage) -> Table:
     kept = [run for run in usage.runs if run.trashed_at is None]
     trash_bytes = sum(run.total_bytes for run in usage.trash)
     rows = [
-        (count_things(len(kept), "run"), sum(run.total_bytes for run in kept), ""),
+        (format_count(len(kept), "run"), sum(run.total_bytes for run in kept), ""),
         (f"{len(usage.trash)} in the trash", trash_bytes, "quark gc" if trash_bytes else ""),
         ("free in the database", usage.free_bytes, "quark gc" if usage.free_bytes else ""),
         ("database overhead", usage.overhead_bytes, "indexes, page ends, write-ahead log"),
@@ -208,10 +197,10 @@ def _total_table(usage: StoreUsage) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(style="dim")
     for label, size_bytes, remark in rows:
-        table.add_row(label, describe_bytes(size_bytes), remark)
+        table.add_row(label, format_bytes(size_bytes), remark)
     table.add_row(
         Text("all of it", style="bold"),
-        Text(describe_bytes(usage.total_bytes), style="bold"),
+        Text(format_bytes(usage.total_bytes), style="bold"),
         Text(usage.store_root, overflow="fold"),
     )
     return table

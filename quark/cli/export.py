@@ -19,8 +19,9 @@ import msgspec
 
 from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
-from quark.cli.store_access import RunSource, backend_option, count_things, storage_option
+from quark.cli.store_access import RunSource, backend_option, storage_option
 from quark_core.config.arguments import check_run_id
+from quark_core.formatting import format_bytes, format_count
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
@@ -331,8 +332,6 @@ def export(
     config and its environment. The files appear together and whole, or not at
     all, and none is overwritten without --force.
     """
-    from rich.filesize import decimal
-
     from quark_core.errors import UnknownKindError
     from quark_core.records.query import Query
     from quark_core.runs.reading import iterate
@@ -370,8 +369,8 @@ def export(
             f"--output {directory} cannot be written: {error.strerror or error}"
         ) from error
     click.echo(
-        f"{count_things(sum(files.rows.values()), 'row')}, {decimal(files.size_bytes)} in "
-        f"{count_things(len(files.written), 'file')}: {', '.join(map(str, files.written))}"
+        f"{format_count(sum(files.rows.values()), 'row')}, {format_bytes(files.size_bytes)} in "
+        f"{format_count(len(files.written), 'file')}: {', '.join(map(str, files.written))}"
     )
     if (not kinds or "artifact" in kinds) and files.rows.get(targets.name("artifact")):
         click.echo(

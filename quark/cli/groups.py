@@ -22,7 +22,8 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
-from quark.cli.texts import Text, describe_age, describe_number
+from quark.cli.texts import Text
+from quark_core.formatting import format_age, format_value
 from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
@@ -215,7 +216,8 @@ def _print_tree(found: Sequence[StoredGroup], metric: str | None, best: _Best) -
     from rich import box
     from rich.table import Table
 
-    from quark.cli.texts import Console, Text, describe_age, describe_number
+    from quark.cli.texts import Console, Text
+    from quark_core.formatting import format_age, format_value
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(Text("group"), overflow="fold")
@@ -232,13 +234,11 @@ def _print_tree(found: Sequence[StoredGroup], metric: str | None, best: _Best) -
         cells = [
             Text(_INDENT * (group.path.count("/") + 1) + group.path.rpartition("/")[2]),
             Text(str(group.runs)),
-            Text("-" if group.newest_at is None else describe_age(group.newest_at)),
+            Text("-" if group.newest_at is None else format_age(group.newest_at)),
         ]
         if metric is not None:
             value, run_id = best.get((group.project, group.path), (None, ""))
-            shown = (
-                "-" if value is None else f"{describe_number(value)} ({run_id[:_RUN_CHARACTERS]})"
-            )
+            shown = "-" if value is None else f"{format_value(value)} ({run_id[:_RUN_CHARACTERS]})"
             cells.append(Text(shown))
         said = [
             group.description or "",
@@ -313,7 +313,7 @@ def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> T
             Text(str(len(group.runs))),
             Text(_describe_mean(group)),
             Text(_describe_spread(group)),
-            Text(describe_age(group.newest_at)),
+            Text(format_age(group.newest_at)),
             Text(_list_runs(group)),
         )
     return table
@@ -322,17 +322,17 @@ def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> T
 def _describe_mean(group: GroupedRuns) -> str:
     if group.mean is None:
         return "-"
-    mean = describe_number(group.mean)
+    mean = format_value(group.mean)
     few = "" if len(group.values) == len(group.runs) else f" of {len(group.values)}"
     if group.deviation is None:
         return f"{mean}{few}"
-    return f"{mean} ± {describe_number(group.deviation)}{few}"
+    return f"{mean} ± {format_value(group.deviation)}{few}"
 
 
 def _describe_spread(group: GroupedRuns) -> str:
     if group.low is None or group.high is None or len(group.values) < 2:
         return "-"
-    return f"{describe_number(group.low)} … {describe_number(group.high)}"
+    return f"{format_value(group.low)} … {format_value(group.high)}"
 
 
 def _list_runs(group: GroupedRuns) -> str:

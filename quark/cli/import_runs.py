@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from quark.cli.store_access import (
-    count_things,
-    json_option,
-    print_json,
-    storage_option,
-)
+from quark.cli.store_access import json_option, print_json, storage_option
 from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
+from quark_core.formatting import format_count
 
 if TYPE_CHECKING:
     from quark.importing.importer import RunImport
@@ -316,7 +312,7 @@ def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
         )
     console.print(table)
     points = sum(one.points for one in results)
-    console.print(f"{count_things(points, 'point')} in {took_s:.1f} s, under {root}", markup=False)
+    console.print(f"{format_count(points, 'point')} in {took_s:.1f} s, under {root}", markup=False)
     _print_losses(results, console)
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.completion import complete_runs
-from quark.cli.du import describe_bytes, measure, print_usages, shorten_ids
+from quark.cli.du import measure, print_usages, shorten_ids
 from quark.cli.store_access import (
-    count_things,
     describe_several,
     find_by_id,
     find_ids,
@@ -24,6 +23,7 @@ from quark.cli.store_access import (
 )
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import InvalidRunStateError, RunNotFoundError
+from quark_core.formatting import format_bytes, format_count
 from quark_core.runs.run_ids import name_store
 from quark_core.system.terminal_text import clean_line
 
@@ -89,11 +89,6 @@ def choose_runs(
     return list(dict.fromkeys(chosen))
 
 
-def count_runs(runs: int) -> str:
-    """`1 run`, or `3 runs`."""
-    return count_things(runs, "run")
-
-
 _SHOWN_IDS = 10
 
 
@@ -144,7 +139,8 @@ def rm(
     if not as_json:
         _tell_used(store, chosen)
     if not yes:
-        question = f"Put {count_runs(len(usages))} into the trash ({describe_bytes(total_bytes)})?"
+        counted = format_count(len(usages), "run")
+        question = f"Put {counted} into the trash ({format_bytes(total_bytes)})?"
         click.confirm(question, abort=True, err=as_json)
     with open_for_removal(root) as removal:
         removal.trash_runs(chosen)
@@ -153,7 +149,7 @@ def rm(
         return
     ids = shorten_ids(chosen, [*known, *in_trash])
     shown = " ".join(ids) if len(ids) <= _SHOWN_IDS else "RUN... (`quark rm --list` lists them)"
-    click.echo(f"{count_runs(len(usages))} in the trash: {describe_bytes(total_bytes)}.")
+    click.echo(f"{format_count(len(usages), 'run')} in the trash: {format_bytes(total_bytes)}.")
     click.echo(f"Put back with: quark restore{_storage_words(storage_dir)} {shown}")
     click.echo(f"Free the space with: quark gc{_storage_words(storage_dir)}")
 
@@ -229,8 +225,8 @@ def _print_trash(usages: Sequence[RunUsage], where: str, as_json: bool) -> None:
         click.echo(f"The trash of {where} is empty.")
     else:
         print_usages(usages)
-        total = describe_bytes(sum(usage.total_bytes for usage in usages))
-        click.echo(f"{count_runs(len(usages))} in the trash: {total}.")
+        total = format_bytes(sum(usage.total_bytes for usage in usages))
+        click.echo(f"{format_count(len(usages), 'run')} in the trash: {total}.")
 
 
 def _storage_words(storage_dir: Path | None) -> str:

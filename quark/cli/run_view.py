@@ -18,6 +18,7 @@ from quark.cli.store_access import print_json
 from quark.cli.texts import Text
 from quark.configuration.layering.layered_config import tell_chain
 from quark_core.config.objective import find_mode, read_objective
+from quark_core.formatting import format_bytes, format_count, join_first
 from quark_core.records.json_object import flatten_json
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.names import decode_name
@@ -252,11 +253,10 @@ def _describe_behind(behind: Sequence[RankPace], paces: RankPaces) -> str:
     counts = sorted({rank.steps_behind or 0 for rank in behind})
     steps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     least = "at least " if any(rank.last_step is None for rank in behind) else ""
-    names = ", ".join(str(rank.rank) for rank in behind[:_ROWS])
-    more = f" and {len(behind) - _ROWS} more" if len(behind) > _ROWS else ""
+    names = join_first([rank.rank for rank in behind], _ROWS)
     one = len(behind) == 1
     return (
-        f"Rank{'' if one else 's'} {names}{more} {'is' if one else 'are'} {least}{steps} steps "
+        f"Rank{'' if one else 's'} {names} {'is' if one else 'are'} {least}{steps} steps "
         f"behind the rank that is at step {newest}."
     )
 
@@ -373,8 +373,6 @@ def _read_artifacts(reader: SupportsRead, run_id: str) -> tuple[ArtifactRecord, 
 
 def _describe_hardware(record: SystemTelemetryRecord) -> str:
     """The newest figures, such as `step 12.5 ms (data 8 %), CPU 34 %, RAM 40 %, GPU 0 97 %`."""
-    from rich.filesize import decimal
-
     parts = []
     if record.step_time_ms is not None:
         part = f"step {record.step_time_ms:.4g} ms"
@@ -386,13 +384,13 @@ def _describe_hardware(record: SystemTelemetryRecord) -> str:
     if record.ram_usage_percent is not None:
         parts.append(f"RAM {record.ram_usage_percent:.0f} %")
     if record.process_rss_bytes is not None:
-        parts.append(f"process {decimal(record.process_rss_bytes)}")
+        parts.append(f"process {format_bytes(record.process_rss_bytes)}")
     for gpu in record.gpus or ():
         part = f"GPU {gpu.index}"
         if gpu.utilization_percent is not None:
             part += f" {gpu.utilization_percent:.0f} %"
         if gpu.memory_used_bytes is not None:
-            part += f" {decimal(gpu.memory_used_bytes)}"
+            part += f" {format_bytes(gpu.memory_used_bytes)}"
         parts.append(part)
     for count, noun in (
         (record.overflow_count, "overflow"),
@@ -400,7 +398,7 @@ def _describe_hardware(record: SystemTelemetryRecord) -> str:
     ):
         if count:
             since = " since it was resumed" if record.attempt else ""
-            parts.append(f"{count} {noun}{'s' if count > 1 else ''}{since}")
+            parts.append(f"{format_count(count, noun)}{since}")
     return ", ".join(parts)
 
 
@@ -522,9 +520,7 @@ def _describe_reads(metadata: Mapping[str, Any]) -> str:
         for found in (metadata.get("read"), metadata.get("known"))
     )
     unread = sorted({*known} - {*read})
-    never = ", ".join(unread[:_MOST_KEYS])
-    if len(unread) > _MOST_KEYS:
-        never += f" and {len(unread) - _MOST_KEYS} more"
+    never = join_first(unread, _MOST_KEYS)
     return f"configuration  {len(read)} of {len(known)} keys were read" + (
         f", never: {never}" if never else ""
     )

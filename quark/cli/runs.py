@@ -23,16 +23,10 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
-from quark.cli.texts import (
-    Text,
-    describe_age,
-    describe_duration,
-    describe_fork,
-    describe_number,
-    describe_state,
-    find_duration_s,
-)
+from quark.cli.texts import Text, describe_fork, describe_state
+from quark_core.backends.contract import measure_duration_s
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.formatting import format_age, format_duration, format_value, join_first
 from quark_core.records.base import now_us
 from quark_core.records.names import decode_name
 from quark_core.runs.run_ids import shorten_run_id
@@ -221,7 +215,7 @@ def _tell_unstored(
 def _describe(run: RunSummary) -> dict[str, Any]:
     """A run for other programs."""
     from quark.analysis.metric_roles import find_main_metric
-    from quark.cli.texts import find_duration_s
+    from quark_core.backends.contract import measure_duration_s
 
     loss = find_main_metric(run)
     progress = run.stored.progress if run.state == "running" else None
@@ -230,7 +224,7 @@ def _describe(run: RunSummary) -> dict[str, Any]:
         "state": run.state,
         "exit_code": run.stored.exit_code,
         "ending": None if run.stored.ending is None else run.stored.ending.to_dict(),
-        "duration_s": find_duration_s(run.stored, run.last_metric_at),
+        "duration_s": measure_duration_s(run.stored, run.last_metric_at),
         "last_loss": None if loss is None else loss.last,
         "loss_metric": None if loss is None else loss.key,
         "newest_step": run.newest_step,
@@ -270,8 +264,7 @@ def _check_group(store: SupportsRead, group: str | None) -> None:
     known = sorted({path for run in stored for path in run.run.groups})
     if not stored or any(is_below(path, group) for path in known):
         return
-    more = f" and {len(known) - _SHOWN_GROUPS} more" if len(known) > _SHOWN_GROUPS else ""
-    there = f"there are {', '.join(map(repr, known[:_SHOWN_GROUPS]))}{more}"
+    there = f"there are {join_first(list(map(repr, known)), _SHOWN_GROUPS)}"
     raise click.UsageError(
         f"--group: there is no group {group!r} here; {there if known else 'no run is in any'}"
     )
@@ -529,11 +522,11 @@ def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_C
         _Column("project", [Text(each.project.name) for each in stored], flexible=True),
         _Column("status", [_describe_status(each) for each in stored]),
         *_list_causes(stored),
-        _Column("started", [Text(describe_age(each.run.created_at)) for each in stored]),
+        _Column("started", [Text(format_age(each.run.created_at)) for each in stored]),
         _Column(
             "duration",
             [
-                Text(describe_duration(find_duration_s(run.stored, run.last_metric_at)))
+                Text(format_duration(measure_duration_s(run.stored, run.last_metric_at)))
                 for run in runs
             ],
             right=True,
@@ -628,7 +621,7 @@ def _describe_field(field: Field, run: RunSummary) -> str:
         and field.scope == "run"
         and field.name in ("ended", "updated", "archived")
     ):
-        return describe_age(format_time(value))
+        return format_age(format_time(value))
     return _describe_value(value)
 
 
@@ -639,7 +632,7 @@ def _describe_metric(metric: MetricSummary | None, statistic: str) -> str:
         return str(metric.count)
     values = {"first": metric.first, "min": metric.low, "max": metric.high, "last": metric.last}
     value = values[statistic]
-    return _NOT_FINITE if value is None else describe_number(value)
+    return _NOT_FINITE if value is None else format_value(value)
 
 
 def _describe_value(value: Any) -> str:

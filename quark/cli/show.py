@@ -13,12 +13,12 @@ from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.store_access import (
     RunSource,
     backend_option,
-    count_things,
     json_option,
     print_json,
     storage_option,
 )
 from quark_core.config.arguments import REVISION_FIELD, UID_FIELD, VERSION_FIELD
+from quark_core.formatting import format_count
 from quark_core.records.json_object import flatten_json
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def print_run(
             _print_plots(console, summaries)
         _print_rest(console, summary, summaries[-1].key)
     elif summary.metrics:
-        counted = count_things(len(summary.metrics), "metric")
+        counted = format_count(len(summary.metrics), "metric")
         console.print(f"{counted}; --metrics shows them.", style="dim")
     else:
         console.print("No metrics yet.")
@@ -199,13 +199,9 @@ def _summary_panel(
     from rich.panel import Panel
     from rich.table import Table
 
-    from quark.cli.texts import (
-        Text,
-        describe_duration,
-        describe_fork,
-        describe_run_state,
-        find_duration_s,
-    )
+    from quark.cli.texts import Text, describe_fork, describe_run_state
+    from quark_core.backends.contract import measure_duration_s
+    from quark_core.formatting import format_duration
 
     run = stored.run
     environment: dict[str, Any] = dict(stored.environment.values) if stored.environment else {}
@@ -223,7 +219,7 @@ def _summary_panel(
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim")
     grid.add_column(overflow="fold")
-    duration = describe_duration(find_duration_s(stored, last_metric_at))
+    duration = format_duration(measure_duration_s(stored, last_metric_at))
     verb = "running for" if stored.state == "running" else "took"
     host = environment.get("host", {}).get("name")
     python = environment.get("python", {}).get("version")
@@ -352,7 +348,8 @@ def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
     from rich import box
     from rich.table import Table
 
-    from quark.cli.texts import Text, describe_number
+    from quark.cli.texts import Text
+    from quark_core.formatting import format_value
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("metric", overflow="fold")
@@ -366,9 +363,9 @@ def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
         table.add_row(
             key,
             str(item.count),
-            describe_number(item.first),
-            describe_number(item.last),
-            "-" if item.best is None else arrow + describe_number(item.best),
+            format_value(item.first),
+            format_value(item.last),
+            "-" if item.best is None else arrow + format_value(item.best),
             "-" if item.best_at is None else str(item.best_at),
         )
     return table
@@ -378,7 +375,8 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
     from rich.columns import Columns as SideBySide
 
     from quark.cli.plots import draw_curve
-    from quark.cli.texts import Text, describe_number
+    from quark.cli.texts import Text
+    from quark_core.formatting import format_value
 
     # Those with a direction first: losses and scores are what one wants to see.
     chosen = [s for s in summaries if s.count > 1 and s.low is not None and len(s.x)]
@@ -391,7 +389,7 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
         curve = draw_curve(item.x, item.y)
         text.append(f"\n{curve}", style="not bold cyan", lines=True)
         text.append(
-            f"\n{describe_number(item.low)} … {describe_number(item.high)}"
+            f"\n{format_value(item.low)} … {format_value(item.high)}"
             f"   steps {int(item.x.min())} … {int(item.x.max())}\n",
             style="not bold dim",
             lines=True,

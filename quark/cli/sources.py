@@ -11,11 +11,11 @@ from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
     RunSource,
     backend_option,
-    count_things,
     json_option,
     print_json,
     storage_option,
 )
+from quark_core.formatting import format_bytes, format_count
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
@@ -120,7 +120,6 @@ def _describe_file(file: KeptSource | None) -> dict[str, Any] | None:
 
 def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
     from rich import box
-    from rich.filesize import decimal
     from rich.table import Table
 
     from quark.cli.texts import Console, Text
@@ -136,7 +135,7 @@ def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
         notes += ["altered while it ran"] if file.path in kept.changed else []
         table.add_row(
             Text(file.path),
-            decimal(file.size_bytes),
+            format_bytes(file.size_bytes),
             file.sha256[:_SHOWN_DIGITS],
             Text("; ".join(notes)),
         )
@@ -146,8 +145,8 @@ def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
         console.print(Text(f"not kept: {name}: {reason}"))
     if kept.outside:
         console.print(Text(f"imported from elsewhere, not kept: {', '.join(kept.outside)}"))
-    total = decimal(sum(file.size_bytes for file in kept.files))
-    counted = count_things(len(kept.files), "file")
+    total = format_bytes(sum(file.size_bytes for file in kept.files))
+    counted = format_count(len(kept.files), "file")
     console.print(Text(f"{counted}, {total}, digest {kept.digest[:_SHOWN_DIGITS]}"))
     console.print(
         Text(f"They lay in {kept.root}; attempt {kept.attempt} was begun as {kept.entry}.")
@@ -162,7 +161,7 @@ def _print_file(kept: KeptSources, path: str, *, as_json: bool) -> None:
     if file is None:
         raise click.ClickException(
             f"run {shorten_run_id(kept.run_id)} has no source file {path!r}: it has "
-            f"{count_things(len(kept.files), 'file')}, which `quark sources "
+            f"{format_count(len(kept.files), 'file')}, which `quark sources "
             f"{shorten_run_id(kept.run_id)}` lists"
         )
     if as_json:
@@ -211,7 +210,7 @@ def _print_diff(
         f"{len(found)} file{' differs' if len(found) == 1 else 's differ'}, {count} "
         f"{'is' if count == 1 else 'are'} the same."
         if found
-        else f"The sources are the same: {count_things(len(before), 'file')}."
+        else f"The sources are the same: {format_count(len(before), 'file')}."
     )
 
 

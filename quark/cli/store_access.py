@@ -19,6 +19,7 @@ from quark_core.backends.contract import (
 from quark_core.backends.edits import SupportsRemoval
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
+from quark_core.formatting import join_first
 from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_ids import describe_near, find_labels, name_store
 from quark_core.system.terminal_text import clean_line, escape_json
@@ -119,11 +120,10 @@ def describe_several(text: str, found: Sequence[str], names: Mapping[str, str | 
     """What to say of a text that several runs fit: which ones, and how to name one."""
     listed = [
         run_id if names[run_id] in (None, "", text) else f'{run_id} "{names[run_id]}"'
-        for run_id in found[:_LISTED]
+        for run_id in found
     ]
-    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     hint = "name one by its id" if text in map(names.get, found) else "give more of it"
-    return f"{text!r} fits {len(found)} runs: {clean_line(', '.join(listed))}{more}; {hint}"
+    return f"{text!r} fits {len(found)} runs: {clean_line(join_first(listed, _LISTED))}; {hint}"
 
 
 def describe_unstored(store: SupportsRead, storage_dir: Path | None, run_id: str) -> str | None:
@@ -171,11 +171,6 @@ def describe_analysis(store: SupportsRead, run_id: str) -> str | None:
     if unknown:
         told += f"; health not known: {', '.join(dict.fromkeys(unknown))}"
     return f"alerts: {told}, analyzed at generation {number}: quark analyze {run_id}"
-
-
-def count_things(number: int, noun: str) -> str:
-    """`1 file`, `3 files`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def find_by_id(store: SupportsRead, run_id: str) -> StoredRun | None:

@@ -14,7 +14,8 @@ from rich.table import Table
 from quark.analysis.metric_roles import list_objectives
 from quark.analysis.sweep_analysis import SweepVerdict, judge_sweep
 from quark.cli.sweep_agent import describe_value
-from quark.cli.texts import Text, describe_age, describe_number
+from quark.cli.texts import Text
+from quark_core.formatting import format_age, format_value
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def make_sweeps_table(sweeps: Sequence[StoredSweep], width: int) -> Table:
     if width >= _NARROW:
         cells["search"] = [Text(str(each.definition.get("search") or "")) for each in sweeps]
         cells["metric"] = [Text(_describe_goals(each.definition)) for each in sweeps]
-        cells["opened"] = [Text(describe_age(sweep.created_at)) for sweep in sweeps]
+        cells["opened"] = [Text(format_age(sweep.created_at)) for sweep in sweeps]
     table = _begin_table()
     for name in cells:
         is_short = name in ("state", "opened")
@@ -113,7 +114,7 @@ def print_sweep(
 def describe_best(trial: StoredTrial, metrics: Sequence[str]) -> str:
     """The best trial in a line."""
     values = ", ".join(
-        f"{name} {describe_number(value)}"
+        f"{name} {format_value(value)}"
         for name, value in zip(metrics, trial.values or (), strict=False)
     )
     return f"trial {trial.number} with {values} ({_join_parameters([trial])[0]})"
@@ -322,7 +323,7 @@ def _describe_parameter(value: object) -> str:
 
 def _describe_figure(trial: StoredTrial, place: int) -> str:
     values = trial.values or ()
-    return describe_number(values[place]) if place < len(values) else "-"
+    return format_value(values[place]) if place < len(values) else "-"
 
 
 def _measure(columns: Sequence[tuple[str, Sequence[str]]]) -> int:
@@ -335,7 +336,7 @@ def _make_running_table(trials: Sequence[StoredTrial], width: int) -> Table:
     leases = [_describe_lease(trial.lease_until) for trial in trials]
     cells: dict[str, list[Text]] = {
         "trial": [Text(str(trial.number)) for trial in trials],
-        "since": [Text(describe_age(t.claimed_at) if t.claimed_at else "-") for t in trials],
+        "since": [Text(format_age(t.claimed_at) if t.claimed_at else "-") for t in trials],
         "lease": [Text(left, "magenta" if left == "over" else "") for left in leases],
         "worker": [Text(_describe_worker(trial.worker)) for trial in trials],
     }

@@ -103,9 +103,9 @@ def _check_store(root: Path) -> None:
 
 def _settle(root: Path) -> None:
     """Make the database file whole by itself, and say where that cannot be done now."""
-    from quark.cli.du import describe_bytes
     from quark_backends.store.databases.layout import StoreLayout
     from quark_backends.store.databases.sqlite import checkpoint_file
+    from quark_core.formatting import format_bytes
 
     layout = StoreLayout(root)
     try:
@@ -115,7 +115,7 @@ def _settle(root: Path) -> None:
         return
     if left_bytes:
         click.echo(
-            f"{layout.db_path} is in use: its newest {describe_bytes(left_bytes)} are beside it, "
+            f"{layout.db_path} is in use: its newest {format_bytes(left_bytes)} are beside it, "
             "in its log, until that ends",
             err=True,
         )

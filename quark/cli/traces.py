@@ -10,6 +10,7 @@ import click
 
 from quark.cli.completion import complete_metrics, complete_projects
 from quark.cli.store_access import RunSource, json_option, print_json, storage_option
+from quark_core.formatting import format_count
 
 if TYPE_CHECKING:
     from quark.analysis.trace_statistics import TraceStatistics, TraceVersion
@@ -78,7 +79,8 @@ def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
     from rich.table import Table
 
     from quark.analysis.trace_statistics import diff_versions
-    from quark.cli.texts import Console, Text, describe_age, describe_number
+    from quark.cli.texts import Console, Text
+    from quark_core.formatting import format_age, format_value
     from quark_core.system.terminal_text import clean_line
 
     count = len(statistics.versions)
@@ -96,14 +98,14 @@ def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
         figures = (
             []
             if statistics.metric is None
-            else [describe_number(version.mean), describe_number(version.best)]
+            else [format_value(version.mean), format_value(version.best)]
         )
         table.add_row(
             str(number),
             Text(version.trace.digest[:_SHOWN_DIGITS]),
             str(len(version.runs)),
-            describe_age(version.first_seen),
-            describe_age(version.last_seen),
+            format_age(version.first_seen),
+            format_age(version.last_seen),
             *figures,
             Text("; ".join(_describe(version, is_first=number == 1))),
         )
@@ -127,7 +129,7 @@ def _describe(version: TraceVersion, *, is_first: bool) -> list[str]:
     trace = version.trace
     said = ["first version"] if is_first else []
     if version.lines is not None:
-        said.append(f"{version.lines} line{'' if version.lines == 1 else 's'}")
+        said.append(format_count(version.lines, "line"))
     elif not is_first:
         said.append("another version")
     said += [change.describe() for change in version.called or ()]

@@ -26,6 +26,7 @@ from quark_core.errors import (
     SchemaValidationError,
     SessionStoreError,
 )
+from quark_core.formatting import format_span, join_first
 from quark_core.presentation import bundle
 from quark_core.records import format_time
 from quark_core.records.base import now_us
@@ -76,17 +77,10 @@ def _list_facts(data: Mapping[str, Any]) -> list[str]:
     if run["newest_step"] is not None:
         facts.append(f"step {run['newest_step']:,}")
     if run["duration_s"] is not None:
-        facts.append(_tell_duration(run["duration_s"]))
+        facts.append(format_span(run["duration_s"]))
     if run["git_commit"]:
         facts.append(f"commit {run['git_commit'][:7]}{'+changes' if run['dirty'] else ''}")
     return facts
-
-
-def _tell_duration(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def _tell_scores(data: Mapping[str, Any]) -> list[str]:
@@ -422,8 +416,7 @@ class RunReport:
     def title(self) -> str:
         """Names of the runs."""
         names = [str(run.data["run"]["name"] or run.data["run"]["id"]) for run in self._runs]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return f"{', '.join(names[:3])}{more} · Quark report"
+        return f"{join_first(names, 3)} · Quark report"
 
     def __repr__(self) -> str:
         return f"RunReport({', '.join(self.run_ids)})"

@@ -18,6 +18,7 @@ from quark.page.routes.run_analysis import Analysis, LocalAnalyzer
 from quark.page.routes.run_details import tell_run
 from quark_core.config.redaction import redact_arguments, redact_text, redact_values
 from quark_core.errors import QuarkError
+from quark_core.formatting import format_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -318,23 +319,19 @@ def _list_held(data: Mapping[str, Any], options: ReportOptions) -> list[str]:
     """What is in it, in words."""
     analysis, drawn = data["analysis"], len(data["metrics"]["rows"])
     held = [
-        _count(len(analysis["findings"]), "finding")
+        format_count(len(analysis["findings"]), "finding")
         + ", "
-        + _count(len(analysis["phases"]), "phase"),
-        f"curves of {_count(drawn, 'metric')}, of at most {options.entries} entries each, with the "
-        "lowest and the highest value of every entry",
+        + format_count(len(analysis["phases"]), "phase"),
+        f"curves of {format_count(drawn, 'metric')}, of at most {options.entries} entries each, "
+        "with the lowest and the highest value of every entry",
     ]
     if data["maps"]:
-        held.append(f"{_count(len(data['maps']), 'map')} of layers or parameters over steps")
+        held.append(f"{format_count(len(data['maps']), 'map')} of layers or parameters over steps")
     if data["config"] is not None:
         held.append("configuration and environment, with secrets redacted")
     if data["events"]:
-        held.append(f"the newest {_count(len(data['events']), 'event')} and log lines")
+        held.append(f"the newest {format_count(len(data['events']), 'event')} and log lines")
     return held
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 _FREE_TEXTS = {

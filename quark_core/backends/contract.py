@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -223,6 +224,22 @@ class StoredRun:
             "trial": None if self.trial is None else self.trial.to_dict(),
             "superseded": self.superseded,
         }
+
+
+def measure_duration_s(stored: StoredRun, last_metric_at: str | None = None) -> float:
+    """How long a run took, or has taken, in seconds.
+
+    Args:
+        stored: The run.
+        last_metric_at: When its newest metric was logged. A lost run counts to
+            its last sign of life: this, or its last heartbeat.
+    """
+    end = stored.run.ended_at
+    if end is None and stored.state == "lost":
+        beats = [moment for moment in (stored.heartbeat_at, last_metric_at) if moment is not None]
+        end = max(beats, key=datetime.fromisoformat, default=None)
+    stop = datetime.now(UTC) if end is None else datetime.fromisoformat(end)
+    return max(0.0, (stop - datetime.fromisoformat(stored.run.created_at)).total_seconds())
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ from quark.analysis.health import is_of_another_end, place_alert, tell_end
 from quark.page.routes.run_analysis import Analysis
 from quark_core.backends.contract import SupportsGenerations
 from quark_core.errors import QuarkError, RunNotFoundError
+from quark_core.formatting import format_span
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, format_time, parse_time
 from quark_core.records.base import now_us
 
@@ -277,19 +278,11 @@ def _note_age(analysis: Analysis, summary: RunSummary) -> Analysis:
     age_s = max(0.0, (now_us() - parse_time(analysis.at)) / 1e6)
     return replace(
         analysis,
-        note=f"this is what was stored {_tell_s(age_s)} ago; the run has logged "
-        f"{_tell_s(behind_s)} more since",
+        note=f"this is what was stored {format_span(age_s)} ago; the run has logged "
+        f"{format_span(behind_s)} more since",
     )
 
 
 def _tell_begin(summary: RunSummary) -> str:
     """Tells a run from another one of the same id, in a store that was made anew."""
     return summary.stored.run.created_at
-
-
-def _tell_s(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"

@@ -67,5 +67,5 @@ function Row({ sweep, project }) {
     <td>${all > 0 && html`<progress max=${all} value=${ended} aria-label=${`${ended} of ${all} trials have ended`}></progress> <small>${writeStep(ended)}/${writeStep(all)}</small>`}</td>
     <td class="number">${sweep.best && html`${sweep.best.run_id ? html`<a href=${makeLink(["run", sweep.best.run_id])}>${writeNumber(sweep.best.value)}</a>` : writeNumber(sweep.best.value)} <small>${metric?.name} ${metric?.mode === "max" ? "↑" : "↓"}</small>`}
       ${sweep.metrics.length > 1 && html`<small>${writeStep(sweep.metrics.length)} metrics</small>`}</td>
-    <td>${sweep.search}</td><td title=${writeTime(sweep.created_at)}>${writeAge(sweep.created_at)} ago</td></tr>`;
+    <td>${sweep.search}</td><td title=${writeTime(sweep.created_at)}>${writeAge(sweep.created_at)}</td></tr>`;
 }
