@@ -18,6 +18,7 @@ from quark.cli.store_access import (
     json_option,
     print_json,
     storage_option,
+    write_file,
 )
 
 if TYPE_CHECKING:
@@ -208,7 +209,6 @@ def _write_report(
     summary_path: Path | None,
 ) -> None:
     """What this analysis has found as a file for people, and in short for a CI job's page."""
-    from quark.cli.report import write_file
     from quark.page.report import compose_report, open_reader_source
     from quark.page.report_contents import ReportOptions
     from quark.page.routes.run_analysis import Analysis, RuleCoverage

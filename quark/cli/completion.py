@@ -277,8 +277,6 @@ def install_completion(shell: str) -> list[str]:
 
 
 def _write_script(shell: str) -> str:
-    from quark.cli.main import cli
-
     found = get_completion_class(shell)
     assert found is not None
     if shell == "bash":
@@ -290,7 +288,9 @@ def _write_script(shell: str) -> str:
             "prog_name": "quark",
         }
         return template % values
-    script: str = found(cli, {}, "quark", _VARIABLE).source()
+    script: str = found(
+        click.get_current_context().find_root().command, {}, "quark", _VARIABLE
+    ).source()
     if shell == "zsh":
         script = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n" + script
     return script

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from quark.cli.completion import complete_runs
-from quark.cli.store_access import backend_option, find_run, json_option, print_json, storage_option
+from quark.cli.store_access import (
+    backend_option,
+    find_run,
+    json_option,
+    print_json,
+    storage_option,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from quark.page.routes.page_source import PageSource
-
-
-def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
-    """Write a file that the user has named; what the system says against it is said in one line."""
-    try:
-        return write(path)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise click.ClickException(
-            f"{path} cannot be written: {why}. Name another file with {option}."
-        ) from error
 
 
 def _print_short(source: PageSource, runs: tuple[str, ...], *, as_json: bool) -> None:

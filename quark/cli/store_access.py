@@ -215,6 +215,17 @@ def make_finite(value: Any) -> Any:
     return value
 
 
+def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
+    """Write a file that the user has named; what the system says against it is said in one line."""
+    try:
+        return write(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise click.ClickException(
+            f"{path} cannot be written: {why}. Name another file with {option}."
+        ) from error
+
+
 _MOST_PROJECTS = 10
 
 

@@ -23,7 +23,7 @@ from quark.analysis.health import place_alert
 from quark.analysis.metric_roles import find_main_metric
 from quark.page.cards import show_still
 from quark.page.pack import decode_pack, encode_pack
-from quark.page.report import link_widget
+from quark.page.report import link_widget, open_session_source
 from quark.page.routes.analyses import AnalysisDesk
 from quark.page.routes.curves import ChangeDesk, pack_series
 from quark.page.routes.page_source import PageSource
@@ -594,8 +594,6 @@ def show_live(session: TrainingSession) -> None:
     Raises:
         QuarkError: The run cannot be read.
     """
-    from quark.page.report import open_session_source
-
     key = str(session.run_id)
     with _views_lock:
         view = _views.get(key)

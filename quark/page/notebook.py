@@ -6,7 +6,6 @@ Where scripts do not run (a notebook on a code host, a mail), text and SVG stand
 from __future__ import annotations
 
 import contextlib
-import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from importlib.util import find_spec
@@ -20,7 +19,15 @@ from quark.page.cards import (
     show_metrics,
     write_figure,
 )
-from quark.page.report import GLYPHS, escape, show_comparison
+from quark.page.report import (
+    GLYPHS,
+    compose_report,
+    escape,
+    open_reader_source,
+    open_session_source,
+    show_comparison,
+    show_report,
+)
 from quark.page.report_contents import ReportOptions
 from quark_core.errors import QuarkError
 from quark_core.presentation import find_runs
@@ -45,27 +52,8 @@ _MOST_POINTS = 1_000_000
 _MOST_BYTES = 1_000_000
 _OPTIONS = ReportOptions(curves=16, entries=400, maps=1, events=30)
 _LESS = ReportOptions(curves=4, entries=150, maps=0, events=5)
-_FRAME_PX = 720
-_FRAME = f"width:100%;height:{_FRAME_PX}px;border:0;background:transparent"
 # Where each run lies, and its id.
 _Chosen = Sequence[tuple["PageSource", str]]
-
-
-def show_report(report: RunReport, source: str | None = None) -> str:
-    """A report in a frame that may run its script and nothing else, and in words below it.
-
-    The words are for readers without scripts: who sees the frame finds them folded.
-
-    Args:
-        report: The report.
-        source: What `report.to_html()` has given, where that is known already.
-    """
-    text = html.escape(source or report.to_html())
-    return (
-        f'<iframe sandbox="allow-scripts" srcdoc="{text}" style="{_FRAME}" '
-        f'title="Quark report"></iframe><details><summary>The report in words</summary>'
-        f"{report.show_static()}</details>"
-    )
 
 
 def show_live(value: object) -> bool:
@@ -93,8 +81,6 @@ def show_live(value: object) -> bool:
 
 
 def _show_session(session: TrainingSession) -> str:
-    from quark.page.report import open_session_source
-
     run = session.context.run
     title = f"{run.name or session.run_id}"
     facts = [session.status, session.project_name, *run.tags]
@@ -125,8 +111,6 @@ def _show_state(report: RunReport | None) -> str:
 
 def _make_report(chosen: _Chosen) -> RunReport | None:
     """A bounded report; None where it would take long or be large."""
-    from quark.page.report import compose_report
-
     points = sum(
         metric.count
         for source, run_id in chosen
@@ -181,7 +165,6 @@ def _open(
     opened: contextlib.ExitStack,
 ) -> PageSource:
     """Where a run lies: as it is open here, else in the store of its storage root."""
-    from quark.page.report import open_reader_source
     from quark.page.routes.page_source import open_source
     from quark_core.runs.open_run import open_runs
     from quark_core.runs.run_reader import RunReader, read_run

@@ -58,6 +58,7 @@ GLYPHS = {
     "degraded": "◆",
     "unknown": "○",
 }
+_FRAME = "width:100%;height:720px;border:0;background:transparent"
 _MOST_FINDINGS = 12
 _MOST_METRICS = 25
 _WIDTH, _HEIGHT, _MARGIN = 480, 90, 4
@@ -473,8 +474,6 @@ class RunReport:
         return target
 
     def _repr_html_(self) -> str:
-        from quark.page.notebook import show_report
-
         return show_report(self)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str] | None:
@@ -494,6 +493,23 @@ class RunReport:
             f"one file, which asks nobody for anything</p></header>{notes}"
             + "".join(map(show_comparison, self._comparisons))
         )
+
+
+def show_report(report: RunReport, source: str | None = None) -> str:
+    """A report in a frame that may run its script and nothing else, and in words below it.
+
+    The words are for readers without scripts: who sees the frame finds them folded.
+
+    Args:
+        report: The report.
+        source: What `report.to_html()` has given, where that is known already.
+    """
+    text = html.escape(source or report.to_html())
+    return (
+        f'<iframe sandbox="allow-scripts" srcdoc="{text}" style="{_FRAME}" '
+        f'title="Quark report"></iframe><details><summary>The report in words</summary>'
+        f"{report.show_static()}</details>"
+    )
 
 
 def report(

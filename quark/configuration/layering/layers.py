@@ -9,7 +9,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -29,11 +29,13 @@ from quark.configuration.layering.layered_config import (
     NOWHERE,
     Assignment,
     LayeredConfig,
+    Resolution,
     find_place,
     get_memory,
     list_leaves,
     name_place,
     note_changed_lists,
+    print_manual,
     revert,
 )
 from quark_core.errors import SchemaValidationError
@@ -81,23 +83,6 @@ class Layer:
     default: bool
     number: int
     function: Callable[..., object] | None = None
-
-
-@dataclass(slots=True)
-class Resolution:
-    """How a configuration has come about.
-
-    Attributes:
-        config: The configuration.
-        applied: What took part, in its order: names, and places where they are known.
-        left_out: Names of the layers that did not.
-        texts: Setting -> what `manual` says of it.
-    """
-
-    config: LayeredConfig
-    applied: list[tuple[str, str | None]] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    texts: dict[str, str] = field(default_factory=dict)
 
 
 class LayerPass:
@@ -643,8 +628,6 @@ class Layers:
         variables = os.environ if environ is None else environ
         resolution = Resolver(self, said, parsed, variables).resolve()
         if said.asks_for_manual:
-            from quark.configuration.layering.layered_config import print_manual
-
             print_manual(resolution)
             raise SystemExit(0)
         return resolution.config
