@@ -16,7 +16,6 @@ from rich.table import Table
 from quark.analysis.rank_performance import measure_rates
 from quark.cli.store_access import print_json
 from quark.cli.texts import Text
-from quark.configuration.layering.layered_config import tell_chain
 from quark_core.config.objective import find_mode, read_objective
 from quark_core.formatting import format_bytes, format_count, join_first
 from quark_core.records.json_object import flatten_json
@@ -558,6 +557,8 @@ def print_origins(stored: StoredRun, key: str, *, as_json: bool) -> None:
             }
         )
         return
+    from quark.configuration.layering.layered_config import tell_chain
+
     for path, value in chosen.items():
         chain = [(each.source, each.place, each.value) for each in known.get(path, ())]
         click.echo(clean_line(tell_chain(path, chain or [("nobody has said what", None, value)])))

@@ -183,14 +183,10 @@ def _list_timers(source: PageSource, run_id: str) -> list[dict[str, Any]]:
 
 
 def tell_analysis(
-    source: PageSource, desk: AnalysisDesk, run_id: str, mark: str | None
+    source: PageSource, desk: AnalysisDesk, run_id: str, parameters: Parameters
 ) -> dict[str, Any] | None:
-    """What is known of a run by analysis; None where the page has that already.
-
-    Args:
-        source, desk, run_id: The run.
-        mark: Of the analysis that the page has.
-    """
+    """What is known of a run by analysis; None where the page has that already, of that mark."""
+    mark = parameters.get_text("mark")
     analysis = desk.request(source.summarize(run_id))
     if analysis is not None and mark == analysis.mark:
         return None
