@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark_core.errors import QuarkError
+from quark_core.records.base import start_fields
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,6 +77,9 @@ if TYPE_CHECKING:
 _FARTHEST_S = 1e12
 PORTION_POINTS = 50_000
 """About how many points one portion has at most."""
+
+PORTION_FILES = 64
+"""How many files."""
 
 
 class ImportFailure(QuarkError):
@@ -248,6 +252,49 @@ class Portion:
     records: Sequence[StreamRecord] = ()
     files: Sequence[ForeignFile] = ()
     from_step: int | None = None
+
+
+class Gathered:
+    """Collects what is to be one portion: points, records and files."""
+
+    def __init__(self) -> None:
+        self.points = PointList()
+        self.records: list[StreamRecord] = []
+        self.files: list[ForeignFile] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is there that it is to be stored before more is read."""
+        return len(self.points) >= PORTION_POINTS or len(self.files) >= PORTION_FILES
+
+    def make_portion(self, position: Mapping[str, Any], from_step: int | None = None) -> Portion:
+        """What there is by now; nothing is, then."""
+        portion = Portion(
+            position=position,
+            points=self.points.take() if len(self.points) else None,
+            records=self.records,
+            files=self.files,
+            from_step=from_step,
+        )
+        self.points, self.records, self.files = PointList(), [], []
+        return portion
+
+
+def find_place(place: str | Path) -> Path:
+    """The place that runs are imported from.
+
+    Raises:
+        ImportFailure: There is none.
+    """
+    root = Path(place).expanduser()
+    if not root.exists():
+        raise ImportFailure(f"{root} does not exist")
+    return root.resolve()
+
+
+def start_at(time_us: int) -> tuple[None, str, int, int, int, int]:
+    """The fields that a record begins with that another tool has written at a time."""
+    return (*start_fields(None)[:5], time_us)
 
 
 KnownPoints = Callable[[str], Counter[tuple[int, int, float]]]
