@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.segment import Segment, Segments
 from rich.table import Table
 
@@ -16,7 +15,7 @@ from quark.analysis.curves import Curve
 from quark.analysis.health import is_note, order_alerts
 from quark.analysis.observations import format_number, say_steps
 from quark.cli.plots import draw_curve
-from quark.cli.texts import Console, Text, describe_run_state
+from quark.cli.texts import DIM, FOLD, Console, Text, describe_run_state, indent, make_grid
 from quark_core.formatting import format_count, join_first
 from quark_core.records.kinds.findings import LITTLE_SEEN
 from quark_core.records.names import decode_name
@@ -90,7 +89,7 @@ def print_analysis(
         block = _alert_block(
             alert, alerts, numbers, case, width - 2 * depth, ascii_only=console.options.ascii_only
         )
-        print_trimmed(console, _indent(block, 2 * depth), width)
+        print_trimmed(console, indent(block, 2 * depth), width)
     print_trimmed(console, Text(), width)
     for part in _phase_parts(phases, width, ascii_only=console.options.ascii_only):
         print_trimmed(console, part, width)
@@ -132,7 +131,7 @@ def print_explanations(result: AnalyzerResult, rule_id: str | None) -> None:
             )
         for reason in reasons:
             if reason:
-                print_trimmed(console, _indent(Text(reason), 2), width)
+                print_trimmed(console, indent(Text(reason), 2), width)
 
 
 def _headline(stored: StoredRun, result: AnalyzerResult) -> Text:
@@ -215,9 +214,7 @@ def _alert_block(
         f"{numbers[alert.id]:>2}  ", (alert.severity.upper(), style), "  ", (alert.title, "bold")
     )
     head.append(f"  {alert.rule_id}", style="dim")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = make_grid(DIM, FOLD)
     grid.add_row("where", _describe_place(alert, metadata))
     titles = {item.id: item.title for item, _ in alerts}
     cause = metadata.get("caused_by")
@@ -239,7 +236,7 @@ def _alert_block(
         grid.add_row("evidence" if index == 0 else "", line)
     if alert.suggested_check:
         grid.add_row("check", Text(alert.suggested_check))
-    return Group(head, _indent(grid, 4))
+    return Group(head, indent(grid, 4))
 
 
 def _describe_place(alert: AlertRecord, metadata: dict[str, Any]) -> Text:
@@ -309,9 +306,9 @@ def _phase_parts(
         bar.append(("-" if ascii_only else "━") * (span - 1), style=style)
     bar.truncate(width)
     yield bar
-    yield _indent(_phase_legend(phases, unit, is_wide=width >= _WIDEST), 2)
+    yield indent(_phase_legend(phases, unit, is_wide=width >= _WIDEST), 2)
     for note in notes:
-        yield _indent(Text(note, style="dim"), 2)
+        yield indent(Text(note, style="dim"), 2)
     yield Text()
 
 
@@ -332,7 +329,7 @@ def _phase_legend(phases: Sequence[_Stretch], unit: str, *, is_wide: bool) -> Re
         if is_wide:
             grid.add_row(mark, name, Text(span, style="dim"), said)
         else:
-            lines += [Text.assemble(mark, "  ", name, f"  {span}"), _indent(said, 3)]
+            lines += [Text.assemble(mark, "  ", name, f"  {span}"), indent(said, 3)]
     return grid if is_wide else Group(*lines)
 
 
@@ -359,12 +356,10 @@ def _missing_parts(result: AnalyzerResult) -> Iterator[RenderableType]:
         return
     count = sum(map(len, groups.values()))
     yield Text(f"{count} of {len(result.verdicts)} rules could not look", style="bold")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(overflow="fold", ratio=1)
-    grid.add_column(overflow="fold", style="dim", ratio=1)
+    grid = make_grid(FOLD | {"ratio": 1}, FOLD | {"style": "dim", "ratio": 1})
     for reason, names in groups.items():
         grid.add_row(Text(", ".join(names)), Text(reason))
-    yield _indent(grid, 2)
+    yield indent(grid, 2)
     if _WATCHED in missing:
         yield Text("  Layers, parameters and gradients are seen once the script says:")
         yield Text("  quark.watch(session, model, optimizer)", style="bold")
@@ -375,10 +370,6 @@ def _describe_storing(result: AnalyzerResult) -> str:
     if result.stored:
         return f"Stored with the run as generation {result.generation}."
     return f"Not stored: {result.refusal.rstrip('.')}." if result.refusal else "Not stored."
-
-
-def _indent(part: RenderableType, columns: int) -> Padding:
-    return Padding(part, (0, 0, 0, columns), expand=False)
 
 
 # What `quark.watch` brings first, and nothing else does.

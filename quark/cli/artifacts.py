@@ -227,15 +227,10 @@ def choose_project(source: RunSource, project: str | None) -> str:
 
 
 def _print_versions(found: Sequence[ArtifactVersion]) -> None:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import FOLD, RIGHT, Console, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in ("version", "aliases", "type", "made by", "used by"):
-        table.add_column(header, overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
+    table = make_table({("version", "aliases", "type", "made by", "used by"): FOLD, "size": RIGHT})
     for version in found:
         record = version.record
         table.add_row(
@@ -336,19 +331,12 @@ for _command in (versions, get, lineage, alias):
 
 def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
     """Artifacts as a table for the terminal."""
-    from rich import box
-    from rich.table import Table
+    from quark.cli.texts import FOLD, RIGHT, Text, make_table
 
-    from quark.cli.texts import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("artifact", overflow="fold")
-    table.add_column("type", overflow="fold")
     counters = [
         name for name in ("step", "epoch") if any(getattr(r, name) is not None for r in records)
     ]
-    for header in (*counters, "size"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = make_table({("artifact", "type"): FOLD, (*counters, "size"): RIGHT})
     for record in records:
         size = Text(format_bytes(record.size_bytes))
         if record.payload_relative_path is None:

@@ -86,16 +86,11 @@ def _list(as_json: bool) -> None:
         )
         return
 
-    from rich import box
-    from rich.table import Table
+    from quark.cli.texts import BOLD, PLAIN, WHOLE, Console, Text, make_table
 
-    from quark.cli.texts import Console, Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("backend", style="bold", no_wrap=True)
-    table.add_column("what it is, and what it can do")
-    table.add_column("ranks", no_wrap=True)
-    table.add_column("from", no_wrap=True)
+    table = make_table(
+        {"backend": BOLD, "what it is, and what it can do": PLAIN, ("ranks", "from"): WHOLE}
+    )
     for definition in registry.definitions:
         can = ", ".join(["write", *sorted(definition.capabilities)])
         table.add_row(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 
 from quark.analysis.comparison.summary import describe_agreement, tell_common_step
@@ -27,7 +26,7 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
-from quark.cli.texts import Console, Text, describe_state
+from quark.cli.texts import DIM, FOLD, WHOLE, Console, Text, describe_state, indent, make_grid
 from quark_core.formatting import format_value, join_first
 from quark_core.records.names import decode_name
 from quark_core.runs.run_ids import shorten_run_id
@@ -255,9 +254,7 @@ def print_comparison(
 
 
 def _sides(result: RunComparisonResult) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = make_grid(DIM, FOLD)
     second = "baseline" if result.mode == "baseline" else "reference"
     for label, side in (("primary", result.primary), (second, result.reference)):
         members = side.members or (side,)
@@ -288,10 +285,7 @@ def _change_parts(
         yield Text()
         return
     yield Text("What changed", style="bold")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(overflow="fold", max_width=34)
-    grid.add_column(overflow="fold", ratio=1)
-    grid.add_column(overflow="fold", ratio=1)
+    grid = make_grid(FOLD | {"max_width": 34}, FOLD | {"ratio": 1}, FOLD | {"ratio": 1})
     grid.add_row("", Text("primary", style="dim"), Text("reference", style="dim"))
     for section, name in _SECTIONS.items():
         found = [change for change in changes if change.section == section]
@@ -308,7 +302,7 @@ def _change_parts(
         if len(found) > _CHANGES:
             more = f"  {len(found) - _CHANGES} more; --json has all"
             grid.add_row(Text(more, style="dim"), "", "")
-    yield _indent(grid, 2)
+    yield indent(grid, 2)
     yield Text()
 
 
@@ -330,10 +324,7 @@ def _alert_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
         yield Text()
         return
     yield Text("Alerts", style="bold")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = make_grid(WHOLE, WHOLE, FOLD)
     runs = result.primary.run_count, result.reference.run_count
     for label, style, sightings, count in (
         ("gained", "red", diff.primary_only, runs[0]),
@@ -356,7 +347,7 @@ def _alert_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
         grid.add_row(
             Text("common", style="dim"), Text(match.primary.severity.upper(), style=style), text
         )
-    yield _indent(grid, 2)
+    yield indent(grid, 2)
     yield Text()
 
 
@@ -431,9 +422,7 @@ def _phase_parts(
     for label, is_primary in (("primary", True), ("reference", False)):
         bar = _draw_phases(diffs, low, high, room, is_primary=is_primary, ascii_only=ascii_only)
         yield Text.assemble((f"  {label:<11}", "dim"), bar, no_wrap=True)
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = make_grid(WHOLE, FOLD)
     for _ in range(3):
         grid.add_column(no_wrap=True, style="dim")
     grid.add_row("", "", "primary", "reference", "")
@@ -447,7 +436,7 @@ def _phase_parts(
             _describe_span(diff.reference_start, diff.reference_end),
             overlap,
         )
-    yield _indent(grid, 2)
+    yield indent(grid, 2)
     yield Text()
 
 
@@ -500,9 +489,7 @@ def _layer_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
         ("Layers that differ most", "bold"),
         (f"  {len(notable)} of {len(both)} layers and parameters differ notably", "dim"),
     )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(overflow="fold", max_width=36)
-    grid.add_column(overflow="fold")
+    grid = make_grid(FOLD | {"max_width": 36}, FOLD)
     for name, diff in notable[:_LAYERS]:
         grid.add_row(Text(name), Text(_describe_layer(diff)))
     for presence, words in (
@@ -513,7 +500,7 @@ def _layer_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
         if names:
             grid.add_row(Text(words, style="yellow"), Text(join_first(names, _LAYERS)))
     if grid.row_count:
-        yield _indent(grid, 2)
+        yield indent(grid, 2)
     yield Text()
 
 
@@ -552,11 +539,7 @@ def _note_parts(notes: Sequence[str]) -> Iterator[RenderableType]:
     for note in notes:
         grid = Table.grid(padding=(0, 1))
         grid.add_row("-", Text(note))
-        yield _indent(grid, 2)
-
-
-def _indent(part: RenderableType, columns: int) -> Padding:
-    return Padding(part, (0, 0, 0, columns), expand=False)
+        yield indent(grid, 2)
 
 
 _STYLES = {"better": "bold green", "worse": "bold red", "equivalent": "cyan"}
@@ -619,14 +602,12 @@ def target_parts(
         found = next((diff for diff in diffs if _has_target(diff, target)), None)
         yield Text(f"  {head}")
         if found is None or found.time_to_target is None:
-            yield Padding(Text("neither side has this metric", style="yellow"), (0, 0, 0, 4))
+            yield indent(Text("neither side has this metric", style="yellow"), 4)
             continue
         reached = found.time_to_target
         for label, outcome in (("primary", reached.primary), ("reference", reached.reference)):
             style = "green" if reached.earlier == label else ""
-            yield Padding(
-                Text.assemble((f"{label:<11}", "dim"), (outcome.summary, style)), (0, 0, 0, 4)
-            )
+            yield indent(Text.assemble((f"{label:<11}", "dim"), (outcome.summary, style)), 4)
         if reached.p_value is not None:
             said = "" if reached.earlier else ": neither side is certainly earlier"
             yield Text(f"    p = {reached.p_value:.2g}{said}", style="dim")
@@ -657,7 +638,7 @@ def _block(diff: MetricDiff, width: int, *, ascii_only: bool) -> Iterator[Render
     head.append(verdict or _PRESENCES.get(diff.presence, "no verdict"), style=style or "dim")
     if detail := _describe_effect(diff):
         head.append(f"  {detail}", style="dim" if is_grey else "")
-    yield Padding(head, (0, 0, 0, 2))
+    yield indent(head, 2)
     for side in ("primary", "reference"):
         if diff.presence not in ("both", f"{side}_only"):
             continue
@@ -673,9 +654,9 @@ def _block(diff: MetricDiff, width: int, *, ascii_only: bool) -> Iterator[Render
         line.no_wrap = width >= _LABEL + 4 * _CELL + 16
         yield line
     if diff.reason and diff.presence == "both":
-        yield Padding(Text(diff.reason, style="dim"), (0, 0, 0, 4))
+        yield indent(Text(diff.reason, style="dim"), 4)
     if early := tell_common_step(diff):
-        yield Padding(Text(early, style="dim"), (0, 0, 0, 4))
+        yield indent(Text(early, style="dim"), 4)
 
 
 def _describe_figure(figure: FigureDiff | None, side: str) -> str:

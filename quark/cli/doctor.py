@@ -109,16 +109,10 @@ def _list_damaged(store: SupportsPrimary) -> list[DamagedRecords]:
 
 
 def _print_table(what: str, rows: Sequence[tuple[str, str, int, str]]) -> None:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import BOLD, FOLD, PLAIN, Console, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", no_wrap=True, style="bold")
-    table.add_column(what)
-    table.add_column("records", justify="right")
-    table.add_column("why", overflow="fold")
+    table = make_table({"run": BOLD, what: PLAIN, "records": {"justify": "right"}, "why": FOLD})
     for run_id, of, records, reason in rows:
         table.add_row(Text(run_id[:12]), Text(of), str(records), Text(reason))
     Console().print(table)

@@ -100,22 +100,17 @@ def print_usages(
         known: All runs that their shortened ids must be told from.
         limit: At most so many, the largest; a line says how many more there are.
     """
-    from rich import box
-    from rich.table import Table
-
-    from quark.cli.texts import Console, Text, describe_state
+    from quark.cli.texts import BOLD, FOLD, RIGHT, WHOLE, Console, Text, describe_state, make_table
 
     count = len(usages)
     if limit is not None and count > limit:
         usages = sorted(usages, key=lambda usage: -usage.total_bytes)[:limit]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("run", no_wrap=True, style="bold")
-    if named := any(usage.name for usage in usages):
-        table.add_column("name", overflow="fold")
-    table.add_column("project", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for header in ("points", "database", "files", "total"):
-        table.add_column(header, justify="right", no_wrap=True)
+    named = any(usage.name for usage in usages)
+    names = ("name", "project") if named else ("project",)
+    sizes = ("points", "database", "files", "total")
+    table = make_table(
+        {"run": BOLD, names: FOLD, "state": WHOLE, sizes: RIGHT}, collapse_padding=True
+    )
     ids = shorten_ids([usage.run_id for usage in usages], [usage.run_id for usage in known])
     for usage, run_id in zip(usages, ids, strict=True):
         cells = [Text(run_id)]
@@ -155,15 +150,16 @@ def _sum_up_projects(runs: Iterable[RunUsage]) -> list[dict[str, Any]]:
 
 
 def _project_table(projects: Sequence[dict[str, Any]]) -> Table:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, RIGHT, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("project", overflow="fold", style="bold")
-    for header in ("runs", "points", "database", "files", "total"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = make_table(
+        {
+            "project": FOLD | {"style": "bold"},
+            ("runs", "points", "database", "files", "total"): RIGHT,
+        },
+        collapse_padding=True,
+    )
     for entry in projects:
         table.add_row(
             Text(entry["project"]),
@@ -177,9 +173,8 @@ def _project_table(projects: Sequence[dict[str, Any]]) -> Table:
 
 
 def _total_table(usage: StoreUsage) -> Table:
-    from rich.table import Table
 
-    from quark.cli.texts import Text
+    from quark.cli.texts import PLAIN, RIGHT, Text, make_grid
 
     kept = [run for run in usage.runs if run.trashed_at is None]
     trash_bytes = sum(run.total_bytes for run in usage.trash)
@@ -192,10 +187,7 @@ def _total_table(usage: StoreUsage) -> Table:
     ]
     if usage.elsewhere_bytes:
         rows.append(("journals elsewhere", -usage.elsewhere_bytes, "in QUARK_JOURNAL_DIR"))
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
+    table = make_grid(PLAIN, RIGHT, {"style": "dim"})
     for label, size_bytes, remark in rows:
         table.add_row(label, format_bytes(size_bytes), remark)
     table.add_row(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich import box
 from rich.table import Table
 
 from quark.analysis.metric_roles import find_main_metric
@@ -22,7 +21,7 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
-from quark.cli.texts import Text
+from quark.cli.texts import FOLD, RIGHT, WHOLE, Text, make_table
 from quark_core.formatting import format_age, format_value
 from quark_core.records.names import decode_name
 
@@ -213,19 +212,13 @@ def _choose_figure(field: Field, written: str, *, downwards: bool) -> Field:
 
 
 def _print_tree(found: Sequence[StoredGroup], metric: str | None, best: _Best) -> None:
-    from rich import box
-    from rich.table import Table
 
     from quark.cli.texts import Console, Text
     from quark_core.formatting import format_age, format_value
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(Text("group"), overflow="fold")
-    table.add_column(Text("runs"), justify="right", no_wrap=True)
-    table.add_column(Text("newest"), no_wrap=True)
-    if metric is not None:
-        table.add_column(Text(f"best {metric}"), no_wrap=True)
-    table.add_column(Text("what it is"), overflow="fold")
+    newest = ("newest",) if metric is None else ("newest", f"best {metric}")
+    heads = {"group": FOLD, "runs": RIGHT, newest: WHOLE, "what it is": FOLD}
+    table = make_table(heads, padding=(0, 1, 0, 0))
     project = None
     for group in found:
         if group.project != project:
@@ -300,13 +293,15 @@ def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> T
         by: What they have in common.
         measured: What the figures are of: each group shows their mean and deviation.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(Text(by), style="bold", overflow="fold", min_width=len(by))
-    table.add_column(Text("runs"), justify="right", no_wrap=True)
-    table.add_column(Text(measured), justify="right", no_wrap=True)
-    table.add_column(Text("from … to"), no_wrap=True)
-    table.add_column(Text("newest"), no_wrap=True)
-    table.add_column(Text("which"), overflow="fold")
+    table = make_table(
+        {
+            by: FOLD | {"style": "bold", "min_width": len(by)},
+            ("runs", measured): RIGHT,
+            ("from … to", "newest"): WHOLE,
+            "which": FOLD,
+        },
+        padding=(0, 1, 0, 0),
+    )
     for group in groups:
         table.add_row(
             Text(group.label),

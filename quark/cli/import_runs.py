@@ -289,18 +289,15 @@ def _say_progress(result: RunImport) -> None:
 
 
 def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import PLAIN, Console, Text, make_table
 
     console = Console()
     if not results:
         console.print("No runs came.")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("run", "name", "project", "points", "records", "files", ""):
-        table.add_column(heading, justify="right" if heading in _COUNTS else "left")
+    table = make_table(
+        {("run", "name", "project"): PLAIN, _COUNTS: {"justify": "right"}, "": PLAIN}
+    )
     for one in results:
         state = one.failure or ("new" if one.is_new else "" if one.is_changed else "nothing new")
         table.add_row(
@@ -317,16 +314,14 @@ def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
 
 
 def _print_losses(results: list[RunImport], console: Any) -> None:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, Text, make_table
 
     if not any(one.losses for one in results):
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="What could not be taken")
-    for heading in ("run", "what", "name", "count", "why"):
-        table.add_column(heading, overflow="fold")
+    table = make_table(
+        {("run", "what", "name", "count", "why"): FOLD}, title="What could not be taken"
+    )
     for one in results:
         for loss in one.losses:
             texts = (one.name or one.identity, loss.kind, loss.name, str(loss.count), loss.reason)

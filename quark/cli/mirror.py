@@ -269,14 +269,11 @@ def _replay(
 
 
 def _make_status_table(states: list[MirrorState]) -> Table:
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, RIGHT, WHOLE, Text, make_table
 
-    table = _make_table()
-    table.add_column("backend", style="bold", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for name in ("batches", "waiting", "refused", "unknown"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    counted = ("batches", "waiting", "refused", "unknown")
+    backend = FOLD | {"style": "bold"}
+    table = make_table({"backend": backend, "state": WHOLE, counted: RIGHT, "why": FOLD})
     for state in states:
         why = [*state.reasons]
         why += [f"{count} refused: {reason}" for reason, count in state.quarantined.items()]
@@ -297,7 +294,7 @@ def _make_status_table(states: list[MirrorState]) -> Table:
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, RIGHT, Text, make_table
 
     name = (comparison.backend, "bold")
     if comparison.refusal is not None:
@@ -311,11 +308,8 @@ def _print_comparison(comparison: Comparison) -> None:
         _print(Text.assemble(name, (told, "green")))
         return
     _print(Text.assemble(name, (": differs", "red"), left_out))
-    table = _make_table()
-    table.add_column("", style="dim")
-    table.add_column("name", overflow="fold")
-    for column in ("primary", "mirror", "difference"):
-        table.add_column(column, justify="right", no_wrap=True)
+    figures = ("primary", "mirror", "difference")
+    table = make_table({"": {"style": "dim"}, "name": FOLD, figures: RIGHT})
     rows = [("kind", kind, pair) for kind, pair in comparison.kinds.items()]
     rows += [("metric", key, pair) for key, pair in comparison.metrics.items()]
     for what, key, (has, got) in rows[:_SHOWN]:
@@ -340,13 +334,6 @@ def _print_replay(replay: Replay, run_id: str) -> None:
         )
         _print(Text(told, style="yellow"))
     click.echo(f"  compare: quark mirror verify {run_id} --with {replay.backend}")
-
-
-def _make_table() -> Table:
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def _print(what: Any) -> None:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-from rich import box
 from rich.table import Table
 
 from quark.analysis.rank_performance import measure_rates
 from quark.cli.store_access import print_json
-from quark.cli.texts import Text
+from quark.cli.texts import FOLD, RIGHT, Text, make_table
 from quark_core.config.objective import find_mode, read_objective
 from quark_core.formatting import format_bytes, format_count, join_first
 from quark_core.records.json_object import flatten_json
@@ -175,9 +174,6 @@ _ROWS = 16
 
 def print_ranks(console: Console, paces: RankPaces) -> None:
     """Print the ranks of a run, of many the slowest, and a line on who is late."""
-    from rich import box
-    from rich.table import Table
-
     from quark.cli.texts import Text
 
     late = paces.find_late()
@@ -191,12 +187,11 @@ def print_ranks(console: Console, paces: RankPaces) -> None:
         )
         shown = tuple(sorted(slowest[:_ROWS], key=lambda rank: rank.rank))
     has_hosts = len({rank.host for rank in paces.ranks}) > 1
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("rank", justify="right", no_wrap=True)
-    if has_hosts:
-        table.add_column("host", overflow="fold", min_width=6)
-    for header in ("step ms", "p90", "behind", "slowest", "data ms", "records", "step", "seen"):
-        table.add_column(header, justify="right", no_wrap=True)
+    hosts = ("host",) if has_hosts else ()
+    figures = ("step ms", "p90", "behind", "slowest", "data ms", "records", "step", "seen")
+    table = make_table(
+        {"rank": RIGHT, hosts: FOLD | {"min_width": 6}, figures: RIGHT}, collapse_padding=True
+    )
     for rank in shown:
         is_marked = rank is late or rank.rank in silent or rank.rank in behind
         table.add_row(
@@ -452,11 +447,7 @@ def _make_others(others: Sequence[AggregateSummary]) -> Table:
 
 
 def _begin(head: str, columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(head, overflow="fold", min_width=_NAME_WIDTH)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+    return make_table({head: FOLD | {"min_width": _NAME_WIDTH}, tuple(columns): RIGHT})
 
 
 _MOST_READ = 1000

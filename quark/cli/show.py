@@ -197,9 +197,8 @@ def _summary_panel(
     stored: StoredRun, last_metric_at: str | None, tags: Sequence[str], traceback: str | None
 ) -> RenderableType:
     from rich.panel import Panel
-    from rich.table import Table
 
-    from quark.cli.texts import Text, describe_fork, describe_run_state
+    from quark.cli.texts import FOLD, Text, describe_fork, describe_run_state, make_grid
     from quark_core.backends.contract import measure_duration_s
     from quark_core.formatting import format_duration
 
@@ -216,9 +215,7 @@ def _summary_panel(
 
         state.append(f" ({stored.progress.describe(now_us())})", style="dim")
     state.append(_describe_last_sign(stored, last_metric_at), style="dim")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
+    grid = make_grid({"style": "dim"}, FOLD)
     duration = format_duration(measure_duration_s(stored, last_metric_at))
     verb = "running for" if stored.state == "running" else "took"
     host = environment.get("host", {}).get("name")
@@ -310,14 +307,10 @@ def _tell(value: object) -> str | None:
 def _values_table(
     label: str, values: dict[str, Any], origins: Mapping[str, str] | None = None
 ) -> RenderableType:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, PLAIN, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.add_column(label)
-    table.add_column("value", overflow="fold")
+    table = make_table({label: PLAIN, "value": FOLD}, title_justify="left")
     if origins:
         table.add_column("from", overflow="fold", style="dim")
     lines = list(flatten_json(values))
@@ -345,16 +338,11 @@ def _round(value: Any) -> Any:
 
 
 def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, RIGHT, Text, make_table
     from quark_core.formatting import format_value
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("metric", overflow="fold")
-    for header in ("points", "first", "last", "best", "at"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = make_table({"metric": FOLD, ("points", "first", "last", "best", "at"): RIGHT})
     for item in summaries:
         key = Text(item.name)
         if item.non_finite:

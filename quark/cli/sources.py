@@ -119,16 +119,10 @@ def _describe_file(file: KeptSource | None) -> dict[str, Any] | None:
 
 
 def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("file", overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("sha256", no_wrap=True)
-    table.add_column("", overflow="fold")
+    table = make_table({"file": FOLD, "size": RIGHT, "sha256": WHOLE, "": FOLD})
     for file in kept.files:
         notes = [file.reason] if file.reason else []
         notes += ["the main script"] if file.path == kept.main else []

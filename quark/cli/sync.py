@@ -139,22 +139,21 @@ def _sync_with_progress(root: Path) -> list[LaneSync]:
 
 def print_lanes(lanes: list[LaneSync], *, nothing: str) -> None:
     """Print a table of lanes, or a line where there are none."""
-    from rich import box
-    from rich.table import Table
-
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import BOLD, FOLD, PLAIN, RIGHT, WHOLE, Console, Text, make_table
 
     console = Console()
     if not lanes:
         console.print(nothing)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", no_wrap=True, style="bold")
-    table.add_column("backend")
-    table.add_column("state", no_wrap=True)
-    table.add_column("delivered", justify="right", no_wrap=True)
-    table.add_column("waiting", justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    table = make_table(
+        {
+            "run": BOLD,
+            "backend": PLAIN,
+            "state": WHOLE,
+            ("delivered", "waiting"): RIGHT,
+            "why": FOLD,
+        }
+    )
     for lane in lanes:
         why = [lane.reason] if lane.reason else []
         why += [f"{count} refused: {reason}" for reason, count in lane.quarantined.items()]

@@ -8,14 +8,17 @@ name such as `[red]x` is those six characters.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 import rich.console
 import rich.progress
 import rich.text
+from rich import box
 from rich.console import ConsoleOptions, RenderableType
+from rich.padding import Padding
 from rich.segment import Segment
+from rich.table import Table
 
 from quark.cli.terminal import find_styled
 from quark_core.backends.contract import StoredRun
@@ -97,6 +100,42 @@ class Console(rich.console.Console):
                 continue
             unlinked = style.update_link(None) if style is not None and style.link else style
             yield Segment(clean_text(text), unlinked)
+
+
+FOLD: dict[str, Any] = {"overflow": "fold"}
+WHOLE: dict[str, Any] = {"no_wrap": True}
+RIGHT = {"justify": "right", **WHOLE}
+BOLD = {"style": "bold", **WHOLE}
+DIM = {"style": "dim", **WHOLE}
+PLAIN: dict[str, Any] = {}
+"""How columns of tables are: folded, each cell in one line, numbers to the right, or Rich's way."""
+
+
+def make_table(columns: Mapping[Any, dict[str, Any]], **options: Any) -> Table:
+    """A table without rows.
+
+    Args:
+        columns: Head of a column, or heads of several -> how they are.
+        options: As of Rich's own.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)
+    for heads, column in columns.items():
+        for head in (heads,) if isinstance(heads, str) else heads:
+            table.add_column(Text(head), **column)
+    return table
+
+
+def make_grid(*columns: dict[str, Any]) -> Table:
+    """Columns without heads, two blanks apart, without rows."""
+    grid = Table.grid(padding=(0, 2))
+    for column in columns:
+        grid.add_column(**column)
+    return grid
+
+
+def indent(part: RenderableType, columns: int) -> Padding:
+    """Something with so many blanks before each line."""
+    return Padding(part, (0, 0, 0, columns), expand=False)
 
 
 class TextColumn(rich.progress.TextColumn):

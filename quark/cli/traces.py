@@ -75,25 +75,16 @@ def traces(
 
 
 def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
-    from rich import box
-    from rich.table import Table
 
     from quark.analysis.trace_statistics import diff_versions
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
     from quark_core.formatting import format_age, format_value
     from quark_core.system.terminal_text import clean_line
 
     count = len(statistics.versions)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("version", justify="right", no_wrap=True)
-    table.add_column("digest", no_wrap=True)
-    table.add_column("runs", justify="right", no_wrap=True)
-    table.add_column("first", no_wrap=True)
-    table.add_column("last", no_wrap=True)
-    if statistics.metric is not None:
-        table.add_column(Text(f"mean {statistics.metric}"), justify="right", no_wrap=True)
-        table.add_column("best", justify="right", no_wrap=True)
-    table.add_column("what changed", overflow="fold")
+    measured = () if statistics.metric is None else (f"mean {statistics.metric}", "best")
+    heads = {"version": RIGHT, "digest": WHOLE, "runs": RIGHT, ("first", "last"): WHOLE}
+    table = make_table({**heads, measured: RIGHT, "what changed": FOLD}, padding=(0, 1, 0, 0))
     for number, version in enumerate(statistics.versions, 1):
         figures = (
             []

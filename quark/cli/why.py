@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from quark.analysis.explanation.results import describe_change, list_rows, tell_ends
 from quark.cli.analysis_view import print_trimmed
@@ -20,7 +19,7 @@ from quark.cli.analyze import FAILED_CHECK
 from quark.cli.compare import fail_on_ends
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import RunSource, json_option, print_json, storage_option
-from quark.cli.texts import Console, Text
+from quark.cli.texts import FOLD, WHOLE, Console, Text, make_grid
 from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
 
@@ -452,14 +451,8 @@ def print_explanation(result: ChangeExplanation, *, console: Console | None = No
     print_trimmed(console, Text(f"{result.reason[:1].upper()}{result.reason[1:]}."), width)
     print_trimmed(console, Text(f"{said[:1].upper()}{said[1:]}."), width)
     rows = list(list_rows(result))
-    causes = Table.grid(padding=(0, 2))
-    causes.add_column(no_wrap=True)
-    causes.add_column(no_wrap=True)
-    causes.add_column(overflow="fold")
-    causes.add_column(overflow="fold", style="dim")
-    others = Table.grid(padding=(0, 2))
-    others.add_column(no_wrap=True, width=10)
-    others.add_column(overflow="fold")
+    causes = make_grid(WHOLE, WHOLE, FOLD, FOLD | {"style": "dim"})
+    others = make_grid(WHOLE | {"width": 10}, FOLD)
     for row in rows:
         label = Text(row.label, style=_STYLES.get(row.label, ""))
         if row.kind:
