@@ -10,12 +10,12 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quark.analysis.health import is_of_another_end, place_alert, tell_end
+from quark.page.recent import Recent
 from quark.page.routes.run_analysis import Analysis
 from quark_core.backends.contract import SupportsGenerations
 from quark_core.errors import QuarkError, RunNotFoundError
@@ -71,8 +71,8 @@ class AnalysisDesk:
         self._source = source
         self._analyzer = analyzer
         self._lock = threading.Lock()
-        self._computed: OrderedDict[str, _Computed] = OrderedDict()
-        self._stored: OrderedDict[tuple[str, str], tuple[float, Analysis | None]] = OrderedDict()
+        self._computed = Recent[str, _Computed](_MOST_KEPT)
+        self._stored = Recent[tuple[str, str], tuple[float, Analysis | None]](_MOST_KEPT)
         self._waiting: set[str] = set()
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -178,9 +178,6 @@ class AnalysisDesk:
             began, of, analysis = self._compute_of(run_id)
             with self._lock:
                 self._computed[run_id] = _Computed(analysis, began, of)
-                self._computed.move_to_end(run_id)
-                while len(self._computed) > _MOST_KEPT:
-                    self._computed.popitem(last=False)
                 self._waiting.discard(run_id)
 
     def _take(self) -> _Job | None:
@@ -227,9 +224,6 @@ class AnalysisDesk:
         found = _read_outputs(reader, run_id)
         with self._lock:
             self._stored[place] = (now_s, found)
-            self._stored.move_to_end(place)
-            while len(self._stored) > _MOST_KEPT:
-                self._stored.popitem(last=False)
         return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ import msgspec
 
 from quark.analysis.metric_roles import find_main_metric
 from quark.page.pack import choose_floats, encode_pack
+from quark.page.recent import Recent
 from quark.page.routes.curves import GroupCurve, RunCurve, join_attempts, merge_runs
 from quark.page.routes.parameters import MAX_ENTRIES, MAX_KEYS, MAX_RUNS, Parameters
 from quark.page.routes.run_analysis import ComparedPair
@@ -535,7 +536,7 @@ class ComparisonDesk:
         self._source = source
         self._desk = desk
         self._lock = threading.Lock()
-        self._found: OrderedDict[_Asked, dict[str, Any]] = OrderedDict()
+        self._found = Recent[_Asked, dict[str, Any]](_MOST_KEPT)
         self._waiting: set[_Asked] = set()
 
     def tell(self, parameters: Parameters) -> dict[str, Any]:
@@ -591,8 +592,6 @@ class ComparisonDesk:
             found = {"state": "failed", "result": None, "note": note}
         with self._lock:
             self._found[asked] = found
-            while len(self._found) > _MOST_KEPT:
-                self._found.popitem(last=False)
             self._waiting.discard(asked)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from quark.page.recent import Recent
 from quark_core.backends.contract import (
     StoredRun,
     SupportsArtifacts,
@@ -113,7 +114,7 @@ class PageSource:
         self._open_run = open_run
         self._takeover = takeover
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._kept = Recent[tuple[str, str], _Kept](_MOST_SUMMARIES)
 
     @property
     def is_foreign(self) -> bool:
@@ -235,9 +236,6 @@ class PageSource:
 
     def _put(self, key: tuple[str, str], value: Any, kept_s: float) -> None:
         with self._lock:
-            while len(self._kept) >= _MOST_SUMMARIES:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept.pop(key, None)
             self._kept[key] = _Kept(time.monotonic() + kept_s, value)
 
 
