@@ -20,6 +20,9 @@ from quark.cli.store_access import (
     storage_option,
     write_file,
 )
+from quark_core.errors import SchemaValidationError
+from quark_core.records.kinds.findings import AlertSeverity
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.analysis.config import AnalyzerEngineConfig, PhaseAnalyzerConfig
@@ -180,7 +183,6 @@ def analyze(
 
 def _check_objective(source: RunSource, run_id: str, metric: str) -> None:
     """Refuse an objective that the run does not have: what is stored would judge nothing."""
-    from quark_core.errors import SchemaValidationError
     from quark_core.runs.reading import refuse_unknown_metric
     from quark_core.runs.run_search import summarize_run
 
@@ -321,7 +323,6 @@ def _choose_phase_config(config: AnalyzerEngineConfig) -> PhaseAnalyzerConfig:
 def _configure(mode: str, rules: tuple[str, ...], objective: str | None) -> AnalyzerEngineConfig:
     from quark.analysis.config import AnalyzerEngineConfig
     from quark_core.config.objective import parse_objective
-    from quark_core.errors import SchemaValidationError
 
     try:
         named = None if objective is None else parse_objective(objective, "--objective")
@@ -338,7 +339,6 @@ def _configure(mode: str, rules: tuple[str, ...], objective: str | None) -> Anal
 def _is_whole(stored: StoredRun, fail_on: str) -> bool:
     """Whether a run did not break off: one that did is no result, whatever rules say of it."""
     from quark.analysis.health import say_end
-    from quark_core.system.terminal_text import clean_line
 
     if stored.is_broken_off:
         told = clean_line(say_end(stored, "the run"))
@@ -370,7 +370,5 @@ def _find_unknown(result: AnalyzerResult, *, is_asked: bool) -> str | None:
 
 
 def _reaches(result: AnalyzerResult, level: str) -> bool:
-    from quark_core.records.kinds.findings import AlertSeverity
-
     order = get_args(AlertSeverity)
     return any(order.index(alert.severity) >= order.index(level) for alert in result.alerts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import nullcontext
 from pathlib import Path
+from shutil import copyfileobj
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -17,8 +19,12 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
-from quark_core.errors import ArtifactNotFoundError, QuarkError, RunNotFoundError
+from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
+from quark_core.backends.edits import AliasEdit, RunEdit, check_edit
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.errors import ArtifactNotFoundError, QuarkError, RunNotFoundError, SessionStoreError
 from quark_core.formatting import format_bytes, format_count, join_first
+from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT, decode_name, parse_artifact_name
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -163,8 +169,6 @@ def alias(
     Who did, and when, is an event of the run that has made it. With QUARK_PERSISTENCE_URL
     the key in QUARK_USER_KEY needs the scopes read and write.
     """
-    from quark_core.backends.edits import AliasEdit, RunEdit, check_edit
-    from quark_core.config.arguments import resolve_storage_dir
     from quark_core.runs.run_editing import find_user, open_editor
 
     source = RunSource(storage_dir, None)
@@ -191,14 +195,12 @@ def find(source: RunSource, name: str, project: str | None) -> ArtifactVersion:
     Raises:
         ArtifactNotFoundError: There is none.
     """
-    from quark_core.records.names import parse_artifact_name
     from quark_core.runs.artifact_versions import find_version
 
     return find_version(source.reader, choose_project(source, project), parse_artifact_name(name))
 
 
 def _tell_missing(source: RunSource, project: str | None, name: str) -> str:
-    from quark_core.records.names import decode_name
     from quark_core.runs.artifact_versions import list_versions
 
     versions = list_versions(source.reader, choose_project(source, project))
@@ -294,7 +296,6 @@ def list_artifacts(
     out, each checked against its SHA-256; a file that exists is left alone.
     """
     from quark.cli.texts import Console
-    from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT
     from quark_core.runs.artifact_versions import HIDDEN_TYPES
     from quark_core.writers.artifact_reading import ArtifactReading
 
@@ -352,11 +353,6 @@ def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
 
 
 def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Path) -> None:
-    from shutil import copyfileobj
-
-    from quark_core.artifacts.payload_folder import OutputFolder
-    from quark_core.errors import SessionStoreError
-
     folder = OutputFolder(output)
     copied = failed = 0
     for record in records:
@@ -384,8 +380,6 @@ def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Pat
 
 def _place(record: ArtifactRecord) -> tuple[str, ...]:
     """Folders and name of a payload; made of a record, which anybody may have written."""
-    from quark_core.artifacts.payload_folder import make_file_name
-
     name = (record.payload_relative_path or str(record.id)).rpartition("/")[2]
     key = record.artifact_key.split("/")
     return tuple(make_file_name(part) for part in (record.artifact_type, *key, name))
@@ -393,8 +387,6 @@ def _place(record: ArtifactRecord) -> tuple[str, ...]:
 
 def _holds(file: IO[bytes], record: ArtifactRecord) -> bool:
     """Whether a file is the payload already."""
-    import hashlib
-
     file.seek(0, 2)
     if file.tell() != record.size_bytes:
         return False

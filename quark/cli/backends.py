@@ -14,7 +14,7 @@ import click
 
 from quark.cli.command_groups import SuggestingGroup
 from quark.cli.store_access import json_option, print_json
-from quark_core.backends.registry import BackendRegistry
+from quark_core.backends.registry import BackendRegistry, default_registry
 from quark_core.errors import SchemaValidationError
 
 
@@ -53,8 +53,6 @@ def new(name: str, into: Path) -> None:
 
 
 def _discover() -> BackendRegistry:
-    from quark_core.backends.registry import default_registry
-
     with warnings.catch_warnings():
         # The table says the same, in its place.
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from quark.cli.store_access import storage_option
-from quark_backends.store.upkeep.backup import BackupManifest
+from quark_backends.store.upkeep.backup import BackupManifest, back_up_store, verify_backup
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.formatting import format_bytes, format_count
+from quark_core.runs import recovery
 
 keep_going_option = click.option(
     "--keep-going",
@@ -33,9 +34,6 @@ def backup(directory: Path, storage_dir: Path | None, keep_going: bool, verify: 
     storage root itself: `quark runs -d DIRECTORY` lists its runs. To restore it, copy its
     folder .quark to where the store was, and call `quark sync` there.
     """
-    from quark_backends.store.upkeep.backup import back_up_store, verify_backup
-    from quark_core.runs import recovery
-
     if verify:
         manifest = verify_backup(directory)
         click.echo(f"{directory} is whole: {describe_backup(manifest)}.")

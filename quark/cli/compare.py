@@ -13,7 +13,8 @@ import click
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from quark.analysis.comparison.summary import describe_agreement, tell_common_step
+from quark.analysis.comparison.summary import describe_agreement, tell_common_step, tell_ends
+from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
 from quark.analysis.observations import format_number
 from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES, print_trimmed
 from quark.cli.analyze import FAILED_CHECK, show_warnings
@@ -27,9 +28,12 @@ from quark.cli.store_access import (
     storage_option,
 )
 from quark.cli.texts import DIM, FOLD, WHOLE, Console, Text, describe_state, indent, make_grid
+from quark_core.errors import SchemaValidationError
 from quark_core.formatting import format_value, join_first
 from quark_core.records.names import decode_name
+from quark_core.runs.reading import refuse_unknown_metric
 from quark_core.runs.run_ids import shorten_run_id
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.analysis.comparison.results import (
@@ -132,8 +136,6 @@ def compare(
             said = f"Code, data, and what is to blame: quark why {reference} {primary}"
             click.echo(clean_line(said))
     if fail_on_worse:
-        from quark.analysis.comparison.summary import tell_ends
-
         compared = ("the primary", result.primary), ("the reference", result.reference)
         fail_on_ends(tell_ends(*compared, running=True))
         _refuse_worse(result.metric_diffs)
@@ -141,8 +143,6 @@ def compare(
 
 def fail_on_ends(ends: Sequence[str]) -> None:
     """End with status 3 where a run of a comparison did not complete, and say which."""
-    from quark_core.system.terminal_text import clean_line
-
     for end in ends:
         click.echo(clean_line(f"quark: --fail-on-worse: {end}"), err=True)
     if ends:
@@ -163,9 +163,6 @@ def _refuse_worse(diffs: Sequence[MetricDiff]) -> None:
 
 def tell_doubt(diff: MetricDiff) -> str:
     """Why a check fails although nobody can tell that the metric is worse."""
-    from quark_core.records.names import decode_name
-    from quark_core.system.terminal_text import clean_line
-
     ends = (
         "no number" if value is None else f"{value:.4g}"
         for value in (diff.last.primary, diff.last.reference)
@@ -178,8 +175,6 @@ def tell_doubt(diff: MetricDiff) -> str:
 
 def _check_targets(targets: Sequence[tuple[str, str, float]], runs: Sequence[RunReader]) -> None:
     """Refuse a target of a metric that none of the runs has."""
-    from quark_core.errors import SchemaValidationError
-    from quark_core.runs.reading import refuse_unknown_metric
     from quark_core.runs.run_search import summarize_run
 
     if not targets:
@@ -196,9 +191,6 @@ def _check_targets(targets: Sequence[tuple[str, str, float]], runs: Sequence[Run
 
 
 def _configure(targets: Sequence[tuple[str, str, float]]) -> ComparisonEngineConfig:
-    from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
-    from quark_core.errors import SchemaValidationError
-
     try:
         return ComparisonEngineConfig(
             metric_targets=tuple(

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from quark_core.system.terminal_text import clean_line
+
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
 
@@ -64,7 +66,6 @@ def complete_runs(
 
     def find(reader: SupportsRead) -> list[CompletionItem]:
         from quark_core.runs.run_ids import find_labels
-        from quark_core.system.terminal_text import clean_line
 
         found = []
         labels = find_labels(reader, "", _MOST_RUNS)
@@ -127,7 +128,6 @@ def complete_sweeps(
 
     def find(reader: SupportsRead) -> list[CompletionItem]:
         from quark_core.backends.coordination import SupportsCoordination
-        from quark_core.system.terminal_text import clean_line
 
         store: object = reader
         if not isinstance(store, SupportsCoordination):

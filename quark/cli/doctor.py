@@ -13,10 +13,12 @@ from quark.cli.sync import print_lanes
 from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.write_ahead_log import find_log, measure_log
 from quark_core.backends.contract import SupportsPrimary
-from quark_core.backends.edits import DamagedRecords
+from quark_core.backends.edits import DamagedRecords, SupportsRemoval
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SessionStoreError
 from quark_core.formatting import format_bytes
+from quark_core.runs import recovery
+from quark_core.runs.backend_choice import open_reader
 
 
 @click.command()
@@ -24,9 +26,6 @@ from quark_core.formatting import format_bytes
 @json_option
 def doctor(storage_dir: Path | None, as_json: bool) -> None:
     """Say what waits in the journals, what is in quarantine or damaged, and why."""
-    from quark_core.runs import recovery
-    from quark_core.runs.backend_choice import open_reader
-
     root = resolve_storage_dir(storage_dir)
     unreadable: str | None = None
     damaged: list[DamagedRecords] = []
@@ -101,8 +100,6 @@ def _list_damaged(store: SupportsPrimary) -> list[DamagedRecords]:
     Raises:
         SessionStoreError: It cannot be read.
     """
-    from quark_core.backends.edits import SupportsRemoval
-
     store.list_runs(limit=1)  # whether it can be read shows when it is
     removal: object = store
     return removal.list_damaged() if isinstance(removal, SupportsRemoval) else []

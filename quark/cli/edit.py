@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from quark.cli.completion import complete_groups, complete_runs, complete_tags
 from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
+from quark_core.system.terminal_text import clean_line
 
 
 @click.command()
@@ -117,7 +119,6 @@ def edit(
     if as_json:
         print_json(record.to_dict())
         return
-    from quark_core.system.terminal_text import clean_line
 
     changed = ", ".join([*fields, *(f"{name} removed" for name in unfield)])
     for label, value in (
@@ -133,8 +134,6 @@ def edit(
 
 def _read_fields(given: tuple[str, ...]) -> dict[str, Any]:
     """Names and values of `NAME=VALUE`; a value that is no JSON is a text."""
-    import json
-
     fields: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")

@@ -20,8 +20,13 @@ import msgspec
 from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import RunSource, backend_option, storage_option
+from quark_core.backends.contract import SupportsSearch
 from quark_core.config.arguments import check_run_id
+from quark_core.errors import UnknownKindError
 from quark_core.formatting import format_bytes, format_count
+from quark_core.records import RECORD_TYPES, LifecycleRecord
+from quark_core.records.query import Query
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
@@ -332,8 +337,6 @@ def export(
     config and its environment. The files appear together and whole, or not at
     all, and none is overwritten without --force.
     """
-    from quark_core.errors import UnknownKindError
-    from quark_core.records.query import Query
     from quark_core.runs.reading import iterate
 
     check_format(file_format)
@@ -474,8 +477,6 @@ class _Progress:
 
 def _count_metrics(store: SupportsRead, run_id: str) -> int | None:
     """How many points a run has, where the store knows it without reading them."""
-    from quark_core.backends.contract import SupportsSearch
-
     reader: object = store
     if not isinstance(reader, SupportsSearch):
         return None
@@ -484,12 +485,8 @@ def _count_metrics(store: SupportsRead, run_id: str) -> int | None:
 
 def _list_kinds() -> tuple[str, ...]:
     """Kinds that can be exported: what run.json tells is not among them."""
-    from quark_core.records import RECORD_TYPES, LifecycleRecord
-
     return tuple(kind for kind in RECORD_TYPES if kind != LifecycleRecord.KIND)
 
 
 def _describe(stored: StoredRun, rows: dict[str, int]) -> dict[str, Any]:
-    from quark_core.records.schema import CURRENT_SCHEMA_VERSION
-
     return {"schema_version": CURRENT_SCHEMA_VERSION, **stored.to_dict(), "rows": rows}

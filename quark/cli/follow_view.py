@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Group
 
 from quark.analysis.health import BROKEN_OFF, place_alert
-from quark.analysis.metric_roles import find_main_metric
+from quark.analysis.metric_roles import find_main_metric, is_held_out, is_loss, is_score
 from quark.analysis.rank_performance import RATES
 from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES
 from quark.cli.plots import draw_curve
@@ -648,8 +649,6 @@ class FollowedRun:
             self._begin(self._keys)
 
     def _add(self, rows: Columns) -> None:
-        import numpy as np
-
         names = rows["metric_key"]
         x = np.where(rows["step"] >= 0, rows["step"], rows["epoch"])
         for key in self._keys:
@@ -659,8 +658,6 @@ class FollowedRun:
 
     def _join(self, key: str) -> Points:
         """The points of a curve as one."""
-        import numpy as np
-
         parts = self._curves[key]
         if len(parts) > 1:
             x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in "xy")
@@ -742,8 +739,6 @@ def choose_metrics(summary: RunSummary, most: int) -> tuple[str, ...]:
         summary: The run.
         most: How many.
     """
-    from quark.analysis.metric_roles import is_held_out, is_loss, is_score
-
     main = find_main_metric(summary)
 
     def place(metric: MetricSummary) -> tuple[bool, bool, int, bool, str]:

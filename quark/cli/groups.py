@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
+from quark import projects
 from quark.analysis.metric_roles import find_main_metric
 from quark.cli.completion import complete_groups, complete_metrics, complete_projects
 from quark.cli.store_access import (
@@ -21,9 +23,11 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
-from quark.cli.texts import FOLD, RIGHT, WHOLE, Text, make_table
+from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
+from quark_core.errors import SchemaValidationError
 from quark_core.formatting import format_age, format_value
 from quark_core.records.names import decode_name
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,8 +90,6 @@ def list_groups(
     as_json: bool,
 ) -> None:
     """List the groups of PROJECT, or of all, each with what lies in it."""
-    from quark import projects
-
     source = RunSource(storage_dir, backend)
     reader = source.reader
     best = {} if metric is None else _find_best(reader, project, metric, mode)
@@ -121,10 +123,6 @@ def describe(path: str, text: str, project: str | None, storage_dir: Path | None
 
     With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the scopes read and write.
     """
-    from quark import projects
-    from quark_core.errors import SchemaValidationError
-    from quark_core.system.terminal_text import clean_line
-
     try:
         name = _find_project(path, storage_dir) if project is None else project
         projects.project(name, storage_dir=storage_dir).group(path).update(description=text)
@@ -136,8 +134,6 @@ def describe(path: str, text: str, project: str | None, storage_dir: Path | None
 
 
 def _has_runs(project: str, path: str, storage_dir: Path | None) -> bool:
-    from quark import projects
-
     with contextlib.closing(open_store(storage_dir)) as reader:
         return any(
             group.path == path and group.runs for group in projects.list_groups(reader, project)
@@ -172,7 +168,6 @@ def _find_best(
 ) -> dict[tuple[str, str], tuple[float, str]]:
     """The best value of each group, and of those above it, with the run that has it."""
     from quark.analysis.run_search import choose_mode
-    from quark_core.errors import SchemaValidationError
     from quark_core.runs.run_search import build_search, find_runs
     from quark_core.search.parser import parse_column
 
@@ -204,17 +199,12 @@ def _list_up(path: str) -> list[str]:
 
 def _choose_figure(field: Field, written: str, *, downwards: bool) -> Field:
     """The figure that is meant: of a bare metric its best one."""
-    from dataclasses import replace
-
     if field.scope != "metric" or "(" in written:
         return field
     return replace(field, statistic="min" if downwards else "max")
 
 
 def _print_tree(found: Sequence[StoredGroup], metric: str | None, best: _Best) -> None:
-
-    from quark.cli.texts import Console, Text
-    from quark_core.formatting import format_age, format_value
 
     newest = ("newest",) if metric is None else ("newest", f"best {metric}")
     heads = {"group": FOLD, "runs": RIGHT, newest: WHOLE, "what it is": FOLD}
@@ -269,8 +259,6 @@ def make_measure(
     from quark_core.search.resolution import spell_name
 
     def look_up(run: RunSummary) -> float | None:
-        from dataclasses import replace
-
         for name in spell_name(field):
             value = find_value(replace(field, name=name), run)
             if isinstance(value, int | float) and not isinstance(value, bool):

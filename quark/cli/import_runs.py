@@ -14,6 +14,7 @@ import click
 from quark.cli.store_access import json_option, print_json, storage_option
 from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
 from quark_core.formatting import format_count
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.importing.importer import RunImport
@@ -282,8 +283,6 @@ def _find_first(
 
 
 def _say_progress(result: RunImport) -> None:
-    from quark_core.system.terminal_text import clean_line
-
     told = result.failure or f"{result.points} points, {result.files} files"
     click.echo(clean_line(f"{result.name or result.identity}: {told}"), err=True)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from quark.cli.store_access import backend_option, storage_option
+from quark_core.errors import SessionStoreError
 
 
 @click.command()
@@ -19,8 +20,6 @@ def mcp(storage_dir: Path | None, backend: str | None) -> None:
     that, read curves, compare runs and write a report. They change nothing; an
     analysis that they make is not stored. Needs the extra mcp.
     """
-    from quark_core.errors import SessionStoreError
-
     try:
         import mcp.server.lowlevel.server  # noqa: F401
     except ImportError as error:

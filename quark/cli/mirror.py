@@ -20,7 +20,13 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
+from quark_core.backends.contract import Backend, Capability, SupportsRead
+from quark_core.backends.registry import check_capabilities, default_registry
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.config.redaction import redact_text
+from quark_core.delivery.sync import sync_folder
+from quark_core.errors import BackendError, SessionStoreError
+from quark_core.runs.backend_choice import choose_backend, find_chosen, find_local_path, open_lane
 from quark_core.runs.run_ids import name_store
 
 if TYPE_CHECKING:
@@ -137,15 +143,12 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
     refused or is not there afterwards.
     """
     from quark.mirrors import find_journals
-    from quark_core.delivery.sync import sync_folder
 
     root = resolve_storage_dir(storage_dir)
     store = open_store(storage_dir)
     stored = find_run(store, run)
     run_id = str(stored.run.id)
     if stored.state != "running":
-        from quark_core.runs.backend_choice import open_lane
-
         # What waits in journals comes first, or the order of things would be another one.
         for folder, manifest in find_journals(root, run_id):
             sync_folder(folder, manifest, open_lane)
@@ -170,7 +173,6 @@ def _survey(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> list[MirrorState]:
     from quark.mirrors import survey_mirrors
-    from quark_core.runs.backend_choice import find_local_path
 
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
     return survey_mirrors(root, find_local_path(store, root, run_id), run_id)
@@ -180,7 +182,6 @@ def _find_sent(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
 ) -> dict[str, set[str]]:
     from quark.mirrors import find_sent
-    from quark_core.runs.backend_choice import find_local_path
 
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
     return find_sent(root, find_local_path(store, root, run_id), run_id)
@@ -193,9 +194,6 @@ def _choose(place: str, root: Path, *, asked: bool) -> BackendChoice:
         BackendUnavailable: This user has not.
         UnknownBackendError: Nothing installed answers to it.
     """
-    from quark_core.backends.registry import default_registry
-    from quark_core.runs.backend_choice import choose_backend, find_chosen
-
     if asked:
         return choose_backend(place, default_registry())
     return find_chosen(place, root, default_registry())[0]
@@ -205,7 +203,6 @@ def _compare(
     counts: Any, place: str, stored: StoredRun, root: Path, sent: set[str], *, asked: bool
 ) -> Comparison:
     from quark.mirrors import Comparison, compare_counts
-    from quark_core.errors import BackendError, SessionStoreError
 
     try:
         with _open_mirror(_choose(place, root, asked=asked), stored, root) as reader:
@@ -221,9 +218,6 @@ def _open_mirror(
     choice: BackendChoice, stored: StoredRun, root: Path
 ) -> Iterator[SupportsRead | None]:
     """A mirror opened for reading; None where it cannot be read."""
-    from quark_core.backends.contract import Backend, Capability, SupportsRead
-    from quark_core.backends.registry import check_capabilities
-
     definition = choice.definition
     if Capability.READ not in definition.capabilities:
         yield None
@@ -249,7 +243,6 @@ def _replay(
 
     from quark.cli.texts import Console, TextColumn
     from quark.mirrors import replay_run
-    from quark_core.config.redaction import redact_text
 
     named = (place, redact_text(place))
     known = next((s for s in states if s.specification in named or s.backend == place), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,14 @@ from quark.cli.store_access import (
     storage_option,
 )
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.delivery.journal_folder import find_folders
+from quark_core.delivery.sync import count_waiting
 from quark_core.errors import InvalidRunStateError, RunNotFoundError
 from quark_core.formatting import format_bytes, format_count
+from quark_core.ranks.launches import RankInfo
+from quark_core.records import ArtifactRecord
+from quark_core.records.query import Query
+from quark_core.runs.backend_choice import open_primary, plan_backends
 from quark_core.runs.run_ids import name_store
 from quark_core.system.terminal_text import clean_line
 
@@ -39,11 +46,6 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @contextmanager
 def open_for_removal(root: Path) -> Iterator[SupportsRemoval]:
     """The store, to be changed; it must have been found to be there."""
-    from dataclasses import replace
-
-    from quark_core.ranks.launches import RankInfo
-    from quark_core.runs.backend_choice import open_primary, plan_backends
-
     choice = plan_backends((), RankInfo()).primary
     assert choice is not None
     primary = open_primary(choice, replace(choice.configure(root), removes=True))
@@ -156,8 +158,6 @@ def rm(
 
 def _tell_used(store: Any, chosen: Sequence[str]) -> None:
     """Say which artifacts of these runs other runs use, or have aliases."""
-    from quark_core.records import ArtifactRecord
-    from quark_core.records.query import Query
     from quark_core.runs.artifact_versions import list_versions
 
     projects = set()
@@ -197,9 +197,6 @@ def _refuse_undelivered(root: Path, run_ids: Sequence[str]) -> None:
 
 def _find_undelivered(root: Path, run_ids: Sequence[str]) -> dict[str, list[str]]:
     """What waits in journals of these runs, wherever they lie: run -> what and for whom."""
-    from quark_core.delivery.journal_folder import find_folders
-    from quark_core.delivery.sync import count_waiting
-
     found: dict[str, list[str]] = {}
     for folder in find_folders(root):
         manifest = folder.read_manifest()

@@ -17,9 +17,10 @@ from quark.cli.store_access import print_json
 from quark.cli.texts import FOLD, RIGHT, Text, make_table
 from quark_core.config.objective import find_mode, read_objective
 from quark_core.formatting import format_bytes, format_count, join_first
+from quark_core.records import ArtifactRecord, BatchDiagnosticRecord, SystemTelemetryRecord
 from quark_core.records.json_object import flatten_json
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.names import decode_name
+from quark_core.records.names import KEPT_SOURCES, decode_name
 from quark_core.records.query import Query
 from quark_core.runs.reading import encode_key, read_series
 from quark_core.runs.run_report import describe_amount, read_summaries
@@ -174,8 +175,6 @@ _ROWS = 16
 
 def print_ranks(console: Console, paces: RankPaces) -> None:
     """Print the ranks of a run, of many the slowest, and a line on who is late."""
-    from quark.cli.texts import Text
-
     late = paces.find_late()
     silent = {rank.rank for rank, _ in paces.find_silent()}
     behind = {rank.rank for rank in paces.find_behind()}
@@ -290,7 +289,6 @@ def describe_contents(reader: SupportsRead, run_id: str) -> dict[str, Any]:
 def print_contents(console: Console, reader: SupportsRead, run_id: str) -> None:
     """Print a line on the hardware and the newest artifacts; nothing where there is nothing."""
     from quark.cli.artifacts import make_artifact_table
-    from quark.cli.texts import Text
 
     telemetry = _read_newest_telemetry(reader, run_id)
     if telemetry is not None:
@@ -330,17 +328,11 @@ def describe_rates(rates: RunRates) -> str:
 
 
 def _read_newest_telemetry(reader: SupportsRead, run_id: str) -> SystemTelemetryRecord | None:
-    from quark_core.records import SystemTelemetryRecord
-    from quark_core.records.query import Query
-
     found = reader.read(run_id, SystemTelemetryRecord.KIND, Query(limit=1)).to_records()
     return found[0] if found else None  # type: ignore[return-value]
 
 
 def _read_newest_batch(reader: SupportsRead, run_id: str) -> BatchDiagnosticRecord | None:
-    from quark_core.records import BatchDiagnosticRecord
-    from quark_core.records.query import Query
-
     found = reader.read(run_id, BatchDiagnosticRecord.KIND, Query(limit=1)).to_records()
     return found[0] if found else None  # type: ignore[return-value]
 
@@ -356,10 +348,6 @@ def _describe_batch(record: BatchDiagnosticRecord) -> str:
 
 
 def _read_artifacts(reader: SupportsRead, run_id: str) -> tuple[ArtifactRecord, ...]:
-    from quark_core.records import ArtifactRecord
-    from quark_core.records.names import KEPT_SOURCES
-    from quark_core.records.query import Query
-
     found = reader.read(run_id, ArtifactRecord.KIND, Query(limit=_ARTIFACTS_READ))
     shown = [record for record in found.to_records() if record.artifact_type != KEPT_SOURCES]  # type: ignore[attr-defined]
     return tuple(shown[-_ARTIFACTS:])  # type: ignore[arg-type]

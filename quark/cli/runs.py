@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -23,13 +24,17 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
-from quark.cli.texts import Text, describe_fork, describe_state
+from quark.cli.texts import Console, Text, describe_fork, describe_state
 from quark_core.backends.contract import measure_duration_s
-from quark_core.config.arguments import resolve_storage_dir
+from quark_core.config.arguments import check_group_path, is_below, resolve_storage_dir
+from quark_core.errors import SchemaValidationError
 from quark_core.formatting import format_age, format_duration, format_value, join_first
+from quark_core.records import format_time
 from quark_core.records.base import now_us
 from quark_core.records.names import decode_name
+from quark_core.records.query import And, Comparison, Expression, Field, HasTag, InGroup
 from quark_core.runs.run_ids import shorten_run_id
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsRead
@@ -138,7 +143,6 @@ def runs(
     Expressions know comparisons, and, or, not, in, ~ (contains), and last,
     first, min, max and count of a metric.
     """
-    from quark_core.errors import SchemaValidationError
     from quark_core.runs.run_search import build_search, find_runs
 
     try:
@@ -161,8 +165,6 @@ def runs(
         raise _SearchMistake(str(error)) from None
     if not found:
         if backend is not None and not store.list_runs(limit=1):
-            from quark_core.system.terminal_text import clean_line
-
             raise click.UsageError(f"--backend: there are no runs at {clean_line(backend)}")
         source.check_project(project, "--project")
         _check_group(store, group)
@@ -214,9 +216,6 @@ def _tell_unstored(
 
 def _describe(run: RunSummary) -> dict[str, Any]:
     """A run for other programs."""
-    from quark.analysis.metric_roles import find_main_metric
-    from quark_core.backends.contract import measure_duration_s
-
     loss = find_main_metric(run)
     progress = run.stored.progress if run.state == "running" else None
     return {
@@ -239,7 +238,6 @@ def _describe(run: RunSummary) -> dict[str, Any]:
 def _parse_columns(columns: Sequence[str]) -> list[Field]:
     if not columns:
         return []
-    from quark_core.errors import SchemaValidationError
     from quark_core.search.parser import parse_column
 
     found: list[Field] = []
@@ -258,7 +256,6 @@ def _check_group(store: SupportsRead, group: str | None) -> None:
     """Refuse a group that no run is in; for where nothing was found."""
     if group is None:
         return
-    from quark_core.config.arguments import is_below
 
     stored = store.list_runs()
     known = sorted({path for run in stored for path in run.run.groups})
@@ -289,7 +286,6 @@ class _Grouping:
         """Print the groups of some runs, at least one."""
         from quark.analysis.run_groups import group_runs
         from quark.cli.groups import make_group_table, make_measure
-        from quark.cli.texts import Console
 
         measured, measure = make_measure(self._field, runs)
         groups = group_runs(runs, self._by, measure)
@@ -308,7 +304,6 @@ class _Grouping:
 
     def _check(self, runs: Sequence[RunSummary]) -> None:
         """Refuse a metric that none of the runs has."""
-        from quark_core.errors import SchemaValidationError
         from quark_core.runs.reading import refuse_unknown_metric
 
         if self._field is None or self._field.scope != "metric":
@@ -323,11 +318,6 @@ class _Grouping:
 def _add_filters(
     search: RunSearch, status: str | None, tags: Sequence[str], group: str | None
 ) -> RunSearch:
-    from dataclasses import replace
-
-    from quark_core.config.arguments import check_group_path
-    from quark_core.records.query import And, Comparison, Expression, Field, HasTag, InGroup
-
     path = None if group is None else check_group_path(group, "--group")
     terms: list[Expression] = [HasTag(tag) for tag in tags]
     if path is not None:
@@ -356,8 +346,6 @@ def _quote(text: str) -> str:
 def _print_table(
     runs: Sequence[RunSummary], asked: Sequence[Field], none_words: str, *, has_more: bool
 ) -> None:
-    from quark.cli.texts import Console
-
     console = Console()
     if not runs:
         console.print("There are runs; --limit shows them." if has_more else none_words)
@@ -603,7 +591,6 @@ def _label(field: Field) -> str:
 
 def _describe_field(field: Field, run: RunSummary) -> str:
     """What a run has in a field."""
-    from quark_core.records import format_time
     from quark_core.search.evaluation import find_value
     from quark_core.search.resolution import spell_name
 
@@ -636,8 +623,6 @@ def _describe_metric(metric: MetricSummary | None, statistic: str) -> str:
 
 
 def _describe_value(value: Any) -> str:
-    import json
-
     if value is None:
         return "-"
     if isinstance(value, float):

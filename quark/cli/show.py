@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from bisect import bisect_right
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +19,13 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
+from quark_core.backends.contract import measure_duration_s
 from quark_core.config.arguments import REVISION_FIELD, UID_FIELD, VERSION_FIELD
-from quark_core.formatting import format_count
+from quark_core.formatting import format_count, format_duration, format_value
+from quark_core.records import EventRecord
+from quark_core.records.base import now_us
 from quark_core.records.json_object import flatten_json
+from quark_core.records.query import Query
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -199,8 +205,6 @@ def _summary_panel(
     from rich.panel import Panel
 
     from quark.cli.texts import FOLD, Text, describe_fork, describe_run_state, make_grid
-    from quark_core.backends.contract import measure_duration_s
-    from quark_core.formatting import format_duration
 
     run = stored.run
     environment: dict[str, Any] = dict(stored.environment.values) if stored.environment else {}
@@ -211,8 +215,6 @@ def _summary_panel(
         commit += " with local changes" if git.get("dirty") else ""
     state = describe_run_state(stored)
     if stored.progress is not None and stored.state == "running":
-        from quark_core.records.base import now_us
-
         state.append(f" ({stored.progress.describe(now_us())})", style="dim")
     state.append(_describe_last_sign(stored, last_metric_at), style="dim")
     grid = make_grid({"style": "dim"}, FOLD)
@@ -272,9 +274,6 @@ def _describe_last_sign(stored: StoredRun, last_metric_at: str | None) -> str:
 
 def _find_traceback(reader: SupportsRead, stored: StoredRun) -> str | None:
     """What prints the traceback of what ended a run; None where it has kept none."""
-    from quark_core.records import EventRecord
-    from quark_core.records.query import Query
-
     if not stored.is_broken_off:
         return None
     query = Query(any_of={"event_type": ("runtime_error", "runtime_interruption")}, limit=1)
@@ -323,8 +322,6 @@ def _values_table(
 
 
 def _compact(value: Any) -> str:
-    import json
-
     return json.dumps(_round(value), ensure_ascii=False)
 
 
@@ -340,7 +337,6 @@ def _round(value: Any) -> Any:
 def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
 
     from quark.cli.texts import FOLD, RIGHT, Text, make_table
-    from quark_core.formatting import format_value
 
     table = make_table({"metric": FOLD, ("points", "first", "last", "best", "at"): RIGHT})
     for item in summaries:
@@ -364,7 +360,6 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
 
     from quark.cli.plots import draw_curve
     from quark.cli.texts import Text
-    from quark_core.formatting import format_value
 
     # Those with a direction first: losses and scores are what one wants to see.
     chosen = [s for s in summaries if s.count > 1 and s.low is not None and len(s.x)]
@@ -390,8 +385,6 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
 
 def _print_rest(console: Console, run: RunSummary, shown: str) -> None:
     """Say how many metrics come after the last one that is shown, and how to see them."""
-    import shlex
-
     keys = list(run.metrics)
     left = len(keys) - bisect_right(keys, shown)
     if left:

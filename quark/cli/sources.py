@@ -15,8 +15,11 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
+from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
 from quark_core.formatting import format_bytes, format_count
+from quark_core.records.names import split_path
 from quark_core.runs.run_ids import shorten_run_id
+from quark_core.system.terminal_text import clean_line, clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,8 +170,6 @@ def _print_file(kept: KeptSources, path: str, *, as_json: bool) -> None:
 
 
 def _print_text(text: str) -> None:
-    from quark_core.system.terminal_text import clean_text
-
     click.echo(clean_text(text.replace("\r\n", "\n")), nl=not text.endswith("\n"))
 
 
@@ -209,8 +210,6 @@ def _print_diff(
 
 
 def _print_file_diff(diff: SourceDiff) -> None:
-    from quark_core.system.terminal_text import clean_line, clean_text
-
     old = "" if diff.kind != "moved" or diff.before is None else f" from {diff.before.path}"
     click.secho(clean_line(f"{diff.kind} {diff.path}{old}"), bold=True)
     for line in diff.lines:
@@ -222,18 +221,12 @@ def _print_file_diff(diff: SourceDiff) -> None:
 
 def _place(path: str) -> tuple[str, ...] | None:
     """Folders and name of a file; None for one that no honest store has: see `OutputFolder`."""
-    from quark_core.artifacts.payload_folder import make_file_name
-    from quark_core.records.names import split_path
-
     parts = split_path(path)
     # What is hidden, such as `.git/config`, may be run by who looks at the folder.
     return None if parts is None or any(make_file_name(part) != part for part in parts) else parts
 
 
 def _restore(kept: KeptSources, folder: Path, *, as_json: bool) -> None:
-    from quark_core.artifacts.payload_folder import OutputFolder
-    from quark_core.system.terminal_text import clean_line
-
     try:
         if folder.is_symlink() or (folder.exists() and any(folder.iterdir())):
             raise click.ClickException(f"{folder} is not empty: give a new directory")

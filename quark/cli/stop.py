@@ -13,6 +13,7 @@ from quark.cli.completion import complete_runs
 from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import StoredRun, SupportsPrimary
@@ -91,8 +92,6 @@ def _say(
     wait_s: float,
     storage_dir: Path | None,
 ) -> None:
-    from quark_core.system.terminal_text import clean_line
-
     where = "" if storage_dir is None else f" -d {shlex.quote(str(storage_dir))}"
     click.echo(clean_line(f"{request.describe()}."))
     if stored.state == "lost":

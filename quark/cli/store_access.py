@@ -20,6 +20,7 @@ from quark_core.backends.edits import SupportsRemoval
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.formatting import join_first
+from quark_core.records import AlertRecord, HealthScoreRecord
 from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_ids import describe_near, find_labels, name_store
 from quark_core.system.terminal_text import clean_line, escape_json
@@ -148,7 +149,6 @@ def describe_analysis(store: SupportsRead, run_id: str) -> str | None:
     if not isinstance(reader, SupportsGenerations):
         return None
     from quark.analysis.health import is_of_another_end, tell_end
-    from quark_core.records import AlertRecord, HealthScoreRecord
 
     scores = reader.read_outputs(run_id, HealthScoreRecord.KIND, _ANALYZER)
     if not scores.count:
@@ -283,7 +283,6 @@ class RunSource:
         """
         if project is None or self.reader.list_runs(project=project, limit=1):
             return
-        from quark_core.runs.run_ids import find_labels
         from quark_core.search.resolution import suggest_names
 
         known = sorted({label.project for label in find_labels(self.reader, "")})
@@ -327,7 +326,6 @@ class RunSource:
 
     def read(self, stored: StoredRun) -> RunReader:
         """A run that was found here, to be read."""
-        from quark_core.config.arguments import resolve_storage_dir
         from quark_core.runs.run_reader import read_stored
 
         if self._backend is not None:
@@ -360,7 +358,6 @@ class RunSource:
         if self._backend is not None:
             return None
         from quark.mirrors import survey_mirrors
-        from quark_core.config.arguments import resolve_storage_dir
 
         root = resolve_storage_dir(self._storage_dir)
         states = survey_mirrors(root, root / ".quark" / "runs" / run_id, run_id)

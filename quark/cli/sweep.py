@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from quark.cli.store_access import json_option, print_json, storage_option
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
 from quark_core.runs.run_ids import name_store
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.sweeps.sweep import Sweep
@@ -501,8 +503,6 @@ def _refusing() -> Iterator[None]:
 
 def _repeat(stored: StoredSweep, storage_dir: Path | None) -> str:
     """A sweep's name and the storage root, as a shell has to be given them."""
-    import shlex
-
     from quark.cli.sweep_agent import repeat_name
 
     said = repeat_name(stored.name, stored.id)
@@ -510,13 +510,9 @@ def _repeat(stored: StoredSweep, storage_dir: Path | None) -> str:
 
 
 def _say(text: str) -> None:
-    from quark_core.system.terminal_text import clean_line
-
     click.echo(clean_line(text))
 
 
 def _tell(text: str) -> None:
     """To who looks on; what the command prints has standard output."""
-    from quark_core.system.terminal_text import clean_line
-
     click.echo(clean_line(f"quark: {text}"), err=True)

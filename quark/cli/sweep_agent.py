@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -258,7 +259,6 @@ def _append_always(fd: int) -> bool:
     """Have what is written to a file go to its end, wherever that is; whether that can be."""
     if sys.platform == "win32":
         return False
-    import fcntl
 
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     return True

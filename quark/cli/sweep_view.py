@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.table import Table
 
 from quark.analysis.metric_roles import list_objectives
-from quark.analysis.sweep_analysis import SweepVerdict, judge_sweep
+from quark.analysis.sweep_analysis import SweepVerdict, judge_sweep, measure_importances
 from quark.cli.sweep_agent import describe_value
 from quark.cli.texts import FOLD, RIGHT, WHOLE, Text, make_grid, make_table
 from quark_core.formatting import format_age, format_value
@@ -172,8 +172,6 @@ def _describe_verdict(verdict: SweepVerdict) -> Text:
 
 
 def _describe_importances(sweep: StoredSweep, trials: Sequence[StoredTrial]) -> list[Text]:
-    from quark.analysis.sweep_analysis import measure_importances
-
     lines = []
     for found in measure_importances(sweep, trials):
         shares = sorted(found.shares.items(), key=lambda pair: -pair[1])[:_MOST_SHARES]

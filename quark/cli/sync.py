@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.store_access import json_option, print_json
+from quark_core.backends.registry import default_registry
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SessionStoreError
+from quark_core.formatting import format_bytes
+from quark_core.runs import recovery
+from quark_core.runs.backend_choice import choose_backend, open_reader, remember
 
 if TYPE_CHECKING:
     from quark_core.delivery.sync import LaneSync
@@ -41,8 +45,6 @@ def sync(directory: Path | None, dry_run: bool, allowed: tuple[str, ...], as_jso
     store, and to backends that the environment names or that you have used or
     allowed before; what is for another one waits.
     """
-    from quark_core.runs import recovery
-
     root = resolve_storage_dir(directory)
     _allow(allowed, root)
     if not recovery.has_journals(root):
@@ -78,8 +80,6 @@ def _allow(places: tuple[str, ...], root: Path) -> None:
     """
     if not places:
         return
-    from quark_core.backends.registry import default_registry
-    from quark_core.runs.backend_choice import choose_backend, remember
 
     choices = [choose_backend(place, default_registry()) for place in places]
     if not remember(choices, root):
@@ -96,8 +96,6 @@ def _check_store(root: Path) -> None:
     Raises:
         SessionStoreError: There is none, or it cannot be read.
     """
-    from quark_core.runs.backend_choice import open_reader
-
     open_reader(root, takes_over=False).list_runs(limit=1)
 
 
@@ -105,7 +103,6 @@ def _settle(root: Path) -> None:
     """Make the database file whole by itself, and say where that cannot be done now."""
     from quark_backends.store.databases.layout import StoreLayout
     from quark_backends.store.databases.sqlite import checkpoint_file
-    from quark_core.formatting import format_bytes
 
     layout = StoreLayout(root)
     try:
@@ -125,7 +122,6 @@ def _sync_with_progress(root: Path) -> list[LaneSync]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
     from quark.cli.texts import Console, TextColumn
-    from quark_core.runs import recovery
 
     waiting = sum(lane.waiting for lane in recovery.survey(root) if lane.state != "held")
     console = Console(stderr=True)

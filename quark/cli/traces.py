@@ -10,7 +10,8 @@ import click
 
 from quark.cli.completion import complete_metrics, complete_projects
 from quark.cli.store_access import RunSource, json_option, print_json, storage_option
-from quark_core.formatting import format_count
+from quark_core.formatting import format_age, format_count, format_value
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.analysis.trace_statistics import TraceStatistics, TraceVersion
@@ -63,8 +64,6 @@ def traces(
         print_json({"project": project, "traces": [each.to_dict() for each in found]})
         return
     if not found:
-        from quark_core.system.terminal_text import clean_line
-
         click.echo(
             clean_line(
                 f"No run of project {project!r} in {source.store} has a function under quark.trace."
@@ -78,8 +77,6 @@ def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
 
     from quark.analysis.trace_statistics import diff_versions
     from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
-    from quark_core.formatting import format_age, format_value
-    from quark_core.system.terminal_text import clean_line
 
     count = len(statistics.versions)
     measured = () if statistics.metric is None else (f"mean {statistics.metric}", "best")

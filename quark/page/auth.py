@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from quark.page.pack import encode_json
 from quark.page.recent import Recent
@@ -383,8 +383,6 @@ class Guard:
 
 
 def _quote_segment(segment: str) -> str:
-    from urllib.parse import quote
-
     return f"./{quote(segment, safe='')}"
 
 

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import anywidget
+import numpy as np
 import traitlets
 from IPython.display import DisplayHandle, display
 
@@ -293,8 +294,6 @@ class LiveFeed:
         self, curves: Sequence[Any], columns: Mapping[str, Any], *, whole: bool
     ) -> None:
         """What is drawn where scripts do not run."""
-        import numpy as np
-
         if whole:
             self.lines = {}
         for place, curve in enumerate(curves):

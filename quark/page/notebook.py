@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.metric_roles import find_main_metric
+from quark.page import live_view
 from quark.page.cards import (
     draw_lines,
     list_findings,
@@ -29,9 +31,12 @@ from quark.page.report import (
     show_report,
 )
 from quark.page.report_contents import ReportOptions
+from quark.page.routes.page_source import open_source
 from quark_core.errors import QuarkError
 from quark_core.presentation import find_runs
 from quark_core.records.names import decode_name
+from quark_core.runs.open_run import open_runs
+from quark_core.runs.run_reader import RunReader, read_run
 
 if TYPE_CHECKING:
     from quark.analysis.comparison.results import RunComparisonResult
@@ -71,7 +76,6 @@ def show_live(value: object) -> bool:
         return False
     if run.is_over and run.reader.load_run(run.context.run_id).state != "running":
         return False
-    from quark.page import live_view
 
     live_view.show_live(value)
     return True
@@ -165,10 +169,6 @@ def _open(
     opened: contextlib.ExitStack,
 ) -> PageSource:
     """Where a run lies: as it is open here, else in the store of its storage root."""
-    from quark.page.routes.page_source import open_source
-    from quark_core.runs.open_run import open_runs
-    from quark_core.runs.run_reader import RunReader, read_run
-
     known = open_runs.find(run_id)
     if known is not None:
         return open_reader_source(RunReader.of(known))
@@ -211,8 +211,6 @@ def _show_summary(summary: RunSummary) -> str:
 
 
 def _show_found(found: Sequence[RunSummary]) -> str:
-    from quark.analysis.metric_roles import find_main_metric
-
     rows = []
     for summary in found[:_MOST_ROWS]:
         run, main = summary.stored.run, find_main_metric(summary)

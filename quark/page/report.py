@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quark.analysis.observations import format_number
-from quark.page.pack import decode_pack, encode_pack
+from quark.page.pack import decode_pack, encode_pack, make_plain
 from quark.page.report_contents import MOST_RUNS, ReportOptions, RunContents, gather_run
-from quark.page.routes.page_source import PageSource
+from quark.page.routes.page_source import PageSource, open_source
 from quark.page.static_files import STATIC_DIRECTORY, link_modules
 from quark_core.errors import (
     InvalidRunStateError,
@@ -31,6 +31,7 @@ from quark_core.presentation import bundle
 from quark_core.records import format_time
 from quark_core.records.base import now_us
 from quark_core.records.names import decode_name
+from quark_core.runs.run_ids import find_run_id
 from quark_core.runs.run_reader import RunReader
 from quark_core.system.terminal_text import clean_text
 from quark_core.version import __version__
@@ -301,8 +302,6 @@ def _draw_evidence(finding: Mapping[str, Any], contents: RunContents) -> str:
 
 def is_steep(values: NDArray[Any]) -> bool:
     """Whether the scale of a small drawing of these is logarithmic."""
-    import numpy as np
-
     known = values[np.isfinite(values)]
     return bool(known.size and known.min() > 0 and known.max() > 1000 * known.min())
 
@@ -315,8 +314,6 @@ def draw_line(
     label: str = "the curve that it was seen in",
 ) -> str:
     """A curve as a small SVG; "" where there is nothing to draw."""
-    import numpy as np
-
     known = np.isfinite(steps) & np.isfinite(values)
     x, y = steps[known].astype(float), values[known].astype(float)
     if len(x) < 2 or x.max() <= x.min():
@@ -429,8 +426,6 @@ class RunReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Runs with findings, scores, phases and what is known of metrics; no points of curves."""
-        from quark.page.pack import make_plain
-
         inner = ("curves", "maps")
         runs = [{k: v for k, v in run.data.items() if k not in inner} for run in self._runs]
         found: dict[str, Any] = make_plain(
@@ -540,8 +535,6 @@ def report(
         RunNotFoundError: There is no such run.
         SessionStoreError: A store cannot be read.
     """
-    from quark.page.routes.page_source import open_source
-    from quark_core.runs.run_ids import find_run_id
     from quark_core.sessions.session import TrainingSession
 
     asked = [run] if isinstance(run, (str, TrainingSession)) else list(run)

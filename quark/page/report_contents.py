@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import numpy as np
 
 from quark.page.pack import decode_pack
 from quark.page.routes.analyses import AnalysisDesk
@@ -197,8 +200,6 @@ def _gather_evidence(
     options: ReportOptions,
 ) -> Iterator[tuple[str, bytes]]:
     """What shows the findings, the worst first, each curve once."""
-    from urllib.parse import parse_qsl
-
     pieces = [piece for finding in findings for piece in finding["evidence"] if piece["read"]]
     addresses = dict.fromkeys(piece["read"] for piece in pieces)
     for address in islice(addresses, _MOST_EVIDENCE):
@@ -267,8 +268,6 @@ def _gather_maps(
     options: ReportOptions,
 ) -> list[str]:
     """The maps that tell most: shares of nothing come last, parameters where layers say nothing."""
-    import numpy as np
-
     run_id, grids = data["run"]["id"], GridDesk(source, desk)
     telling: list[str] = []
     dull: list[str] = []

@@ -18,6 +18,7 @@ import csv
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -440,8 +441,6 @@ class CsvTable:
 
     def _is_settled(self) -> bool:
         """Whether nobody has written for a while."""
-        import time
-
         return time.time() - self.path.stat().st_mtime > _SETTLED_S
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import numpy as np
+
 from quark.analysis.evidence import read_evidence
 from quark.analysis.health import order_alerts
 from quark.page.routes.curves import ShownCurve, pack_curves
@@ -51,8 +53,6 @@ def pack_evidence(source: PageSource, run_id: str, parameters: Parameters) -> by
         SchemaValidationError: A bad parameter.
         RunNotFoundError: There is no such run.
     """
-    import numpy as np
-
     kind = parameters.get_word("kind", "", _KINDS)
     if not kind:
         raise SchemaValidationError(f"kind must be one of {', '.join(_KINDS)}")

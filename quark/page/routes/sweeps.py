@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -469,8 +470,6 @@ class SweepDesk:
             SchemaValidationError: A bad parameter.
             SessionStoreError: The store cannot be read.
         """
-        from importlib.util import find_spec
-
         from quark.analysis.sweep_analysis import measure_importances
 
         methods = ("ranks", *(("ped_anova",) if find_spec("optuna") else ()))
