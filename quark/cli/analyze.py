@@ -14,13 +14,12 @@ import click
 from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
+    usage_mistakes,
     write_file,
 )
-from quark_core.errors import SchemaValidationError
 from quark_core.records.kinds.findings import AlertSeverity
 from quark_core.system.terminal_text import clean_line
 
@@ -41,8 +40,7 @@ _MIRRORS_TIMEOUT_S = 30.0
 
 @click.command()
 @click.argument("run", shell_complete=complete_runs)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "--fail-on",
     type=click.Choice(_LEVELS),
@@ -186,11 +184,9 @@ def _check_objective(source: RunSource, run_id: str, metric: str) -> None:
     from quark_core.runs.reading import refuse_unknown_metric
     from quark_core.runs.run_search import summarize_run
 
-    try:
+    with usage_mistakes():
         keys = summarize_run(source.reader, run_id).metrics
         refuse_unknown_metric(metric, keys, "--objective", "the run")
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _print_as_json(result: AnalyzerResult, phases: PhaseAnalysisResult) -> None:
@@ -324,10 +320,8 @@ def _configure(mode: str, rules: tuple[str, ...], objective: str | None) -> Anal
     from quark.analysis.config import AnalyzerEngineConfig
     from quark_core.config.objective import parse_objective
 
-    try:
+    with usage_mistakes():
         named = None if objective is None else parse_objective(objective, "--objective")
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
     return AnalyzerEngineConfig(
         mode="absolute" if mode == "absolute" else "adaptive",
         rules=rules or None,

@@ -10,13 +10,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.command_groups import LongInHelp
+from quark.cli.command_groups import ListingGroup, LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     json_option,
     print_json,
+    reading_options,
     storage_option,
 )
 from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
@@ -50,8 +50,7 @@ def project_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("name", required=False)
 @project_option
-@storage_option
-@backend_option
+@reading_options
 @json_option
 def versions(
     name: str | None,
@@ -88,8 +87,7 @@ def versions(
     default=Path(),
     help="Into this directory [default: the working directory].",
 )
-@storage_option
-@backend_option
+@reading_options
 def get(
     name: str, project: str | None, output: Path, storage_dir: Path | None, backend: str | None
 ) -> None:
@@ -112,8 +110,7 @@ def get(
 @click.command()
 @click.argument("what")
 @project_option
-@storage_option
-@backend_option
+@reading_options
 @json_option
 def lineage(
     what: str,
@@ -246,20 +243,7 @@ def _print_versions(found: Sequence[ArtifactVersion]) -> None:
     Console().print(table)
 
 
-_LIST = "list"
-
-
-class _Artifacts(click.Group):
-    """A group of which `list` need not be said: `quark artifacts RUN` is as it was."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        said = args[0] if args else None
-        if said not in self.commands and said not in ctx.help_option_names:
-            args = [_LIST, *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_Artifacts, subcommand_metavar="RUN [KEY] | COMMAND [ARGS]...")
+@click.group(cls=ListingGroup, subcommand_metavar="RUN [KEY] | COMMAND [ARGS]...")
 def artifacts() -> None:
     """List the artifacts of RUN, or see to their versions.
 
@@ -268,7 +252,7 @@ def artifacts() -> None:
     """
 
 
-@artifacts.command(_LIST)
+@artifacts.command("list")
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("key", required=False)
 @click.option("-t", "--type", "artifact_type", cls=LongInHelp, help="Only artifacts of this type.")
@@ -278,8 +262,7 @@ def artifacts() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Copy the payloads into this directory, by type and key.",
 )
-@storage_option
-@backend_option
+@reading_options
 @json_option
 def list_artifacts(
     run: str,

@@ -22,10 +22,9 @@ from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
 )
 from quark.cli.texts import DIM, FOLD, WHOLE, Console, Text, describe_state, indent, make_grid
 from quark_core.errors import SchemaValidationError
@@ -55,8 +54,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("primary", metavar="RUN", shell_complete=complete_runs)
 @click.argument("reference", metavar="BASELINE", shell_complete=complete_runs)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "--reference-backend",
     metavar="URI",

@@ -19,7 +19,7 @@ import msgspec
 
 from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
-from quark.cli.store_access import RunSource, backend_option, storage_option
+from quark.cli.store_access import RunSource, reading_options
 from quark_core.backends.contract import SupportsSearch
 from quark_core.config.arguments import check_run_id
 from quark_core.errors import UnknownKindError
@@ -313,8 +313,7 @@ def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) 
     default=None,
     help="A directory, or the file of a single --kind [default: a directory of the run's id].",
 )
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "--all-attempts",
     is_flag=True,

@@ -22,11 +22,10 @@ import click
 
 from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.store_access import (
-    backend_option,
     find_run,
     json_option,
     make_finite,
-    storage_option,
+    reading_options,
 )
 from quark_core.errors import SchemaValidationError, StoreUnavailableError
 from quark_core.system.terminal_text import clean_line, escape_json
@@ -167,8 +166,7 @@ _NOTE = "Ctrl-C ends this; the run goes on"
 
 @click.command()
 @click.argument("run", shell_complete=complete_runs)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "-m",
     "--metric",

@@ -14,17 +14,18 @@ from rich.table import Table
 
 from quark import projects
 from quark.analysis.metric_roles import find_main_metric
+from quark.cli.command_groups import ListingGroup
 from quark.cli.completion import complete_groups, complete_metrics, complete_projects
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     json_option,
     open_store,
     print_json,
+    reading_options,
     storage_option,
+    usage_mistakes,
 )
 from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
-from quark_core.errors import SchemaValidationError
 from quark_core.formatting import format_age, format_value
 from quark_core.records.names import decode_name
 from quark_core.system.terminal_text import clean_line
@@ -40,23 +41,12 @@ if TYPE_CHECKING:
 
     _Best = Mapping[tuple[str, str], tuple[float, str]]
 
-_LIST = "list"
 _INDENT = "  "
 _RUN_CHARACTERS = 8
 _MOST_NAMES = 5
 
 
-class _Groups(click.Group):
-    """A group of which `list` need not be said: `quark groups PROJECT` lists those of one."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        said = args[0] if args else None
-        if said not in self.commands and said not in ctx.help_option_names:
-            args = [_LIST, *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_Groups, subcommand_metavar="[PROJECT] | COMMAND [ARGS]...")
+@click.group(cls=ListingGroup, subcommand_metavar="[PROJECT] | COMMAND [ARGS]...")
 def groups() -> None:
     """List the groups that runs are in, or say what one is.
 
@@ -65,10 +55,9 @@ def groups() -> None:
     """
 
 
-@groups.command(_LIST)
+@groups.command("list")
 @click.argument("project", required=False, shell_complete=complete_projects)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "--metric",
     metavar="EXPR",
@@ -123,11 +112,9 @@ def describe(path: str, text: str, project: str | None, storage_dir: Path | None
 
     With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the scopes read and write.
     """
-    try:
+    with usage_mistakes():
         name = _find_project(path, storage_dir) if project is None else project
         projects.project(name, storage_dir=storage_dir).group(path).update(description=text)
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
     click.echo(clean_line(f"{path} of {name}: {text or 'no description'}"))
     if not _has_runs(name, path, storage_dir):
         click.echo("So far no run is in it.")
@@ -171,13 +158,11 @@ def _find_best(
     from quark_core.runs.run_search import build_search, find_runs
     from quark_core.search.parser import parse_column
 
-    try:
+    with usage_mistakes():
         field = parse_column(metric, "--metric")
         runs = find_runs(reader, build_search(project=project))
         downwards = choose_mode(field.name, mode, runs) == "min"  # type: ignore[arg-type]
         _, measure = make_measure(_choose_figure(field, metric, downwards=downwards))
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
     best: dict[tuple[str, str], tuple[float, str]] = {}
     for run in runs:
         value = measure(run)

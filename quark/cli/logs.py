@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.command_groups import LongInHelp
-from quark.cli.store_access import RunSource, backend_option, json_option, storage_option
+from quark.cli.store_access import RunSource, json_option, reading_options
 from quark_core.errors import StoreUnavailableError
 from quark_core.records import parse_time
 from quark_core.runs.run_ids import shorten_run_id
@@ -37,8 +37,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @click.command()
 @click.argument("run")
-@storage_option
-@backend_option
+@reading_options
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run ends.")
 @click.option("--stream", type=click.Choice(list(_STREAMS)), help="Only this one of the two.")
 @click.option("--rank", type=click.IntRange(0), help="Only what this rank has printed.")

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
-from quark.cli.store_access import backend_option, storage_option
+from quark.cli.store_access import reading_options
 from quark_core.errors import SessionStoreError
 
 
 @click.command()
-@storage_option
-@backend_option
+@reading_options
 def mcp(storage_dir: Path | None, backend: str | None) -> None:
     """Serve runs to a program that speaks the Model Context Protocol, over stdin and stdout.
 

@@ -9,11 +9,10 @@ import click
 
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
-    backend_option,
     find_run,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
     write_file,
 )
 
@@ -35,8 +34,7 @@ def _print_short(source: PageSource, runs: tuple[str, ...], *, as_json: bool) ->
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_runs)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "-o",
     "--output",

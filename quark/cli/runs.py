@@ -18,11 +18,10 @@ from quark.analysis.metric_roles import find_main_metric, is_loss
 from quark.cli.completion import complete_groups, complete_metrics, complete_projects, complete_tags
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     describe_unstored,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
 )
 from quark.cli.texts import Console, Text, describe_fork, describe_state
 from quark_core.backends.contract import measure_duration_s
@@ -57,8 +56,7 @@ class _SearchMistake(click.ClickException):
 
 
 @click.command()
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "-p", "--project", shell_complete=complete_projects, help="Only runs of this project."
 )

@@ -10,10 +10,9 @@ import click
 from quark.cli.command_groups import LongInHelp
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
 )
 from quark_core.formatting import format_count
 from quark_core.runs.run_ids import shorten_run_id
@@ -52,8 +51,7 @@ _TEXT_CHARACTERS = 1_000
     help="Rows to show.",
 )
 @click.option("--full", is_flag=True, help="Show texts whole.")
-@storage_option
-@backend_option
+@reading_options
 @json_option
 def samples(
     run: str,

@@ -14,10 +14,9 @@ import click
 from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
 )
 from quark_core.backends.contract import measure_duration_s
 from quark_core.config.arguments import REVISION_FIELD, UID_FIELD, VERSION_FIELD
@@ -52,8 +51,7 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
 @click.command()
 @click.argument("run", shell_complete=complete_runs)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "--logs",
     type=click.IntRange(min=0),

@@ -10,10 +10,9 @@ import click
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
 )
 from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
 from quark_core.formatting import format_bytes, format_count
@@ -47,8 +46,7 @@ _SHOWN_DIGITS = 12
 )
 @click.option("--attempt", type=click.IntRange(0), help="Of this attempt [default: the newest].")
 @click.option("--git-diff", "wants_git", is_flag=True, help="What git's tracked files differed in.")
-@storage_option
-@backend_option
+@reading_options
 @json_option
 def sources(
     run: str,

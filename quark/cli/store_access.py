@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -215,6 +216,15 @@ def make_finite(value: Any) -> Any:
     return value
 
 
+@contextmanager
+def usage_mistakes() -> Iterator[None]:
+    """What the user has said wrongly is a mistake of the command line."""
+    try:
+        yield
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+
+
 def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
     """Write a file that the user has named; what the system says against it is said in one line."""
     try:
@@ -238,6 +248,11 @@ def backend_option(command: F) -> F:
         default=None,
         help="Read from here in place of the store: mlflow+http://HOST:PORT, csv:DIR …",
     )(command)
+
+
+def reading_options(command: F) -> F:
+    """Add --storage-dir and --backend to a command that reads runs."""
+    return storage_option(backend_option(command))
 
 
 class RunSource:

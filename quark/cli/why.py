@@ -18,7 +18,13 @@ from quark.cli.analysis_view import print_trimmed
 from quark.cli.analyze import FAILED_CHECK
 from quark.cli.compare import fail_on_ends, tell_doubt
 from quark.cli.completion import complete_runs
-from quark.cli.store_access import RunSource, json_option, print_json, storage_option
+from quark.cli.store_access import (
+    RunSource,
+    json_option,
+    print_json,
+    storage_option,
+    usage_mistakes,
+)
 from quark.cli.texts import FOLD, WHOLE, Console, Text, make_grid
 from quark.provenance.code_changes import exchange_units
 from quark.provenance.code_fingerprints import fingerprint_module
@@ -30,7 +36,6 @@ from quark_core.errors import (
     ArtifactDamagedError,
     ArtifactNotFoundError,
     RunNotFoundError,
-    SchemaValidationError,
 )
 from quark_core.records.names import split_path
 from quark_core.runs.run_ids import shorten_run_id
@@ -106,9 +111,8 @@ def why(
     first = source.open_side(before)
     second = None if after is None else source.open_side(after)
     try:
-        result = explain_change(first, second, metric)
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
+        with usage_mistakes():
+            result = explain_change(first, second, metric)
     except NothingGotWorseError as error:
         if as_json:
             raise
