@@ -21,7 +21,6 @@ from quark.tracker.run_log import RunLog, snapshot_values
 from quark_core.backends.contract import BackendDefinition, MirrorRun
 from quark_core.backends.registry import default_registry, find_missing_library
 from quark_core.backends.tracker_backend import MirrorBackend, TrackerBackend
-from quark_core.backends.tracker_backend import MirrorBackend as tracker_backend_MirrorBackend
 from quark_core.config import settings
 from quark_core.config.snapshot import snapshot_config
 from quark_core.errors import (
@@ -561,7 +560,7 @@ def setup_tracker(
 
 
 def start_session(
-    mirrors: Sequence[tracker_backend_MirrorBackend],
+    mirrors: Sequence[MirrorBackend],
     *,
     project_name: str | None = None,
     config: Any = None,
@@ -620,9 +619,9 @@ def _split(backends: str | Iterable[str] | None) -> list[str]:
 
 def _make_parts(
     names: Sequence[str], arguments: Mapping[str, Any]
-) -> tuple[list[tracker_backend_MirrorBackend], list[CallLane]]:
+) -> tuple[list[MirrorBackend], list[CallLane]]:
     """What the names ask for: mirrors of the run, and lanes of backends of one's own."""
-    mirrors: list[tracker_backend_MirrorBackend] = []
+    mirrors: list[MirrorBackend] = []
     lanes: list[CallLane] = []
     for name in names:
         cls = _registered.get(name)
@@ -653,12 +652,12 @@ def _find_definition(name: str) -> BackendDefinition | None:
 
 def _make_mirror(
     name: str, definition: BackendDefinition, arguments: Mapping[str, Any]
-) -> tracker_backend_MirrorBackend:
+) -> MirrorBackend:
     """The mirror that a name asks for; a URI is taken as it is."""
     if name == definition.name and definition.tracker is not None:
-        made: tracker_backend_MirrorBackend = definition.tracker.make(**arguments)
+        made: MirrorBackend = definition.tracker.make(**arguments)
         return made
-    return tracker_backend_MirrorBackend(definition.name, name)
+    return MirrorBackend(definition.name, name)
 
 
 def _warn_of_unknown(name: str, error: QuarkError) -> None:

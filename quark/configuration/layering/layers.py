@@ -39,6 +39,7 @@ from quark.configuration.layering.layered_config import (
     revert,
 )
 from quark_core.errors import SchemaValidationError
+from quark_core.records.json_object import flatten_json
 
 LayerFunction = Callable[[LayeredConfig], object]
 
@@ -539,7 +540,7 @@ class Layers:
             found = read_config_file(file)
             memory = get_memory(config)
             shown = name_place(str(file))
-            for key, value in _flatten(found.values):
+            for key, value in flatten_json(found.values):
                 line = found.lines.get(key)
                 memory.place = shown if line is None else f"{shown}:{line}"
                 config.update({key: value})
@@ -675,15 +676,6 @@ def _find_definition(function: Callable[..., object]) -> str | None:
     if code is None:
         return find_place()
     return name_place(code.co_filename, code.co_firstlineno)
-
-
-def _flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        path = f"{above}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{path}.")
-        else:
-            yield path, value
 
 
 def _is_word(name: str) -> bool:
