@@ -20,6 +20,7 @@ from quark.cli.store_access import (
     usage_mistakes,
     write_file,
 )
+from quark_core.formatting import format_bytes
 from quark_core.records.kinds.findings import AlertSeverity
 from quark_core.system.terminal_text import clean_line
 
@@ -224,7 +225,7 @@ def _write_report(
     report = compose_report(runs, ReportOptions(), [analysis])
     if report_path is not None:
         path = write_file(report_path, "--report", report.save)
-        click.echo(f"Wrote {path} ({path.stat().st_size / 1000:,.0f} kB).", err=True)
+        click.echo(f"Wrote {path} ({format_bytes(path.stat().st_size)}).", err=True)
     if summary_path is not None:
         write_file(summary_path, "--summary", lambda path: _append(path, report.to_markdown()))
 

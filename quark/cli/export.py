@@ -431,24 +431,15 @@ class _Progress:
     """A bar on stderr that counts rows; none where stderr is no terminal."""
 
     def __init__(self, store: SupportsRead, run_id: str, query: Query) -> None:
-        from rich.progress import BarColumn, Progress, TimeElapsedColumn
+        from rich.progress import TimeElapsedColumn
 
-        from quark.cli.texts import Console, TextColumn
+        from quark.cli.texts import make_progress
 
         self._store = store
         self._run_id = run_id
-        self._shown = sys.stderr.isatty()
+        self._bar = make_progress("{task.completed:,.0f} rows", TimeElapsedColumn())
         # Summaries leave out what is hidden.
-        self._knows_total = self._shown and not query.all_attempts
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} rows"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=not self._shown,
-            transient=True,
-        )
+        self._knows_total = not self._bar.disable and not query.all_attempts
 
     def follow(self, kind: str, parts: Iterator[Columns]) -> Iterator[Columns]:
         """The same parts, counted as they pass."""

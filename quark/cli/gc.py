@@ -82,15 +82,11 @@ def gc(
 
 
 def _collect(removal: SupportsRemoval, older_than_s: float, run_ids: Sequence[str]) -> Collection:
-    from rich.progress import BarColumn, DownloadColumn, Progress
+    from rich.progress import DownloadColumn
 
-    from quark.cli.texts import Console, TextColumn
+    from quark.cli.texts import make_progress
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    # Where nothing can be redrawn, a bar would only leave an empty line.
-    shown = console.is_interactive
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+    with make_progress(DownloadColumn()) as progress:
         tasks: dict[str, Any] = {}
 
         def show(what: str, done_bytes: int, total_bytes: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +27,43 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LEAST_INTERVAL_S = 0.1
 # As of other mistakes in the command line.
 _NOTHING_READ = 2
+
+
+# By the name: what the command takes, and what it says of itself.
+_PLACES = {
+    "tensorboard": (
+        "directory",
+        """The event files under DIRECTORY, whatever wrote them; each folder of them is a run.
+
+        Folders called train, validation, test and the like are one run, with metrics of that name.
+        """,
+    ),
+    "aim": ("directory", "The repository of Aim's in DIRECTORY (where .aim is)."),
+    "ato": (
+        "path",
+        "Experiments in the SQLite database PATH of Ato's, or in those of the folder PATH.",
+    ),
+    "clearml": (
+        "path",
+        "Archives of ClearML's offline mode: PATH, or those under it (~/.clearml/cache/offline).",
+    ),
+    "comet": ("path", "Archives of Comet's OfflineExperiment: PATH, or those under it."),
+    "track": (
+        "path",
+        "Trials in the file PATH of Track's (file:FILE.json), or in those below the folder PATH.",
+    ),
+    "trackio": (
+        "directory",
+        "Trackio's databases in DIRECTORY, such as ~/.cache/huggingface/trackio.",
+    ),
+    "wandb": (
+        "directory",
+        """The runs in W&B's own files under DIRECTORY, such as ./wandb, offline ones or not.
+
+        Tables that W&B lets one download (.csv) are taken as well.
+        """,
+    ),
+}
 
 
 @click.group("import")
@@ -56,62 +95,18 @@ def import_options(command: F) -> F:
     return command
 
 
-@import_runs.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@import_options
-def tensorboard(directory: Path, **options: Any) -> None:
-    """The event files under DIRECTORY, whatever wrote them; each folder of them is a run.
-
-    Folders called train, validation, test and the like are one run, with metrics of that name.
-    """
-    from quark.importing.sources.tensorboard import find_runs
-
-    project = options["project"]
-    run_import("tensorboard", lambda: find_runs(directory, project=project), **options)
+def _add_command(tool: str, kind: str, told: str) -> None:
+    @import_runs.command(tool, help=told)
+    @click.argument("place", metavar=kind.upper(), type=click.Path(path_type=Path))
+    @import_options
+    def take(place: Path, **options: Any) -> None:
+        source = import_module(f"quark.importing.sources.{tool}")
+        find = partial(source.find_runs, place, project=options["project"])
+        run_import(tool, find, **options)
 
 
-@import_runs.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@import_options
-def aim(directory: Path, **options: Any) -> None:
-    """The repository of Aim's in DIRECTORY (where .aim is)."""
-    from quark.importing.sources.aim import find_runs
-
-    project = options["project"]
-    run_import("aim", lambda: find_runs(directory, project=project), **options)
-
-
-@import_runs.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@import_options
-def ato(path: Path, **options: Any) -> None:
-    """Experiments in the SQLite database PATH of Ato's, or in those of the folder PATH."""
-    from quark.importing.sources.ato import find_runs
-
-    project = options["project"]
-    run_import("ato", lambda: find_runs(path, project=project), **options)
-
-
-@import_runs.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@import_options
-def clearml(path: Path, **options: Any) -> None:
-    """Archives of ClearML's offline mode: PATH, or those under it (~/.clearml/cache/offline)."""
-    from quark.importing.sources.clearml import find_runs
-
-    project = options["project"]
-    run_import("clearml", lambda: find_runs(path, project=project), **options)
-
-
-@import_runs.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@import_options
-def comet(path: Path, **options: Any) -> None:
-    """Archives of Comet's OfflineExperiment: PATH, or those under it."""
-    from quark.importing.sources.comet import find_runs
-
-    project = options["project"]
-    run_import("comet", lambda: find_runs(path, project=project), **options)
+for _tool, (_kind, _told) in _PLACES.items():
+    _add_command(_tool, _kind, _told)
 
 
 @import_runs.command("csv")
@@ -167,42 +162,6 @@ def neptune(directory: Path, files: Path | None, step_multiplier: int, **options
         lambda: find_runs(directory, files=files, step_multiplier=step_multiplier, project=project),
         **options,
     )
-
-
-@import_runs.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@import_options
-def track(path: Path, **options: Any) -> None:
-    """Trials in the file PATH of Track's (file:FILE.json), or in those below the folder PATH."""
-    from quark.importing.sources.track import find_runs
-
-    project = options["project"]
-    run_import("track", lambda: find_runs(path, project=project), **options)
-
-
-@import_runs.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@import_options
-def trackio(directory: Path, **options: Any) -> None:
-    """Trackio's databases in DIRECTORY, such as ~/.cache/huggingface/trackio."""
-    from quark.importing.sources.trackio import find_runs
-
-    project = options["project"]
-    run_import("trackio", lambda: find_runs(directory, project=project), **options)
-
-
-@import_runs.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@import_options
-def wandb(directory: Path, **options: Any) -> None:
-    """The runs in W&B's own files under DIRECTORY, such as ./wandb, offline ones or not.
-
-    Tables that W&B lets one download (.csv) are taken as well.
-    """
-    from quark.importing.sources.wandb import find_runs
-
-    project = options["project"]
-    run_import("wandb", lambda: find_runs(directory, project=project), **options)
 
 
 def run_import(
@@ -313,7 +272,6 @@ def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
 
 
 def _print_losses(results: list[RunImport], console: Any) -> None:
-
     from quark.cli.texts import FOLD, Text, make_table
 
     if not any(one.losses for one in results):

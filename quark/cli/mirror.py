@@ -239,17 +239,12 @@ def _replay(
     states: list[MirrorState],
     root: Path,
 ) -> Replay:
-    from rich.progress import BarColumn, Progress
-
-    from quark.cli.texts import Console, TextColumn
+    from quark.cli.texts import make_progress
     from quark.mirrors import replay_run
 
     named = (place, redact_text(place))
     known = next((s for s in states if s.specification in named or s.backend == place), None)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}"))
-    shown = console.is_interactive
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+    with make_progress("{task.completed}") as progress:
         task = progress.add_task(f"records to {redact_text(place)}", total=None)
         return replay_run(
             store,

@@ -15,6 +15,7 @@ from quark.cli.store_access import (
     reading_options,
     write_file,
 )
+from quark_core.formatting import format_bytes
 
 if TYPE_CHECKING:
     from quark.page.routes.page_source import PageSource
@@ -96,4 +97,4 @@ def report(
     if as_json:
         print_json({"path": str(path), "size_bytes": path.stat().st_size, **made.to_dict()})
         return
-    click.echo(f"Wrote {path} ({path.stat().st_size / 1000:,.0f} kB).")
+    click.echo(f"Wrote {path} ({format_bytes(path.stat().st_size)}).")

@@ -119,16 +119,12 @@ def _settle(root: Path) -> None:
 
 
 def _sync_with_progress(root: Path) -> list[LaneSync]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress
+    from rich.progress import MofNCompleteColumn
 
-    from quark.cli.texts import Console, TextColumn
+    from quark.cli.texts import make_progress
 
     waiting = sum(lane.waiting for lane in recovery.survey(root) if lane.state != "held")
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    # Where nothing can be redrawn, a bar would only leave an empty line.
-    shown = console.is_interactive
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+    with make_progress(MofNCompleteColumn()) as progress:
         task = progress.add_task("records", total=waiting)
         return recovery.sync(root, on_progress=lambda count: progress.advance(task, count))
 

@@ -145,6 +145,23 @@ class TextColumn(rich.progress.TextColumn):
         super().__init__(text_format, markup=False)
 
 
+def make_progress(*columns: str | rich.progress.ProgressColumn) -> rich.progress.Progress:
+    """A bar on standard error; where nothing can be redrawn it would only leave an empty line.
+
+    Args:
+        *columns: What stands behind the bar.
+    """
+    console = Console(stderr=True)
+    return rich.progress.Progress(
+        TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        *(TextColumn(one) if isinstance(one, str) else one for one in columns),
+        console=console,
+        disable=not console.is_interactive,
+        transient=True,
+    )
+
+
 _STYLES = {
     "completed": "green",
     "failed": "red",

@@ -46,34 +46,6 @@ if TYPE_CHECKING:
 
     from quark_core.records import StreamRecord
 
-# Runs of another tool in a neutral form, which is all that an importer has to give.
-#
-# To add a tool, write a module in `quark.importing.sources` with
-#
-# - a class of `ForeignRun`: `describe` says what is known of the run, and `read` yields what
-# it holds as portions, from a position on that an earlier portion has named;
-# - a function that finds the runs at a place: `find_runs(place, …) -> Iterator[ForeignRun]`,
-# called again and again while somebody watches, so that it finds new ones;
-#
-# and a command in `quark.cli.import_runs`, which hands that function to `run_import`. All else
-# is shared, in `quark.importing.importer`: which run of ours it is, that it comes once however
-# often and from however many processes it is imported, names that cannot be ours, secrets,
-# payloads, the start, the end and what changed since, and the list of what could not be taken.
-#
-# What keeps it once is the position. It is any JSON value of yours, such as offsets into
-# files or counts of points; it is stored in one transaction with the portion that it belongs
-# to, and given back to `read` the next time. So:
-#
-# - a portion's position says all that must be known to go on behind it, and nothing of the time
-# before is read again;
-# - a portion is small enough for memory, and for one transaction: `PORTION_POINTS` points;
-# - what is half there (a record that is being written) is left for the next time;
-# - `identity` must not change as long as it is the same run, and no other run may have it.
-#
-# Foreign libraries are imported inside of functions: `quark import --help` needs none. What the
-# tool has and a run of ours cannot hold goes to `Losses`, never away in silence. Whatever is
-# wrong with a single run is an `ImportFailure`; the other runs are imported all the same.
-
 _FARTHEST_S = 1e12
 PORTION_POINTS = 50_000
 """About how many points one portion has at most."""

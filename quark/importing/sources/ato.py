@@ -76,8 +76,9 @@ def _open(path: Path) -> _Database | None:
 class _Database(Database):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "Ato", _TABLES)
-        if not all(map(self.has, _TABLES)):
-            raise ImportFailure(f"{path} is no database of Ato's")
+        for table in _TABLES:
+            if not self.has(table):
+                raise ImportFailure(f"{path} is no database of Ato's: it has no table {table}")
 
     def list_runs(self) -> list[int]:
         """The number of each experiment, the oldest first."""

@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from quark.page.routes.run_analysis import RunAnalyzer
     from quark_core.backends.run_summary import RunSummary
 
-# What is known of runs by analysis: what their stores keep, else what is computed for the page.
-#
-# Nothing that is computed is stored. It is computed for one run after the other.
-
 _log = logging.getLogger("quark")
 
 _STORED_KEPT_S = 2.0
