@@ -55,14 +55,14 @@ def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
     Exit status 1 where something waits, was refused, is unknown, or was found
     by an analyzer and never sent.
     """
-    from quark.mirrors import load_generations, note_outputs
+    from quark.mirrors import find_sent, load_generations, note_outputs, survey_mirrors
 
     store = open_store(storage_dir)
     stored = find_run(store, run)
-    states = _survey(store, stored, storage_dir)
+    states = survey_mirrors(*_place(store, stored, storage_dir))
     if any(not state.primary for state in states):
         generations = load_generations(store, str(stored.run.id))
-        note_outputs(states, generations, _find_sent(store, stored, storage_dir))
+        note_outputs(states, generations, find_sent(*_place(store, stored, storage_dir)))
     if as_json:
         print_json([state.to_dict() for state in states])
     elif not states:
@@ -95,15 +95,17 @@ def verify(
     By metric key and by kind. Exit status 1 if they differ, or if no mirror
     could be compared.
     """
-    from quark.mirrors import count_records
+    from quark.mirrors import count_records, find_sent, survey_mirrors
 
     store = open_store(storage_dir)
     stored = find_run(store, run)
     places = others or tuple(
-        state.specification for state in _survey(store, stored, storage_dir) if not state.primary
+        state.specification
+        for state in survey_mirrors(*_place(store, stored, storage_dir))
+        if not state.primary
     )
     counts = count_records(store, str(stored.run.id))
-    sent = _find_sent(store, stored, storage_dir)
+    sent = find_sent(*_place(store, stored, storage_dir))
     root = resolve_storage_dir(storage_dir)
     found = [
         _compare(counts, place, stored, root, sent.get(place, set()), asked=bool(others))
@@ -142,7 +144,7 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
     where it has got anything of the run. Exit status 1 where something was
     refused or is not there afterwards.
     """
-    from quark.mirrors import find_journals
+    from quark.mirrors import find_journals, survey_mirrors
 
     root = resolve_storage_dir(storage_dir)
     store = open_store(storage_dir)
@@ -152,7 +154,9 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
         # What waits in journals comes first, or the order of things would be another one.
         for folder, manifest in find_journals(root, run_id):
             sync_folder(folder, manifest, open_lane)
-    states = [state for state in _survey(store, stored, storage_dir) if not state.primary]
+    states = [
+        state for state in survey_mirrors(*_place(store, stored, storage_dir)) if not state.primary
+    ]
     wanted = places or tuple(state.specification for state in states)
     if not wanted:
         raise click.UsageError(f"run {run_id} had no mirror; name one: --to csv:./out")
@@ -169,22 +173,11 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
         sys.exit(1)
 
 
-def _survey(
+def _place(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
-) -> list[MirrorState]:
-    from quark.mirrors import survey_mirrors
-
+) -> tuple[Path, Path, str]:
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
-    return survey_mirrors(root, find_local_path(store, root, run_id), run_id)
-
-
-def _find_sent(
-    store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
-) -> dict[str, set[str]]:
-    from quark.mirrors import find_sent
-
-    root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
-    return find_sent(root, find_local_path(store, root, run_id), run_id)
+    return root, find_local_path(store, root, run_id), run_id
 
 
 def _choose(place: str, root: Path, *, asked: bool) -> BackendChoice:

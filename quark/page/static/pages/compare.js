@@ -7,7 +7,7 @@ import { styleLine } from "../data/colours.js";
 import { html } from "../data/html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { CopyButton, HealthBadge, SeverityBadge, StateBadge } from "./badges.js";
-import { groupMetrics, listOpen, readNames, writeNames } from "./chart_list.js";
+import { MetricGroup, groupMetrics, listOpen, readNames, writeNames } from "./chart_list.js";
 import { CompareTile } from "./compare_charts.js";
 import { Parallel, Scatter } from "./compare_runs.js";
 import { LayerChanges, PhasePair, Verdict } from "./compare_verdict.js";
@@ -22,8 +22,6 @@ import { writeMany, writeNumber, writeStep, writeValue } from "./texts.js";
 const LIVE_MS = 5000;
 const ASK_AGAIN_MS = 400;
 const ENTRIES = 1000;
-const MOST_CHARTS = 48;
-const CHART_REM = 24;
 const SMOOTHEST = 0.99;
 const TABS = [
   { name: "curves", title: "Curves" }, { name: "why", title: "Why" }, { name: "code", title: "Code" }, { name: "scatter", title: "Scatter" }, { name: "parallel", title: "Parallel" },
@@ -292,20 +290,8 @@ function Curves({ data, look, query, sides, version }) {
   };
   return html`<${CurveControls} look=${look} />
     ${!groups.size && html`<p class="notice-line">${data.metrics.length ? `No metric's name has ${look.find} in it.` : "No metric was logged yet."}</p>`}
-    <div class="groups">${[...groups].map(([name, metrics]) => html`<${MetricGroup} key=${name} name=${name} metrics=${metrics} isOpen=${open.has(name) !== turned.has(name)} turn=${turn} chart=${chart} />`)}</div>
+    <div class="groups">${[...groups].map(([name, metrics]) => html`<${MetricGroup} key=${name} tile=${CompareTile} name=${name} metrics=${metrics} isOpen=${open.has(name) !== turned.has(name)} turn=${turn} chart=${chart} />`)}</div>
     ${data.metric_count > data.metrics.length && html`<p class="quiet">The first ${data.metrics.length} of ${data.metric_count} metrics.</p>`}`;
-}
-
-/** @param {{ name: string, metrics: any[], isOpen: boolean, turn: (name: string) => void, chart: any }} props */
-function MetricGroup({ name, metrics, isOpen, turn, chart }) {
-  const [most, setMost] = useState(MOST_CHARTS);
-  // Small groups stand beside one another; one of many metrics has the whole width.
-  const wide = Math.min(metrics.length, most);
-  const style = isOpen ? { flex: `${wide} 1 ${wide * CHART_REM}rem` } : { flex: "0 0 auto" };
-  return html`<section class="group" style=${style}><h2><button class="plain fold" aria-expanded=${isOpen} onClick=${() => turn(name)}>
-      <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${name || "metrics"} <small>${metrics.length}</small></button></h2>
-    ${isOpen && html`<div class="charts">${metrics.slice(0, most).map((metric) => html`<${CompareTile} key=${metric.key} metric=${metric} chart=${chart} />`)}</div>
-      ${metrics.length > most && html`<button class="plain more" onClick=${() => setMost(most + MOST_CHARTS)}>and ${writeMany(metrics.length - most, "more chart")}</button>`}`}</section>`;
 }
 
 /** @param {{ look: ReturnType<typeof readLook> }} props */

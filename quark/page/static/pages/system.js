@@ -66,20 +66,6 @@ function useRates(run, window, version) {
   return value;
 }
 
-/** @param {{ curves: import("../data/curves.js").Curve[], window: [number, number] | null }} props */
-function Rate({ curves, window: shown }) {
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {MetricChart | null} */ (null));
-  useEffect(() => {
-    if (!host.current) return;
-    const props = { title: curves[0].name, curves: curves.slice(0, MOST_LINES), window: shown, onZoom: zoom };
-    if (drawn.current) drawn.current.update(props);
-    else drawn.current = new MetricChart(host.current, props);
-  }, [curves, String(shown)]);
-  useEffect(() => () => drawn.current?.destroy(), []);
-  return html`<div class="tile"><div ref=${host} class="tile-chart"></div></div>`;
-}
-
 /** @param {{ run: string, query: URLSearchParams, version: number, absent: Record<string, string> }} props */
 export function System({ run, query, version, absent }) {
   const [from, to] = [Number(query.get("from") ?? NaN), Number(query.get("to") ?? NaN)];
@@ -91,8 +77,10 @@ export function System({ run, query, version, absent }) {
   if (!packs.length && !rates?.length) return html`<p class="notice-line">${absent?.telemetry ?? "No telemetry was logged. quark.SystemTelemetry keeps what steps take and what the machine does."}</p>`;
   const pace = packs.find(({ head }) => head.field === "step_time_ms" && head.ranks.length > 1);
   return html`${pace && html`<${Ranks} pack=${pace} />`}
-    ${rates && rates.length > 0 && html`<h2>What gets done, by rank</h2><div class="charts">${rates.map((curves) => html`<${Rate} key=${curves[0].key} curves=${curves} window=${window} />`)}</div>`}
-    <div class="charts">${packs.map((pack) => html`<${Figure} key=${pack.head.field} pack=${pack} window=${window} />`)}</div>
+    ${rates && rates.length > 0 && html`<h2>What gets done, by rank</h2><div class="charts">${rates.map((curves) => html`<${Tile} key=${curves[0].key} of=${curves} window=${window}
+      describe=${() => ({ title: curves[0].name, curves: curves.slice(0, MOST_LINES) })} />`)}</div>`}
+    <div class="charts">${packs.map((pack) => html`<${Tile} key=${pack.head.field} of=${pack} window=${window}
+      describe=${() => ({ title: pack.head.title, curves: readRankCurves(pack), whole: pack.head.steps })} />`)}</div>
     ${packs.some(({ head }) => !head.exact) && html`<p class="quiet">Each entry is the highest of its steps.</p>`}`;
 }
 
@@ -127,16 +115,16 @@ function Ranks({ pack }) {
     <div ref=${host}></div></section>`;
 }
 
-/** @param {{ pack: Pack, window: [number, number] | null }} props */
-function Figure({ pack, window: shown }) {
+/** Of what the chart is tells whether it is drawn anew. @param {{ of: any, window: [number, number] | null, describe: () => any }} props */
+function Tile({ of, window: shown, describe }) {
   const host = useRef(/** @type {HTMLElement | null} */ (null));
   const drawn = useRef(/** @type {MetricChart | null} */ (null));
   useEffect(() => {
     if (!host.current) return;
-    const props = { title: pack.head.title, curves: readRankCurves(pack), window: shown, whole: pack.head.steps, onZoom: zoom };
+    const props = { ...describe(), window: shown, onZoom: zoom };
     if (drawn.current) drawn.current.update(props);
     else drawn.current = new MetricChart(host.current, props);
-  }, [pack, String(shown)]);
+  }, [of, String(shown)]);
   useEffect(() => () => drawn.current?.destroy(), []);
   return html`<div class="tile"><div ref=${host} class="tile-chart"></div></div>`;
 }
