@@ -7,9 +7,9 @@ import { MetricChart } from "../charts/metric_chart.js";
 import { readCurves } from "../data/curves.js";
 import { html } from "../data/html.js";
 import { decodePack } from "../data/pack.js";
-import { useEffect, useRef } from "../vendor/hooks.js";
 import { useAnswer } from "./answers.js";
 import { ask } from "./connection.js";
+import { useDrawn } from "./drawing.js";
 import { change } from "./links.js";
 import { useRarely } from "./pace.js";
 import { writeNumber, writeStep } from "./texts.js";
@@ -92,18 +92,13 @@ function zoom(low, high) {
 /** @param {{ pack: Pack }} props */
 function Ranks({ pack }) {
   const { ranks, steps } = pack.head;
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {HeatMap | null} */ (null));
-  useEffect(() => {
-    if (!host.current || !steps) return;
-    const props = {
+  const host = useDrawn(HeatMap, () => {
+    if (!steps) return null;
+    return {
       title: "step time by rank", grid: readGrid(pack), mode: /** @type {"absolute"} */ ("absolute"),
       whole: /** @type {[number, number]} */ (steps), window: null, onZoom: zoom,
     };
-    if (drawn.current) drawn.current.update(props);
-    else drawn.current = new HeatMap(host.current, props);
   }, [pack]);
-  useEffect(() => () => drawn.current?.destroy(), []);
   const grave = ranks.filter((/** @type {any} */ rank) => rank.is_silent || rank.ratio > LAGS);
   return html`<section aria-labelledby="ranks-title"><h2 id="ranks-title">${ranks.length} ranks${grave.length ? "" : ": all take about the same time, and none is silent"}</h2>
     <div class="scrolls" tabindex="0" role="region" aria-label="Ranks"><table class="plain-table ranks"><thead><tr><th scope="col">rank</th><th scope="col" class="number">step, ms (median)</th>
@@ -117,14 +112,6 @@ function Ranks({ pack }) {
 
 /** Of what the chart is tells whether it is drawn anew. @param {{ of: any, window: [number, number] | null, describe: () => any }} props */
 function Tile({ of, window: shown, describe }) {
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {MetricChart | null} */ (null));
-  useEffect(() => {
-    if (!host.current) return;
-    const props = { ...describe(), window: shown, onZoom: zoom };
-    if (drawn.current) drawn.current.update(props);
-    else drawn.current = new MetricChart(host.current, props);
-  }, [of, String(shown)]);
-  useEffect(() => () => drawn.current?.destroy(), []);
+  const host = useDrawn(MetricChart, () => ({ ...describe(), window: shown, onZoom: zoom }), [of, String(shown)]);
   return html`<div class="tile"><div ref=${host} class="tile-chart"></div></div>`;
 }

@@ -1,0 +1,23 @@
+// @ts-check
+/** Charts in the page: made as their place is there, updated as what they show changes, and ended with it. */
+
+import { useEffect, useRef } from "../vendor/hooks.js";
+
+/**
+ * The place of a chart, for `ref`.
+ * @param {new (host: HTMLElement, props: any) => { update: (props: any) => void, destroy: () => void }} Kind
+ * @param {() => any} describe - What it shows; nothing where it is not drawn yet.
+ * @param {unknown[]} depends - What it is described anew for.
+ */
+export function useDrawn(Kind, describe, depends) {
+  const host = useRef(/** @type {HTMLElement | null} */ (null));
+  const drawn = useRef(/** @type {any} */ (null));
+  useEffect(() => {
+    const props = host.current && describe();
+    if (!props) return;
+    if (drawn.current) drawn.current.update(props);
+    else drawn.current = new Kind(/** @type {HTMLElement} */ (host.current), props);
+  }, depends);
+  useEffect(() => () => drawn.current?.destroy(), []);
+  return host;
+}
