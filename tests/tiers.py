@@ -1,12 +1,13 @@
 """The two tiers of the tests: what `make test` runs, and what only the long tier does.
 
-A test that is marked `long` is left out by `make test`: mark those that cost more than a quarter
-of a second of the processor, so that all others are run in some minutes. Of one that is marked
-`sampled` the first case is in `make test`, as a witness, and the others are long. One with
-examples drawn by Hypothesis is in both: with a fifth of its examples in `make test`, and with all
-of them in the long tier, which loads the profile "full". At the end of a run those tests are named
-that cost much and are not marked, so that none grows unseen; the figure is of the processor, which
-a busy machine does not change, and it fails nothing.
+A test that is marked `long` is left out by `make test`: mark those that cost more than a quarter of
+a second of the processor, so that all others are run in some minutes. Of one that is marked
+`sampled` the first case is in `make test`, as a witness, and the others are long; of each file of
+tests with a browser it is the first test. One with examples drawn by Hypothesis is in both: with a
+fifth of its examples in `make test`, and with all of them in the long tier, which loads the profile
+"full". At the end of a run those tests are named that cost much and are not marked, so that none
+grows unseen; the figure is of the processor, which a busy machine does not change, and it fails
+nothing.
 """
 
 import os
@@ -55,8 +56,9 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(items):
     seen = set()
     for item in items:
-        if item.get_closest_marker("sampled"):
-            test = (item.parent.nodeid, item.originalname)
+        has_browser = item.path.parent.name == "browser"
+        if has_browser or item.get_closest_marker("sampled"):
+            test = (item.parent.nodeid, None if has_browser else item.originalname)
             if test in seen:
                 item.add_marker(pytest.mark.long)
             seen.add(test)

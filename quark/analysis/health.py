@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import msgspec
@@ -493,3 +493,31 @@ def _grade(stored: StoredRun) -> AlertSeverity:
     if stored.state in ("failed", "lost"):
         return "critical"
     return "error" if ending is None or ending.cause == "preempted" else "critical"
+
+
+def order_alerts(alerts: Sequence[AlertRecord]) -> Iterator[tuple[AlertRecord, int]]:
+    """The worst first, but each consequence after its cause, with its depth below it."""
+    by_id = {alert.id: alert for alert in alerts}
+    below: dict[str | None, list[AlertRecord]] = {}
+    for alert in alerts:
+        cause = dict(alert.metadata or {}).get("caused_by")
+        below.setdefault(cause if cause in by_id else None, []).append(alert)
+    place = {alert.id: index for index, alert in enumerate(alerts)}
+    done: set[str] = set()
+
+    def rank(alert: AlertRecord, seen: frozenset[str] = frozenset()) -> int:
+        """Place of the worst of an alert and what follows from it."""
+        seen |= {alert.id}
+        following = (item for item in below.get(alert.id, ()) if item.id not in seen)
+        return min([place[alert.id], *(rank(item, seen) for item in following)])
+
+    def walk(items: Sequence[AlertRecord], depth: int) -> Iterator[tuple[AlertRecord, int]]:
+        for alert in sorted(items, key=rank):
+            if alert.id not in done:
+                done.add(alert.id)
+                yield alert, depth
+                yield from walk(below.get(alert.id, ()), depth + 1)
+
+    yield from walk(below.get(None, ()), 0)
+    # Causes that lead back to each other have no beginning; a third party's rule may make such.
+    yield from walk(alerts, 0)

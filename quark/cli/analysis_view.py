@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.segment import Segment, Segments
 from rich.table import Table
 
 from quark.analysis.curves import Curve
-from quark.analysis.health import is_note
+from quark.analysis.health import is_note, order_alerts
 from quark.analysis.observations import format_number, say_steps
 from quark.cli.plots import draw_curve
-from quark.cli.texts import Console, Text, describe_run_state
+from quark.cli.texts import DIM, FOLD, Console, Text, describe_run_state, indent, make_grid
+from quark_core.formatting import format_count, join_first
 from quark_core.records.kinds.findings import LITTLE_SEEN
 from quark_core.records.names import decode_name
 from quark_core.runs.run_ids import shorten_run_id
@@ -82,14 +82,14 @@ def print_analysis(
     print_trimmed(console, Text(), width)
     print_trimmed(console, Text(_describe_judgement(result.health_scores[0])), width)
     print_trimmed(console, Text(_count_alerts(result), style="bold"), width)
-    alerts = list(_in_order(result.alerts))
+    alerts = list(order_alerts(result.alerts))
     numbers = {alert.id: number for number, (alert, _) in enumerate(alerts, start=1)}
     for alert, depth in alerts:
         print_trimmed(console, Text(), width)
         block = _alert_block(
             alert, alerts, numbers, case, width - 2 * depth, ascii_only=console.options.ascii_only
         )
-        print_trimmed(console, _indent(block, 2 * depth), width)
+        print_trimmed(console, indent(block, 2 * depth), width)
     print_trimmed(console, Text(), width)
     for part in _phase_parts(phases, width, ascii_only=console.options.ascii_only):
         print_trimmed(console, part, width)
@@ -131,7 +131,7 @@ def print_explanations(result: AnalyzerResult, rule_id: str | None) -> None:
             )
         for reason in reasons:
             if reason:
-                print_trimmed(console, _indent(Text(reason), 2), width)
+                print_trimmed(console, indent(Text(reason), 2), width)
 
 
 def _headline(stored: StoredRun, result: AnalyzerResult) -> Text:
@@ -191,42 +191,12 @@ def _count_alerts(result: AnalyzerResult) -> str:
     counted = [dict(score.metadata or {}) for score in result.health_scores]
     rules, looked = (counted[0].get(key, 0) for key in ("rules", "rules_with_data"))
     notes = sum(is_note(alert) for alert in result.alerts)
-    said = f", and {notes} note{'s' if notes > 1 else ''}" if notes else ""
+    said = f", and {format_count(notes, 'note')}" if notes else ""
     if count := len(result.alerts) - notes:
-        return f"{count} alert{'s' if count > 1 else ''}{said}"
+        return f"{format_count(count, 'alert')}{said}"
     if not looked:
         return f"No alerts{said}, but no rule had the data it needs."
     return f"No alerts{said}: {looked} of {rules} checks ran and found no problem."
-
-
-def _in_order(alerts: Sequence[AlertRecord]) -> Iterator[tuple[AlertRecord, int]]:
-    """The worst first, but each consequence after its cause, with its depth below it."""
-    by_id = {alert.id: alert for alert in alerts}
-    below: dict[str | None, list[AlertRecord]] = {}
-    for alert in alerts:
-        metadata: dict[str, Any] = dict(alert.metadata or {})
-        cause = metadata.get("caused_by")
-        below.setdefault(cause if cause in by_id else None, []).append(alert)
-    place = {alert.id: index for index, alert in enumerate(alerts)}
-
-    def rank(alert: AlertRecord, seen: frozenset[str] = frozenset()) -> int:
-        """Place of the worst of an alert and what follows from it."""
-        seen |= {alert.id}
-        below_it = (item for item in below.get(alert.id, ()) if item.id not in seen)
-        return min([place[alert.id], *(rank(item, seen) for item in below_it)])
-
-    done: set[str] = set()
-
-    def walk(items: Sequence[AlertRecord], depth: int) -> Iterator[tuple[AlertRecord, int]]:
-        for alert in sorted(items, key=rank):
-            if alert.id not in done:
-                done.add(alert.id)
-                yield alert, depth
-                yield from walk(below.get(alert.id, ()), depth + 1)
-
-    yield from walk(below.get(None, ()), 0)
-    # Causes that lead back to each other have no beginning; a third-party rule may make such.
-    yield from walk(alerts, 0)
 
 
 def _alert_block(
@@ -244,9 +214,7 @@ def _alert_block(
         f"{numbers[alert.id]:>2}  ", (alert.severity.upper(), style), "  ", (alert.title, "bold")
     )
     head.append(f"  {alert.rule_id}", style="dim")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = make_grid(DIM, FOLD)
     grid.add_row("where", _describe_place(alert, metadata))
     titles = {item.id: item.title for item, _ in alerts}
     cause = metadata.get("caused_by")
@@ -268,7 +236,7 @@ def _alert_block(
         grid.add_row("evidence" if index == 0 else "", line)
     if alert.suggested_check:
         grid.add_row("check", Text(alert.suggested_check))
-    return Group(head, _indent(grid, 4))
+    return Group(head, indent(grid, 4))
 
 
 def _describe_place(alert: AlertRecord, metadata: dict[str, Any]) -> Text:
@@ -282,7 +250,7 @@ def _describe_place(alert: AlertRecord, metadata: dict[str, Any]) -> Text:
         text.append(f", from epoch {alert.epoch} on", style="not bold")
     affected = metadata.get("affected") or ()
     if affected:
-        text.append(f"; also {_list_names(affected)}", style="not bold")
+        text.append(f"; also {join_first(affected, _NAMES)}", style="not bold")
     if metadata.get("hard_limit"):
         text.append("; a limit that was set", style="not bold")
     confidence = metadata.get("confidence", 1.0)
@@ -338,9 +306,9 @@ def _phase_parts(
         bar.append(("-" if ascii_only else "━") * (span - 1), style=style)
     bar.truncate(width)
     yield bar
-    yield _indent(_phase_legend(phases, unit, is_wide=width >= _WIDEST), 2)
+    yield indent(_phase_legend(phases, unit, is_wide=width >= _WIDEST), 2)
     for note in notes:
-        yield _indent(Text(note, style="dim"), 2)
+        yield indent(Text(note, style="dim"), 2)
     yield Text()
 
 
@@ -361,7 +329,7 @@ def _phase_legend(phases: Sequence[_Stretch], unit: str, *, is_wide: bool) -> Re
         if is_wide:
             grid.add_row(mark, name, Text(span, style="dim"), said)
         else:
-            lines += [Text.assemble(mark, "  ", name, f"  {span}"), _indent(said, 3)]
+            lines += [Text.assemble(mark, "  ", name, f"  {span}"), indent(said, 3)]
     return grid if is_wide else Group(*lines)
 
 
@@ -388,12 +356,10 @@ def _missing_parts(result: AnalyzerResult) -> Iterator[RenderableType]:
         return
     count = sum(map(len, groups.values()))
     yield Text(f"{count} of {len(result.verdicts)} rules could not look", style="bold")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(overflow="fold", ratio=1)
-    grid.add_column(overflow="fold", style="dim", ratio=1)
+    grid = make_grid(FOLD | {"ratio": 1}, FOLD | {"style": "dim", "ratio": 1})
     for reason, names in groups.items():
         grid.add_row(Text(", ".join(names)), Text(reason))
-    yield _indent(grid, 2)
+    yield indent(grid, 2)
     if _WATCHED in missing:
         yield Text("  Layers, parameters and gradients are seen once the script says:")
         yield Text("  quark.watch(session, model, optimizer)", style="bold")
@@ -404,15 +370,6 @@ def _describe_storing(result: AnalyzerResult) -> str:
     if result.stored:
         return f"Stored with the run as generation {result.generation}."
     return f"Not stored: {result.refusal.rstrip('.')}." if result.refusal else "Not stored."
-
-
-def _indent(part: RenderableType, columns: int) -> Padding:
-    return Padding(part, (0, 0, 0, columns), expand=False)
-
-
-def _list_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return ", ".join(names[:_NAMES]) + more
 
 
 # What `quark.watch` brings first, and nothing else does.

@@ -14,11 +14,15 @@ import click
 from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
+    usage_mistakes,
+    write_file,
 )
+from quark_core.formatting import format_bytes
+from quark_core.records.kinds.findings import AlertSeverity
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.analysis.config import AnalyzerEngineConfig, PhaseAnalyzerConfig
@@ -37,8 +41,7 @@ _MIRRORS_TIMEOUT_S = 30.0
 
 @click.command()
 @click.argument("run", shell_complete=complete_runs)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "--fail-on",
     type=click.Choice(_LEVELS),
@@ -179,15 +182,12 @@ def analyze(
 
 def _check_objective(source: RunSource, run_id: str, metric: str) -> None:
     """Refuse an objective that the run does not have: what is stored would judge nothing."""
-    from quark_core.errors import SchemaValidationError
     from quark_core.runs.reading import refuse_unknown_metric
     from quark_core.runs.run_search import summarize_run
 
-    try:
+    with usage_mistakes():
         keys = summarize_run(source.reader, run_id).metrics
         refuse_unknown_metric(metric, keys, "--objective", "the run")
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _print_as_json(result: AnalyzerResult, phases: PhaseAnalysisResult) -> None:
@@ -208,7 +208,6 @@ def _write_report(
     summary_path: Path | None,
 ) -> None:
     """What this analysis has found as a file for people, and in short for a CI job's page."""
-    from quark.cli.report import write_file
     from quark.page.report import compose_report, open_reader_source
     from quark.page.report_contents import ReportOptions
     from quark.page.routes.run_analysis import Analysis, RuleCoverage
@@ -226,7 +225,7 @@ def _write_report(
     report = compose_report(runs, ReportOptions(), [analysis])
     if report_path is not None:
         path = write_file(report_path, "--report", report.save)
-        click.echo(f"Wrote {path} ({path.stat().st_size / 1000:,.0f} kB).", err=True)
+        click.echo(f"Wrote {path} ({format_bytes(path.stat().st_size)}).", err=True)
     if summary_path is not None:
         write_file(summary_path, "--summary", lambda path: _append(path, report.to_markdown()))
 
@@ -321,12 +320,9 @@ def _choose_phase_config(config: AnalyzerEngineConfig) -> PhaseAnalyzerConfig:
 def _configure(mode: str, rules: tuple[str, ...], objective: str | None) -> AnalyzerEngineConfig:
     from quark.analysis.config import AnalyzerEngineConfig
     from quark_core.config.objective import parse_objective
-    from quark_core.errors import SchemaValidationError
 
-    try:
+    with usage_mistakes():
         named = None if objective is None else parse_objective(objective, "--objective")
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
     return AnalyzerEngineConfig(
         mode="absolute" if mode == "absolute" else "adaptive",
         rules=rules or None,
@@ -338,7 +334,6 @@ def _configure(mode: str, rules: tuple[str, ...], objective: str | None) -> Anal
 def _is_whole(stored: StoredRun, fail_on: str) -> bool:
     """Whether a run did not break off: one that did is no result, whatever rules say of it."""
     from quark.analysis.health import say_end
-    from quark_core.system.terminal_text import clean_line
 
     if stored.is_broken_off:
         told = clean_line(say_end(stored, "the run"))
@@ -370,7 +365,5 @@ def _find_unknown(result: AnalyzerResult, *, is_asked: bool) -> str | None:
 
 
 def _reaches(result: AnalyzerResult, level: str) -> bool:
-    from quark_core.records.kinds.findings import AlertSeverity
-
     order = get_args(AlertSeverity)
     return any(order.index(alert.severity) >= order.index(level) for alert in result.alerts)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import nullcontext
 from pathlib import Path
+from shutil import copyfileobj
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.command_groups import LongInHelp
+from quark.cli.command_groups import ListingGroup, LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
-    count_things,
     json_option,
     print_json,
+    reading_options,
     storage_option,
 )
-from quark_core.errors import ArtifactNotFoundError, QuarkError, RunNotFoundError
+from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
+from quark_core.backends.edits import AliasEdit, RunEdit, check_edit
+from quark_core.config.arguments import resolve_storage_dir
+from quark_core.errors import ArtifactNotFoundError, QuarkError, RunNotFoundError, SessionStoreError
+from quark_core.formatting import format_bytes, format_count, join_first
+from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT, decode_name, parse_artifact_name
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -44,8 +50,7 @@ def project_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("name", required=False)
 @project_option
-@storage_option
-@backend_option
+@reading_options
 @json_option
 def versions(
     name: str | None,
@@ -82,8 +87,7 @@ def versions(
     default=Path(),
     help="Into this directory [default: the working directory].",
 )
-@storage_option
-@backend_option
+@reading_options
 def get(
     name: str, project: str | None, output: Path, storage_dir: Path | None, backend: str | None
 ) -> None:
@@ -106,8 +110,7 @@ def get(
 @click.command()
 @click.argument("what")
 @project_option
-@storage_option
-@backend_option
+@reading_options
 @json_option
 def lineage(
     what: str,
@@ -163,8 +166,6 @@ def alias(
     Who did, and when, is an event of the run that has made it. With QUARK_PERSISTENCE_URL
     the key in QUARK_USER_KEY needs the scopes read and write.
     """
-    from quark_core.backends.edits import AliasEdit, RunEdit, check_edit
-    from quark_core.config.arguments import resolve_storage_dir
     from quark_core.runs.run_editing import find_user, open_editor
 
     source = RunSource(storage_dir, None)
@@ -191,20 +192,17 @@ def find(source: RunSource, name: str, project: str | None) -> ArtifactVersion:
     Raises:
         ArtifactNotFoundError: There is none.
     """
-    from quark_core.records.names import parse_artifact_name
     from quark_core.runs.artifact_versions import find_version
 
     return find_version(source.reader, choose_project(source, project), parse_artifact_name(name))
 
 
 def _tell_missing(source: RunSource, project: str | None, name: str) -> str:
-    from quark_core.records.names import decode_name
     from quark_core.runs.artifact_versions import list_versions
 
     versions = list_versions(source.reader, choose_project(source, project))
     known = list(dict.fromkeys(decode_name(version.key) for version in versions))
-    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    there = f"there are {', '.join(known[:_MOST_NAMES])}{more}" if known else "there is none at all"
+    there = f"there are {join_first(known, _MOST_NAMES)}" if known else "there is none at all"
     return f"NAME: there is no artifact {name!r:.200} in {source.store}; {there}"
 
 
@@ -228,16 +226,10 @@ def choose_project(source: RunSource, project: str | None) -> str:
 
 
 def _print_versions(found: Sequence[ArtifactVersion]) -> None:
-    from rich import box
-    from rich.filesize import decimal
-    from rich.table import Table
 
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import FOLD, RIGHT, Console, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in ("version", "aliases", "type", "made by", "used by"):
-        table.add_column(header, overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
+    table = make_table({("version", "aliases", "type", "made by", "used by"): FOLD, "size": RIGHT})
     for version in found:
         record = version.record
         table.add_row(
@@ -246,25 +238,12 @@ def _print_versions(found: Sequence[ArtifactVersion]) -> None:
             Text(record.artifact_type),
             Text(version.run_name or str(record.run_id)),
             Text(", ".join(version.used_by)),
-            Text(decimal(record.size_bytes)),
+            Text(format_bytes(record.size_bytes)),
         )
     Console().print(table)
 
 
-_LIST = "list"
-
-
-class _Artifacts(click.Group):
-    """A group of which `list` need not be said: `quark artifacts RUN` is as it was."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        said = args[0] if args else None
-        if said not in self.commands and said not in ctx.help_option_names:
-            args = [_LIST, *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_Artifacts, subcommand_metavar="RUN [KEY] | COMMAND [ARGS]...")
+@click.group(cls=ListingGroup, subcommand_metavar="RUN [KEY] | COMMAND [ARGS]...")
 def artifacts() -> None:
     """List the artifacts of RUN, or see to their versions.
 
@@ -273,7 +252,7 @@ def artifacts() -> None:
     """
 
 
-@artifacts.command(_LIST)
+@artifacts.command("list")
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("key", required=False)
 @click.option("-t", "--type", "artifact_type", cls=LongInHelp, help="Only artifacts of this type.")
@@ -283,8 +262,7 @@ def artifacts() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Copy the payloads into this directory, by type and key.",
 )
-@storage_option
-@backend_option
+@reading_options
 @json_option
 def list_artifacts(
     run: str,
@@ -300,10 +278,7 @@ def list_artifacts(
     With KEY only those under that key. With --output their payloads are copied
     out, each checked against its SHA-256; a file that exists is left alone.
     """
-    from rich.filesize import decimal
-
     from quark.cli.texts import Console
-    from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT
     from quark_core.runs.artifact_versions import HIDDEN_TYPES
     from quark_core.writers.artifact_reading import ArtifactReading
 
@@ -324,8 +299,8 @@ def list_artifacts(
     elif output is None:
         Console().print(make_artifact_table(found))
         total = sum({record.sha256: record.size_bytes for record in found}.values())
-        counted = count_things(len(found), "artifact")
-        click.echo(f"{counted}, {decimal(total)}; --output DIR copies them out.")
+        counted = format_count(len(found), "artifact")
+        click.echo(f"{counted}, {format_bytes(total)}; --output DIR copies them out.")
         if isinstance(reader.context.run_path, Path):
             click.echo(f"They lie in {reader.context.run_path / ARTIFACT_STORAGE_LAYOUT['root']}")
         else:
@@ -340,22 +315,14 @@ for _command in (versions, get, lineage, alias):
 
 def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
     """Artifacts as a table for the terminal."""
-    from rich import box
-    from rich.filesize import decimal
-    from rich.table import Table
+    from quark.cli.texts import FOLD, RIGHT, Text, make_table
 
-    from quark.cli.texts import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("artifact", overflow="fold")
-    table.add_column("type", overflow="fold")
     counters = [
         name for name in ("step", "epoch") if any(getattr(r, name) is not None for r in records)
     ]
-    for header in (*counters, "size"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = make_table({("artifact", "type"): FOLD, (*counters, "size"): RIGHT})
     for record in records:
-        size = Text(decimal(record.size_bytes))
+        size = Text(format_bytes(record.size_bytes))
         if record.payload_relative_path is None:
             size.append(" not kept", style="red")
         counts = [getattr(record, name) for name in counters]
@@ -369,11 +336,6 @@ def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
 
 
 def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Path) -> None:
-    from shutil import copyfileobj
-
-    from quark_core.artifacts.payload_folder import OutputFolder
-    from quark_core.errors import SessionStoreError
-
     folder = OutputFolder(output)
     copied = failed = 0
     for record in records:
@@ -401,8 +363,6 @@ def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Pat
 
 def _place(record: ArtifactRecord) -> tuple[str, ...]:
     """Folders and name of a payload; made of a record, which anybody may have written."""
-    from quark_core.artifacts.payload_folder import make_file_name
-
     name = (record.payload_relative_path or str(record.id)).rpartition("/")[2]
     key = record.artifact_key.split("/")
     return tuple(make_file_name(part) for part in (record.artifact_type, *key, name))
@@ -410,8 +370,6 @@ def _place(record: ArtifactRecord) -> tuple[str, ...]:
 
 def _holds(file: IO[bytes], record: ArtifactRecord) -> bool:
     """Whether a file is the payload already."""
-    import hashlib
-
     file.seek(0, 2)
     if file.tell() != record.size_bytes:
         return False

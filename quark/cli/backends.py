@@ -14,7 +14,7 @@ import click
 
 from quark.cli.command_groups import SuggestingGroup
 from quark.cli.store_access import json_option, print_json
-from quark_core.backends.registry import BackendRegistry
+from quark_core.backends.registry import BackendRegistry, default_registry
 from quark_core.errors import SchemaValidationError
 
 
@@ -53,8 +53,6 @@ def new(name: str, into: Path) -> None:
 
 
 def _discover() -> BackendRegistry:
-    from quark_core.backends.registry import default_registry
-
     with warnings.catch_warnings():
         # The table says the same, in its place.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -86,16 +84,11 @@ def _list(as_json: bool) -> None:
         )
         return
 
-    from rich import box
-    from rich.table import Table
+    from quark.cli.texts import BOLD, PLAIN, WHOLE, Console, Text, make_table
 
-    from quark.cli.texts import Console, Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("backend", style="bold", no_wrap=True)
-    table.add_column("what it is, and what it can do")
-    table.add_column("ranks", no_wrap=True)
-    table.add_column("from", no_wrap=True)
+    table = make_table(
+        {"backend": BOLD, "what it is, and what it can do": PLAIN, ("ranks", "from"): WHOLE}
+    )
     for definition in registry.definitions:
         can = ", ".join(["write", *sorted(definition.capabilities)])
         table.add_row(

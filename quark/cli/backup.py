@@ -7,13 +7,11 @@ from pathlib import Path
 
 import click
 
-from quark.cli.du import describe_bytes
-from quark.cli.store_access import (
-    count_things,
-    storage_option,
-)
-from quark_backends.store.upkeep.backup import BackupManifest
+from quark.cli.store_access import storage_option
+from quark_backends.store.upkeep.backup import BackupManifest, back_up_store, verify_backup
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.formatting import format_bytes, format_count
+from quark_core.runs import recovery
 
 keep_going_option = click.option(
     "--keep-going",
@@ -36,9 +34,6 @@ def backup(directory: Path, storage_dir: Path | None, keep_going: bool, verify: 
     storage root itself: `quark runs -d DIRECTORY` lists its runs. To restore it, copy its
     folder .quark to where the store was, and call `quark sync` there.
     """
-    from quark_backends.store.upkeep.backup import back_up_store, verify_backup
-    from quark_core.runs import recovery
-
     if verify:
         manifest = verify_backup(directory)
         click.echo(f"{directory} is whole: {describe_backup(manifest)}.")
@@ -59,8 +54,8 @@ def describe_backup(manifest: BackupManifest) -> str:
         f"{count:,} {what if count != 1 else what.removesuffix('s')}"
         for what, count in manifest.counts.items()
     )
-    files = count_things(len(manifest.files), "file")
-    size = describe_bytes(size_bytes)
+    files = format_count(len(manifest.files), "file")
+    size = format_bytes(size_bytes)
     return f"a {manifest.kind} at {manifest.made_at}: {counts}; {files}, {size}"
 
 

@@ -35,6 +35,17 @@ class LongInHelp(click.Option):
             self.opts = given
 
 
+class ListingGroup(click.Group):
+    """A group of which `list` need not be said: `quark groups PROJECT` lists those of one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See `click.Group`."""
+        said = args[0] if args else None
+        if said not in self.commands and said not in ctx.help_option_names:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
 class SuggestingGroup(click.Group):
     """A group that answers a name which it does not have with those that are near."""
 

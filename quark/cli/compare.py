@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 
-from quark.analysis.comparison.summary import describe_agreement, tell_common_step
+from quark.analysis.comparison.summary import describe_agreement, tell_common_step, tell_ends
+from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
 from quark.analysis.observations import format_number
 from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES, print_trimmed
 from quark.cli.analyze import FAILED_CHECK, show_warnings
@@ -22,14 +22,17 @@ from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
 )
-from quark.cli.texts import Console, Text, describe_number, describe_state
+from quark.cli.texts import DIM, FOLD, WHOLE, Console, Text, describe_state, indent, make_grid
+from quark_core.errors import SchemaValidationError
+from quark_core.formatting import format_value, join_first
 from quark_core.records.names import decode_name
+from quark_core.runs.reading import refuse_unknown_metric
 from quark_core.runs.run_ids import shorten_run_id
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.analysis.comparison.results import (
@@ -51,8 +54,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("primary", metavar="RUN", shell_complete=complete_runs)
 @click.argument("reference", metavar="BASELINE", shell_complete=complete_runs)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "--reference-backend",
     metavar="URI",
@@ -132,8 +134,6 @@ def compare(
             said = f"Code, data, and what is to blame: quark why {reference} {primary}"
             click.echo(clean_line(said))
     if fail_on_worse:
-        from quark.analysis.comparison.summary import tell_ends
-
         compared = ("the primary", result.primary), ("the reference", result.reference)
         fail_on_ends(tell_ends(*compared, running=True))
         _refuse_worse(result.metric_diffs)
@@ -141,8 +141,6 @@ def compare(
 
 def fail_on_ends(ends: Sequence[str]) -> None:
     """End with status 3 where a run of a comparison did not complete, and say which."""
-    from quark_core.system.terminal_text import clean_line
-
     for end in ends:
         click.echo(clean_line(f"quark: --fail-on-worse: {end}"), err=True)
     if ends:
@@ -163,9 +161,6 @@ def _refuse_worse(diffs: Sequence[MetricDiff]) -> None:
 
 def tell_doubt(diff: MetricDiff) -> str:
     """Why a check fails although nobody can tell that the metric is worse."""
-    from quark_core.records.names import decode_name
-    from quark_core.system.terminal_text import clean_line
-
     ends = (
         "no number" if value is None else f"{value:.4g}"
         for value in (diff.last.primary, diff.last.reference)
@@ -178,8 +173,6 @@ def tell_doubt(diff: MetricDiff) -> str:
 
 def _check_targets(targets: Sequence[tuple[str, str, float]], runs: Sequence[RunReader]) -> None:
     """Refuse a target of a metric that none of the runs has."""
-    from quark_core.errors import SchemaValidationError
-    from quark_core.runs.reading import refuse_unknown_metric
     from quark_core.runs.run_search import summarize_run
 
     if not targets:
@@ -196,9 +189,6 @@ def _check_targets(targets: Sequence[tuple[str, str, float]], runs: Sequence[Run
 
 
 def _configure(targets: Sequence[tuple[str, str, float]]) -> ComparisonEngineConfig:
-    from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
-    from quark_core.errors import SchemaValidationError
-
     try:
         return ComparisonEngineConfig(
             metric_targets=tuple(
@@ -254,9 +244,7 @@ def print_comparison(
 
 
 def _sides(result: RunComparisonResult) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = make_grid(DIM, FOLD)
     second = "baseline" if result.mode == "baseline" else "reference"
     for label, side in (("primary", result.primary), (second, result.reference)):
         members = side.members or (side,)
@@ -287,10 +275,7 @@ def _change_parts(
         yield Text()
         return
     yield Text("What changed", style="bold")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(overflow="fold", max_width=34)
-    grid.add_column(overflow="fold", ratio=1)
-    grid.add_column(overflow="fold", ratio=1)
+    grid = make_grid(FOLD | {"max_width": 34}, FOLD | {"ratio": 1}, FOLD | {"ratio": 1})
     grid.add_row("", Text("primary", style="dim"), Text("reference", style="dim"))
     for section, name in _SECTIONS.items():
         found = [change for change in changes if change.section == section]
@@ -307,7 +292,7 @@ def _change_parts(
         if len(found) > _CHANGES:
             more = f"  {len(found) - _CHANGES} more; --json has all"
             grid.add_row(Text(more, style="dim"), "", "")
-    yield _indent(grid, 2)
+    yield indent(grid, 2)
     yield Text()
 
 
@@ -329,10 +314,7 @@ def _alert_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
         yield Text()
         return
     yield Text("Alerts", style="bold")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = make_grid(WHOLE, WHOLE, FOLD)
     runs = result.primary.run_count, result.reference.run_count
     for label, style, sightings, count in (
         ("gained", "red", diff.primary_only, runs[0]),
@@ -355,7 +337,7 @@ def _alert_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
         grid.add_row(
             Text("common", style="dim"), Text(match.primary.severity.upper(), style=style), text
         )
-    yield _indent(grid, 2)
+    yield indent(grid, 2)
     yield Text()
 
 
@@ -430,9 +412,7 @@ def _phase_parts(
     for label, is_primary in (("primary", True), ("reference", False)):
         bar = _draw_phases(diffs, low, high, room, is_primary=is_primary, ascii_only=ascii_only)
         yield Text.assemble((f"  {label:<11}", "dim"), bar, no_wrap=True)
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+    grid = make_grid(WHOLE, FOLD)
     for _ in range(3):
         grid.add_column(no_wrap=True, style="dim")
     grid.add_row("", "", "primary", "reference", "")
@@ -446,7 +426,7 @@ def _phase_parts(
             _describe_span(diff.reference_start, diff.reference_end),
             overlap,
         )
-    yield _indent(grid, 2)
+    yield indent(grid, 2)
     yield Text()
 
 
@@ -499,9 +479,7 @@ def _layer_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
         ("Layers that differ most", "bold"),
         (f"  {len(notable)} of {len(both)} layers and parameters differ notably", "dim"),
     )
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(overflow="fold", max_width=36)
-    grid.add_column(overflow="fold")
+    grid = make_grid(FOLD | {"max_width": 36}, FOLD)
     for name, diff in notable[:_LAYERS]:
         grid.add_row(Text(name), Text(_describe_layer(diff)))
     for presence, words in (
@@ -510,10 +488,9 @@ def _layer_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
     ):
         names = [name for name, diff in items if diff.presence == presence]
         if names:
-            more = f" and {len(names) - _LAYERS} more" if len(names) > _LAYERS else ""
-            grid.add_row(Text(words, style="yellow"), Text(", ".join(names[:_LAYERS]) + more))
+            grid.add_row(Text(words, style="yellow"), Text(join_first(names, _LAYERS)))
     if grid.row_count:
-        yield _indent(grid, 2)
+        yield indent(grid, 2)
     yield Text()
 
 
@@ -552,11 +529,7 @@ def _note_parts(notes: Sequence[str]) -> Iterator[RenderableType]:
     for note in notes:
         grid = Table.grid(padding=(0, 1))
         grid.add_row("-", Text(note))
-        yield _indent(grid, 2)
-
-
-def _indent(part: RenderableType, columns: int) -> Padding:
-    return Padding(part, (0, 0, 0, columns), expand=False)
+        yield indent(grid, 2)
 
 
 _STYLES = {"better": "bold green", "worse": "bold red", "equivalent": "cyan"}
@@ -615,18 +588,16 @@ def target_parts(
     for target in targets:
         words = target.direction.replace("_", " ")
         name = decode_name(target.metric_key)
-        head = f"{name} {words} {describe_number(float(target.target_value))}"
+        head = f"{name} {words} {format_value(float(target.target_value))}"
         found = next((diff for diff in diffs if _has_target(diff, target)), None)
         yield Text(f"  {head}")
         if found is None or found.time_to_target is None:
-            yield Padding(Text("neither side has this metric", style="yellow"), (0, 0, 0, 4))
+            yield indent(Text("neither side has this metric", style="yellow"), 4)
             continue
         reached = found.time_to_target
         for label, outcome in (("primary", reached.primary), ("reference", reached.reference)):
             style = "green" if reached.earlier == label else ""
-            yield Padding(
-                Text.assemble((f"{label:<11}", "dim"), (outcome.summary, style)), (0, 0, 0, 4)
-            )
+            yield indent(Text.assemble((f"{label:<11}", "dim"), (outcome.summary, style)), 4)
         if reached.p_value is not None:
             said = "" if reached.earlier else ": neither side is certainly earlier"
             yield Text(f"    p = {reached.p_value:.2g}{said}", style="dim")
@@ -657,7 +628,7 @@ def _block(diff: MetricDiff, width: int, *, ascii_only: bool) -> Iterator[Render
     head.append(verdict or _PRESENCES.get(diff.presence, "no verdict"), style=style or "dim")
     if detail := _describe_effect(diff):
         head.append(f"  {detail}", style="dim" if is_grey else "")
-    yield Padding(head, (0, 0, 0, 2))
+    yield indent(head, 2)
     for side in ("primary", "reference"):
         if diff.presence not in ("both", f"{side}_only"):
             continue
@@ -673,13 +644,13 @@ def _block(diff: MetricDiff, width: int, *, ascii_only: bool) -> Iterator[Render
         line.no_wrap = width >= _LABEL + 4 * _CELL + 16
         yield line
     if diff.reason and diff.presence == "both":
-        yield Padding(Text(diff.reason, style="dim"), (0, 0, 0, 4))
+        yield indent(Text(diff.reason, style="dim"), 4)
     if early := tell_common_step(diff):
-        yield Padding(Text(early, style="dim"), (0, 0, 0, 4))
+        yield indent(Text(early, style="dim"), 4)
 
 
 def _describe_figure(figure: FigureDiff | None, side: str) -> str:
-    return "-" if figure is None else describe_number(getattr(figure, side))
+    return "-" if figure is None else format_value(getattr(figure, side))
 
 
 def _describe_effect(diff: MetricDiff) -> str:

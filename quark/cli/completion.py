@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from quark_core.system.terminal_text import clean_line
+
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
 
@@ -37,6 +39,7 @@ _BEGIN, _END = "# >>> quark completion >>>", "# <<< quark completion <<<"
 _FIT = re.compile(r"[\w.@+%][\w./@:+,=%-]*")
 
 T = TypeVar("T")
+Found = list[CompletionItem]
 
 
 def is_completing() -> bool:
@@ -57,151 +60,117 @@ def answer_shell(command: click.Command) -> None:
     os._exit(0)
 
 
-def complete_runs(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def _completes(
+    find: Callable[[SupportsRead, click.Context, str], Found],
+) -> Callable[[click.Context, click.Parameter, str], Found]:
+    """What a look into the store of a line finds; nothing where that fails or takes too long."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> Found:
+        del param
+        answers: list[Found] = []
+
+        def work() -> None:
+            # See the module: nothing is told.
+            with suppress(BaseException):
+                answers.append(find(_open(ctx), ctx, incomplete))
+
+        # Of a service that is down nobody knows how long it takes; the thread ends with us.
+        thread = threading.Thread(target=work, name="quark-completion", daemon=True)
+        thread.start()
+        thread.join(_PATIENCE_S)
+        return answers[0] if answers else []
+
+    return complete
+
+
+@_completes
+def complete_runs(reader: SupportsRead, _: click.Context, incomplete: str) -> Found:
     """Ids of runs that begin so, newest first, and names that do; each with project and name."""
+    from quark_core.runs.run_ids import find_labels
 
-    def find(reader: SupportsRead) -> list[CompletionItem]:
-        from quark_core.runs.run_ids import find_labels
-        from quark_core.system.terminal_text import clean_line
-
-        found = []
-        labels = find_labels(reader, "", _MOST_RUNS)
-        for label in labels:
-            name = label.name or ""
-            if label.run_id.startswith(incomplete):
-                text = label.run_id
-            elif incomplete and name.startswith(incomplete):
-                text = name
-            else:
-                continue
-            if not _FIT.fullmatch(text):
-                continue
-            told = " ".join(each for each in (label.project, name, label.status) if each)
-            found.append(CompletionItem(text, help=clean_line(told)[:_HELP_CHARACTERS]))
-            if len(found) == _MOST:
-                break
-        return found
-
-    del param
-    return _ask(ctx, find)
-
-
-def complete_projects(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Projects that begin so."""
-
-    def find(reader: SupportsRead) -> list[CompletionItem]:
-        from quark_core.runs.run_ids import find_labels
-
-        labels = find_labels(reader, "", _MOST_RUNS)
-        return _offer((label.project for label in labels), incomplete)
-
-    del param
-    return _ask(ctx, find)
-
-
-def complete_groups(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Paths of groups that begin so, those that hold others included."""
-
-    def find(reader: SupportsRead) -> list[CompletionItem]:
-        paths = (path for run in reader.list_runs() for path in run.run.groups)
-        parts = (path.split("/") for path in paths)
-        return _offer(
-            ("/".join(each[:end]) for each in parts for end in range(1, len(each) + 1)),
-            incomplete,
-        )
-
-    del param
-    return _ask(ctx, find)
-
-
-def complete_sweeps(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Names of sweeps that begin so, newest first, each with its project and state."""
-
-    def find(reader: SupportsRead) -> list[CompletionItem]:
-        from quark_core.backends.coordination import SupportsCoordination
-        from quark_core.system.terminal_text import clean_line
-
-        store: object = reader
-        if not isinstance(store, SupportsCoordination):
-            return []
-        found: dict[str, CompletionItem] = {}
-        for sweep in store.list_sweeps(ctx.params.get("project")):
-            if sweep.name.startswith(incomplete) and _FIT.fullmatch(sweep.name):
-                told = clean_line(f"{sweep.project} {sweep.state}")[:_HELP_CHARACTERS]
-                found.setdefault(sweep.name, CompletionItem(sweep.name, help=told))
-        return list(found.values())[:_MOST]
-
-    del param
-    return _ask(ctx, find)
-
-
-def complete_metrics(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Metrics that begin so, as they were logged: of the run of this line, or of all."""
-
-    def find(reader: SupportsRead) -> list[CompletionItem]:
-        from quark.cli.store_access import find_run
-        from quark_core.records.names import decode_name
-        from quark_core.runs.run_search import list_names, summarize_run
-
-        run = ctx.params.get("run")
-        if run:
-            keys = list(summarize_run(reader, str(find_run(reader, str(run)).run.id)).metrics)
+    found = []
+    labels = find_labels(reader, "", _MOST_RUNS)
+    for label in labels:
+        name = label.name or ""
+        if label.run_id.startswith(incomplete):
+            text = label.run_id
+        elif incomplete and name.startswith(incomplete):
+            text = name
         else:
-            keys = list(list_names(reader, text=incomplete, limit=_MOST).metrics)
-        return _offer(map(decode_name, keys), incomplete)
+            continue
+        if not _FIT.fullmatch(text):
+            continue
+        told = " ".join(each for each in (label.project, name, label.status) if each)
+        found.append(CompletionItem(text, help=clean_line(told)[:_HELP_CHARACTERS]))
+        if len(found) == _MOST:
+            break
+    return found
 
-    del param
-    return _ask(ctx, find)
+
+@_completes
+def complete_projects(reader: SupportsRead, _: click.Context, incomplete: str) -> Found:
+    """Projects that begin so."""
+    from quark_core.runs.run_ids import find_labels
+
+    labels = find_labels(reader, "", _MOST_RUNS)
+    return _offer((label.project for label in labels), incomplete)
 
 
-def complete_tags(
-    ctx: click.Context, param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+@_completes
+def complete_groups(reader: SupportsRead, _: click.Context, incomplete: str) -> Found:
+    """Paths of groups that begin so, those that hold others included."""
+    paths = (path for run in reader.list_runs() for path in run.run.groups)
+    parts = (path.split("/") for path in paths)
+    return _offer(
+        ("/".join(each[:end]) for each in parts for end in range(1, len(each) + 1)),
+        incomplete,
+    )
+
+
+@_completes
+def complete_sweeps(reader: SupportsRead, ctx: click.Context, incomplete: str) -> Found:
+    """Names of sweeps that begin so, newest first, each with its project and state."""
+    from quark_core.backends.coordination import SupportsCoordination
+
+    store: object = reader
+    if not isinstance(store, SupportsCoordination):
+        return []
+    found: dict[str, CompletionItem] = {}
+    for sweep in store.list_sweeps(ctx.params.get("project")):
+        if sweep.name.startswith(incomplete) and _FIT.fullmatch(sweep.name):
+            told = clean_line(f"{sweep.project} {sweep.state}")[:_HELP_CHARACTERS]
+            found.setdefault(sweep.name, CompletionItem(sweep.name, help=told))
+    return list(found.values())[:_MOST]
+
+
+@_completes
+def complete_metrics(reader: SupportsRead, ctx: click.Context, incomplete: str) -> Found:
+    """Metrics that begin so, as they were logged: of the run of this line, or of all."""
+    from quark.cli.store_access import find_run
+    from quark_core.records.names import decode_name
+    from quark_core.runs.run_search import list_names, summarize_run
+
+    run = ctx.params.get("run")
+    if run:
+        keys = list(summarize_run(reader, str(find_run(reader, str(run)).run.id)).metrics)
+    else:
+        keys = list(list_names(reader, text=incomplete, limit=_MOST).metrics)
+    return _offer(map(decode_name, keys), incomplete)
+
+
+@_completes
+def complete_tags(reader: SupportsRead, _: click.Context, incomplete: str) -> Found:
     """Tags that begin so."""
+    from quark_core.runs.run_search import list_names
 
-    def find(reader: SupportsRead) -> list[CompletionItem]:
-        from quark_core.runs.run_search import list_names
-
-        names = list_names(reader, text=incomplete, limit=_MOST)
-        return _offer((tag.tag for tag in names.tags), incomplete)
-
-    del param
-    return _ask(ctx, find)
+    names = list_names(reader, text=incomplete, limit=_MOST)
+    return _offer((tag.tag for tag in names.tags), incomplete)
 
 
-def _offer(words: Iterator[str], incomplete: str) -> list[CompletionItem]:
+def _offer(words: Iterator[str], incomplete: str) -> Found:
     fit = (word for word in words if _FIT.fullmatch(word))
     found = dict.fromkeys(word for word in fit if word.startswith(incomplete))
     return [CompletionItem(word) for word in sorted(found)[:_MOST]]
-
-
-def _ask(
-    ctx: click.Context, find: Callable[[SupportsRead], list[CompletionItem]]
-) -> list[CompletionItem]:
-    """What a look into the store of a line finds; nothing where that fails or takes too long."""
-    answers: list[list[CompletionItem]] = []
-
-    def work() -> None:
-        try:
-            answers.append(find(_open(ctx)))
-        except BaseException:  # noqa: BLE001 - see the module: nothing is told
-            answers.append([])
-
-    # Of a service that is down nobody knows how long it takes; the thread ends with the process.
-    thread = threading.Thread(target=work, name="quark-completion", daemon=True)
-    thread.start()
-    thread.join(_PATIENCE_S)
-    return answers[0] if answers else []
 
 
 def _open(ctx: click.Context) -> SupportsRead:
@@ -277,8 +246,6 @@ def install_completion(shell: str) -> list[str]:
 
 
 def _write_script(shell: str) -> str:
-    from quark.cli.main import cli
-
     found = get_completion_class(shell)
     assert found is not None
     if shell == "bash":
@@ -290,7 +257,9 @@ def _write_script(shell: str) -> str:
             "prog_name": "quark",
         }
         return template % values
-    script: str = found(cli, {}, "quark", _VARIABLE).source()
+    script: str = found(
+        click.get_current_context().find_root().command, {}, "quark", _VARIABLE
+    ).source()
     if shell == "zsh":
         script = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n" + script
     return script

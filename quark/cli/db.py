@@ -11,6 +11,7 @@ import click
 from quark.cli.backup import describe_backup, keep_going_option, print_lacking
 from quark.cli.command_groups import SuggestingGroup
 from quark.cli.service_options import artifacts_option, open_deployment, store_option
+from quark_backends.store.databases.sqlite import SCHEMA_VERSION
 
 
 @click.group(cls=SuggestingGroup)
@@ -33,7 +34,6 @@ def upgrade(store: str) -> None:
 def version(store: str) -> None:
     """Tell the versions of the control database and of this Quark."""
     from quark_backends.service.server.deployment import CONTROL_VERSION
-    from quark_backends.store.databases.sqlite import SCHEMA_VERSION
 
     with closing(open_deployment(store)) as deployment:
         found = deployment.control.read_version()

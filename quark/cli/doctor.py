@@ -8,15 +8,17 @@ from pathlib import Path
 
 import click
 
-from quark.cli.du import describe_bytes
 from quark.cli.store_access import describe_place, json_option, print_json, storage_option
 from quark.cli.sync import print_lanes
 from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.write_ahead_log import find_log, measure_log
 from quark_core.backends.contract import SupportsPrimary
-from quark_core.backends.edits import DamagedRecords
+from quark_core.backends.edits import DamagedRecords, SupportsRemoval
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SessionStoreError
+from quark_core.formatting import format_bytes
+from quark_core.runs import recovery
+from quark_core.runs.backend_choice import open_reader
 
 
 @click.command()
@@ -24,9 +26,6 @@ from quark_core.errors import SessionStoreError
 @json_option
 def doctor(storage_dir: Path | None, as_json: bool) -> None:
     """Say what waits in the journals, what is in quarantine or damaged, and why."""
-    from quark_core.runs import recovery
-    from quark_core.runs.backend_choice import open_reader
-
     root = resolve_storage_dir(storage_dir)
     unreadable: str | None = None
     damaged: list[DamagedRecords] = []
@@ -67,7 +66,7 @@ def doctor(storage_dir: Path | None, as_json: bool) -> None:
         click.echo(f"Store {place}: cannot be read: {unreadable}")
     if log_bytes:
         click.echo(
-            f"{layout.db_path.name} alone is not the store: up to {describe_bytes(log_bytes)} of "
+            f"{layout.db_path.name} alone is not the store: up to {format_bytes(log_bytes)} of "
             f"the newest are in {find_log(layout.db_path).name}. To copy a store that is in use: "
             f"quark backup DIR; after its last run has ended or was killed, quark sync "
             f"{shlex.quote(str(root))} makes the file whole."
@@ -101,24 +100,16 @@ def _list_damaged(store: SupportsPrimary) -> list[DamagedRecords]:
     Raises:
         SessionStoreError: It cannot be read.
     """
-    from quark_core.backends.edits import SupportsRemoval
-
     store.list_runs(limit=1)  # whether it can be read shows when it is
     removal: object = store
     return removal.list_damaged() if isinstance(removal, SupportsRemoval) else []
 
 
 def _print_table(what: str, rows: Sequence[tuple[str, str, int, str]]) -> None:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import BOLD, FOLD, PLAIN, Console, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", no_wrap=True, style="bold")
-    table.add_column(what)
-    table.add_column("records", justify="right")
-    table.add_column("why", overflow="fold")
+    table = make_table({"run": BOLD, what: PLAIN, "records": {"justify": "right"}, "why": FOLD})
     for run_id, of, records, reason in rows:
         table.add_row(Text(run_id[:12]), Text(of), str(records), Text(reason))
     Console().print(table)

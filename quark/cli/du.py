@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.store_access import (
-    count_things,
     describe_place,
     json_option,
     open_store,
@@ -19,6 +18,7 @@ from quark.cli.store_access import (
 from quark_core.backends.contract import SupportsPrimary
 from quark_core.backends.edits import RunUsage, StoreUsage, SupportsRemoval
 from quark_core.errors import SessionStoreError
+from quark_core.formatting import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,17 +77,6 @@ def measure(store: object) -> SupportsRemoval:
     raise SessionStoreError(f"the store ({place}) can neither measure nor remove runs")
 
 
-def describe_bytes(size_bytes: int) -> str:
-    """A size such as 512 B, 1.2 kB, 34.5 MB; kB are 1000 bytes."""
-    value, units = float(size_bytes), ("B", "kB", "MB", "GB", "TB")
-    for unit in units:
-        # What would be shown as 1000.0 is one of the next unit.
-        if abs(value) < 999.95 or unit == units[-1]:
-            break
-        value /= 1000
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
 def shorten_ids(ids: Sequence[str], known: Iterable[str]) -> list[str]:
     """The shortest beginnings, of eight characters at least, that fit one known run each."""
     everyone = set(known) | set(ids)
@@ -111,22 +100,17 @@ def print_usages(
         known: All runs that their shortened ids must be told from.
         limit: At most so many, the largest; a line says how many more there are.
     """
-    from rich import box
-    from rich.table import Table
-
-    from quark.cli.texts import Console, Text, describe_state
+    from quark.cli.texts import BOLD, FOLD, RIGHT, WHOLE, Console, Text, describe_state, make_table
 
     count = len(usages)
     if limit is not None and count > limit:
         usages = sorted(usages, key=lambda usage: -usage.total_bytes)[:limit]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("run", no_wrap=True, style="bold")
-    if named := any(usage.name for usage in usages):
-        table.add_column("name", overflow="fold")
-    table.add_column("project", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for header in ("points", "database", "files", "total"):
-        table.add_column(header, justify="right", no_wrap=True)
+    named = any(usage.name for usage in usages)
+    names = ("name", "project") if named else ("project",)
+    sizes = ("points", "database", "files", "total")
+    table = make_table(
+        {"run": BOLD, names: FOLD, "state": WHOLE, sizes: RIGHT}, collapse_padding=True
+    )
     ids = shorten_ids([usage.run_id for usage in usages], [usage.run_id for usage in known])
     for usage, run_id in zip(usages, ids, strict=True):
         cells = [Text(run_id)]
@@ -138,9 +122,9 @@ def print_usages(
             Text(usage.project),
             Text("in trash", style="dim") if trashed else describe_state(usage.state),
             f"{usage.points:,}",
-            describe_bytes(usage.database_bytes),
-            describe_bytes(usage.file_bytes),
-            describe_bytes(usage.total_bytes),
+            format_bytes(usage.database_bytes),
+            format_bytes(usage.file_bytes),
+            format_bytes(usage.total_bytes),
         )
     console = Console()
     console.print(table)
@@ -166,36 +150,36 @@ def _sum_up_projects(runs: Iterable[RunUsage]) -> list[dict[str, Any]]:
 
 
 def _project_table(projects: Sequence[dict[str, Any]]) -> Table:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, RIGHT, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("project", overflow="fold", style="bold")
-    for header in ("runs", "points", "database", "files", "total"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = make_table(
+        {
+            "project": FOLD | {"style": "bold"},
+            ("runs", "points", "database", "files", "total"): RIGHT,
+        },
+        collapse_padding=True,
+    )
     for entry in projects:
         table.add_row(
             Text(entry["project"]),
             f"{entry['runs']:,}",
             f"{entry['points']:,}",
-            describe_bytes(entry["database_bytes"]),
-            describe_bytes(entry["file_bytes"]),
-            describe_bytes(entry["total_bytes"]),
+            format_bytes(entry["database_bytes"]),
+            format_bytes(entry["file_bytes"]),
+            format_bytes(entry["total_bytes"]),
         )
     return table
 
 
 def _total_table(usage: StoreUsage) -> Table:
-    from rich.table import Table
 
-    from quark.cli.texts import Text
+    from quark.cli.texts import PLAIN, RIGHT, Text, make_grid
 
     kept = [run for run in usage.runs if run.trashed_at is None]
     trash_bytes = sum(run.total_bytes for run in usage.trash)
     rows = [
-        (count_things(len(kept), "run"), sum(run.total_bytes for run in kept), ""),
+        (format_count(len(kept), "run"), sum(run.total_bytes for run in kept), ""),
         (f"{len(usage.trash)} in the trash", trash_bytes, "quark gc" if trash_bytes else ""),
         ("free in the database", usage.free_bytes, "quark gc" if usage.free_bytes else ""),
         ("database overhead", usage.overhead_bytes, "indexes, page ends, write-ahead log"),
@@ -203,15 +187,12 @@ def _total_table(usage: StoreUsage) -> Table:
     ]
     if usage.elsewhere_bytes:
         rows.append(("journals elsewhere", -usage.elsewhere_bytes, "in QUARK_JOURNAL_DIR"))
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(style="dim")
+    table = make_grid(PLAIN, RIGHT, {"style": "dim"})
     for label, size_bytes, remark in rows:
-        table.add_row(label, describe_bytes(size_bytes), remark)
+        table.add_row(label, format_bytes(size_bytes), remark)
     table.add_row(
         Text("all of it", style="bold"),
-        Text(describe_bytes(usage.total_bytes), style="bold"),
+        Text(format_bytes(usage.total_bytes), style="bold"),
         Text(usage.store_root, overflow="fold"),
     )
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,16 @@ import click
 
 from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_groups, complete_runs, complete_tags
-from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
+from quark.cli.store_access import (
+    find_run,
+    json_option,
+    open_store,
+    print_json,
+    storage_option,
+    usage_mistakes,
+)
 from quark_core.config.arguments import resolve_storage_dir
-from quark_core.errors import SchemaValidationError
+from quark_core.system.terminal_text import clean_line
 
 
 @click.command()
@@ -98,7 +106,7 @@ def edit(
     fields = _read_fields(field)
     store = open_store(storage_dir)
     run_id = str(find_run(store, run).run.id)
-    try:
+    with usage_mistakes():
         record = edit_run(
             run_id,
             name=name,
@@ -112,12 +120,9 @@ def edit(
             remove_fields=unfield,
             storage_dir=resolve_storage_dir(storage_dir),
         )
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
     if as_json:
         print_json(record.to_dict())
         return
-    from quark_core.system.terminal_text import clean_line
 
     changed = ", ".join([*fields, *(f"{name} removed" for name in unfield)])
     for label, value in (
@@ -133,8 +138,6 @@ def edit(
 
 def _read_fields(given: tuple[str, ...]) -> dict[str, Any]:
     """Names and values of `NAME=VALUE`; a value that is no JSON is a text."""
-    import json
-
     fields: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")

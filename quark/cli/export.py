@@ -19,8 +19,14 @@ import msgspec
 
 from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
-from quark.cli.store_access import RunSource, backend_option, count_things, storage_option
+from quark.cli.store_access import RunSource, reading_options
+from quark_core.backends.contract import SupportsSearch
 from quark_core.config.arguments import check_run_id
+from quark_core.errors import UnknownKindError
+from quark_core.formatting import format_bytes, format_count
+from quark_core.records import RECORD_TYPES, LifecycleRecord
+from quark_core.records.query import Query
+from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
@@ -307,8 +313,7 @@ def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) 
     default=None,
     help="A directory, or the file of a single --kind [default: a directory of the run's id].",
 )
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "--all-attempts",
     is_flag=True,
@@ -331,10 +336,6 @@ def export(
     config and its environment. The files appear together and whole, or not at
     all, and none is overwritten without --force.
     """
-    from rich.filesize import decimal
-
-    from quark_core.errors import UnknownKindError
-    from quark_core.records.query import Query
     from quark_core.runs.reading import iterate
 
     check_format(file_format)
@@ -370,8 +371,8 @@ def export(
             f"--output {directory} cannot be written: {error.strerror or error}"
         ) from error
     click.echo(
-        f"{count_things(sum(files.rows.values()), 'row')}, {decimal(files.size_bytes)} in "
-        f"{count_things(len(files.written), 'file')}: {', '.join(map(str, files.written))}"
+        f"{format_count(sum(files.rows.values()), 'row')}, {format_bytes(files.size_bytes)} in "
+        f"{format_count(len(files.written), 'file')}: {', '.join(map(str, files.written))}"
     )
     if (not kinds or "artifact" in kinds) and files.rows.get(targets.name("artifact")):
         click.echo(
@@ -430,24 +431,15 @@ class _Progress:
     """A bar on stderr that counts rows; none where stderr is no terminal."""
 
     def __init__(self, store: SupportsRead, run_id: str, query: Query) -> None:
-        from rich.progress import BarColumn, Progress, TimeElapsedColumn
+        from rich.progress import TimeElapsedColumn
 
-        from quark.cli.texts import Console, TextColumn
+        from quark.cli.texts import make_progress
 
         self._store = store
         self._run_id = run_id
-        self._shown = sys.stderr.isatty()
+        self._bar = make_progress("{task.completed:,.0f} rows", TimeElapsedColumn())
         # Summaries leave out what is hidden.
-        self._knows_total = self._shown and not query.all_attempts
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f} rows"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            disable=not self._shown,
-            transient=True,
-        )
+        self._knows_total = not self._bar.disable and not query.all_attempts
 
     def follow(self, kind: str, parts: Iterator[Columns]) -> Iterator[Columns]:
         """The same parts, counted as they pass."""
@@ -475,8 +467,6 @@ class _Progress:
 
 def _count_metrics(store: SupportsRead, run_id: str) -> int | None:
     """How many points a run has, where the store knows it without reading them."""
-    from quark_core.backends.contract import SupportsSearch
-
     reader: object = store
     if not isinstance(reader, SupportsSearch):
         return None
@@ -485,12 +475,8 @@ def _count_metrics(store: SupportsRead, run_id: str) -> int | None:
 
 def _list_kinds() -> tuple[str, ...]:
     """Kinds that can be exported: what run.json tells is not among them."""
-    from quark_core.records import RECORD_TYPES, LifecycleRecord
-
     return tuple(kind for kind in RECORD_TYPES if kind != LifecycleRecord.KIND)
 
 
 def _describe(stored: StoredRun, rows: dict[str, int]) -> dict[str, Any]:
-    from quark_core.records.schema import CURRENT_SCHEMA_VERSION
-
     return {"schema_version": CURRENT_SCHEMA_VERSION, **stored.to_dict(), "rows": rows}

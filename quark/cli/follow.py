@@ -22,12 +22,13 @@ import click
 
 from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.store_access import (
-    backend_option,
     find_run,
     json_option,
     make_finite,
-    storage_option,
+    reading_options,
 )
+from quark_core.errors import SchemaValidationError, StoreUnavailableError
+from quark_core.system.terminal_text import clean_line, escape_json
 
 if TYPE_CHECKING:
     from quark.cli.follow_view import FollowedRun, Frame, Look
@@ -165,8 +166,7 @@ _NOTE = "Ctrl-C ends this; the run goes on"
 
 @click.command()
 @click.argument("run", shell_complete=complete_runs)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "-m",
     "--metric",
@@ -243,7 +243,6 @@ def follow(
 
 def _check_metrics(summary: RunSummary, names: tuple[str, ...]) -> None:
     """Refuse a metric that a run has not; one that goes on may get it."""
-    from quark_core.errors import SchemaValidationError
     from quark_core.runs.reading import refuse_unknown_metric
 
     for name in names:
@@ -310,15 +309,12 @@ def _follow_in_lines(followed: FollowedRun, interval_s: float, *, as_json: bool)
 
 
 def _print_line(text: str) -> None:
-    from quark_core.system.terminal_text import clean_line
-
     click.echo(clean_line(text))
     sys.stdout.flush()
 
 
 def _print_json_line(followed: FollowedRun, look: Look) -> None:
     from quark.cli.follow_view import describe_look
-    from quark_core.system.terminal_text import escape_json
 
     told = make_finite(describe_look(look, followed.keys))
     click.echo(escape_json(json.dumps(told, ensure_ascii=False)))
@@ -385,8 +381,6 @@ def _look_until_end(
         show: Shows a look, or what is wrong with reading beside the look before.
         repeats: Whether that is said at each look, or once.
     """
-    from quark_core.errors import StoreUnavailableError
-
     look: Look | None = None
     told: str | None = None
     try:
@@ -414,8 +408,6 @@ def _look_until_end(
 
 def _look_at_end(followed: FollowedRun, look: Look) -> Look:
     """The last look, with what is found in the whole run, as far as it can be read."""
-    from quark_core.errors import StoreUnavailableError
-
     if not look.computing:
         return look
     followed.wait_for_analysis(_LAST_ANALYSIS_S)

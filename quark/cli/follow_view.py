@@ -7,25 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Group
 
 from quark.analysis.health import BROKEN_OFF, place_alert
-from quark.analysis.metric_roles import find_main_metric
+from quark.analysis.metric_roles import find_main_metric, is_held_out, is_loss, is_score
 from quark.analysis.rank_performance import RATES
 from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES
 from quark.cli.plots import draw_curve
-from quark.cli.texts import (
-    Text,
-    describe_duration,
-    describe_number,
-    describe_run_state,
-    find_duration_s,
-)
+from quark.cli.texts import Text, describe_run_state
 from quark.page.routes.analyses import AnalysisDesk
 from quark.page.routes.run_analysis import LocalAnalyzer
 from quark.page.routes.runs import describe_progress
 from quark_core.backends.contract import SupportsGenerations
 from quark_core.backends.curves import CurveQuery
+from quark_core.backends.run_summary import measure_duration_s
+from quark_core.formatting import format_duration, format_value
 from quark_core.records import AlertRecord, EventRecord, MetricRecord
 from quark_core.records.kinds.findings import ALERT_RAISED, is_user_alert
 from quark_core.records.names import decode_name
@@ -119,7 +116,7 @@ def _title(look: Look) -> Text:
         line.append(f"  {stored.run.name}")
     line.append("  ")
     line.append(describe_run_state(stored))
-    duration = describe_duration(find_duration_s(stored, look.summary.last_metric_at))
+    duration = format_duration(measure_duration_s(stored, look.summary.last_metric_at))
     return line.append(f" {'for' if stored.state == 'running' else 'after'} {duration}")
 
 
@@ -153,7 +150,7 @@ def describe_progress_parts(look: Look) -> list[str]:
     if progress.get("told") is not None:
         parts.append(progress["told"])
     elif progress.get("eta_s") is not None:
-        parts.append(f"{describe_duration(progress['eta_s'])} to go")
+        parts.append(f"{format_duration(progress['eta_s'])} to go")
     parts += _describe_rates(look)
     return parts
 
@@ -164,10 +161,10 @@ def _describe_rates(look: Look) -> list[str]:
     for name, unit in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
         metric = look.summary.metrics.get(RATES[name])
         if metric is not None and metric.last is not None:
-            parts.append(f"{describe_number(metric.last)} {unit} by a process")
+            parts.append(f"{format_value(metric.last)} {unit} by a process")
     mfu = look.summary.metrics.get(RATES["mfu_percent"])
     if mfu is not None and mfu.last is not None:
-        parts.append(f"MFU {describe_number(mfu.last)} %")
+        parts.append(f"MFU {format_value(mfu.last)} %")
     return parts
 
 
@@ -315,11 +312,11 @@ def _value_title(look: Look, key: str, width: int) -> Text:
 def _describe_last(metric: MetricSummary) -> str:
     if metric.last is None and metric.count:
         return "not finite"
-    return describe_number(metric.last)
+    return format_value(metric.last)
 
 
 def _describe_range(metric: MetricSummary, points: Points, frame: Frame) -> str:
-    low, high = describe_number(metric.low), describe_number(metric.high)
+    low, high = format_value(metric.low), format_value(metric.high)
     steps = f"{int(points.x.min())} {frame.dots} {int(points.x.max())}"
     text = f"{low} {frame.dots} {high}   steps {steps}"
     return text + (f"   {metric.non_finite} not finite" if metric.non_finite else "")
@@ -377,7 +374,7 @@ def describe_judgement(look: Look) -> list[str]:
 def describe_end(look: Look) -> str:
     """How a run stands, in a line."""
     stored = look.summary.stored
-    duration = describe_duration(find_duration_s(stored, look.summary.last_metric_at))
+    duration = format_duration(measure_duration_s(stored, look.summary.last_metric_at))
     if stored.state == "running":
         return f"run {look.summary.run_id} goes on, at step {look.progress.get('step')}"
     reason = "" if stored.ending is None else f" ({stored.ending.describe()})"
@@ -397,7 +394,7 @@ def describe_look(look: Look, keys: Sequence[str]) -> dict[str, Any]:
         "lost_reason": stored.lost_reason,
         "exit_code": stored.exit_code,
         "ending": None if stored.ending is None else stored.ending.to_dict(),
-        "duration_s": find_duration_s(stored, look.summary.last_metric_at),
+        "duration_s": measure_duration_s(stored, look.summary.last_metric_at),
         "last_metric_at": look.summary.last_metric_at,
         "progress": dict(look.progress),
         "metrics": {
@@ -653,8 +650,6 @@ class FollowedRun:
             self._begin(self._keys)
 
     def _add(self, rows: Columns) -> None:
-        import numpy as np
-
         names = rows["metric_key"]
         x = np.where(rows["step"] >= 0, rows["step"], rows["epoch"])
         for key in self._keys:
@@ -664,8 +659,6 @@ class FollowedRun:
 
     def _join(self, key: str) -> Points:
         """The points of a curve as one."""
-        import numpy as np
-
         parts = self._curves[key]
         if len(parts) > 1:
             x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in "xy")
@@ -747,8 +740,6 @@ def choose_metrics(summary: RunSummary, most: int) -> tuple[str, ...]:
         summary: The run.
         most: How many.
     """
-    from quark.analysis.metric_roles import is_held_out, is_loss, is_score
-
     main = find_main_metric(summary)
 
     def place(metric: MetricSummary) -> tuple[bool, bool, int, bool, str]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.du import describe_bytes, measure, print_usages
-from quark.cli.rm import SHOWN_RUNS, count_runs, open_for_removal, yes_option
+from quark.cli.du import measure, print_usages
+from quark.cli.rm import SHOWN_RUNS, open_for_removal, yes_option
 from quark.cli.store_access import json_option, open_store, print_json, storage_option
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.formatting import format_bytes, format_count
 from quark_core.runs.run_ids import name_store
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ def gc(
     if not as_json:
         _print_plan(plan, name_store(store))
     if plan.runs and not yes:
-        total = describe_bytes(sum(usage.total_bytes for usage in plan.runs))
-        question = f"Remove {count_runs(len(plan.runs))} ({total}) for good?"
+        total = format_bytes(sum(usage.total_bytes for usage in plan.runs))
+        question = f"Remove {format_count(len(plan.runs), 'run')} ({total}) for good?"
         click.confirm(question, abort=True, err=as_json)
     with open_for_removal(resolve_storage_dir(storage_dir)) as removal:
         try:
@@ -72,24 +73,20 @@ def gc(
     for run_id, reason in done.skipped.items():
         click.echo(f"{run_id} stays: {reason}.")
     click.echo(
-        f"{count_runs(len(done.runs))} removed. The store took {describe_bytes(done.before_bytes)} "
-        f"and takes {describe_bytes(done.after_bytes)}: "
-        f"{describe_bytes(done.freed_bytes)} are free again."
+        f"{format_count(len(done.runs), 'run')} removed. "
+        f"The store took {format_bytes(done.before_bytes)} and takes "
+        f"{format_bytes(done.after_bytes)}: {format_bytes(done.freed_bytes)} are free again."
     )
     for note in done.notes:
         click.echo(note)
 
 
 def _collect(removal: SupportsRemoval, older_than_s: float, run_ids: Sequence[str]) -> Collection:
-    from rich.progress import BarColumn, DownloadColumn, Progress
+    from rich.progress import DownloadColumn
 
-    from quark.cli.texts import Console, TextColumn
+    from quark.cli.texts import make_progress
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    # Where nothing can be redrawn, a bar would only leave an empty line.
-    shown = console.is_interactive
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+    with make_progress(DownloadColumn()) as progress:
         tasks: dict[str, Any] = {}
 
         def show(what: str, done_bytes: int, total_bytes: int) -> None:
@@ -110,4 +107,4 @@ def _print_plan(plan: Collection, where: str) -> None:
     for run_id, reason in plan.skipped.items():
         click.echo(f"{run_id} stays: {reason}.")
     for path, size_bytes in plan.leftovers.items():
-        click.echo(f"left over: {path} ({describe_bytes(size_bytes)})")
+        click.echo(f"left over: {path} ({format_bytes(size_bytes)})")

@@ -5,25 +5,30 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich import box
 from rich.table import Table
 
+from quark import projects
 from quark.analysis.metric_roles import find_main_metric
+from quark.cli.command_groups import ListingGroup
 from quark.cli.completion import complete_groups, complete_metrics, complete_projects
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     json_option,
     open_store,
     print_json,
+    reading_options,
     storage_option,
+    usage_mistakes,
 )
-from quark.cli.texts import Text, describe_age, describe_number
+from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
+from quark_core.formatting import format_age, format_value
 from quark_core.records.names import decode_name
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,23 +41,12 @@ if TYPE_CHECKING:
 
     _Best = Mapping[tuple[str, str], tuple[float, str]]
 
-_LIST = "list"
 _INDENT = "  "
 _RUN_CHARACTERS = 8
 _MOST_NAMES = 5
 
 
-class _Groups(click.Group):
-    """A group of which `list` need not be said: `quark groups PROJECT` lists those of one."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        said = args[0] if args else None
-        if said not in self.commands and said not in ctx.help_option_names:
-            args = [_LIST, *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_Groups, subcommand_metavar="[PROJECT] | COMMAND [ARGS]...")
+@click.group(cls=ListingGroup, subcommand_metavar="[PROJECT] | COMMAND [ARGS]...")
 def groups() -> None:
     """List the groups that runs are in, or say what one is.
 
@@ -61,10 +55,9 @@ def groups() -> None:
     """
 
 
-@groups.command(_LIST)
+@groups.command("list")
 @click.argument("project", required=False, shell_complete=complete_projects)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "--metric",
     metavar="EXPR",
@@ -86,8 +79,6 @@ def list_groups(
     as_json: bool,
 ) -> None:
     """List the groups of PROJECT, or of all, each with what lies in it."""
-    from quark import projects
-
     source = RunSource(storage_dir, backend)
     reader = source.reader
     best = {} if metric is None else _find_best(reader, project, metric, mode)
@@ -121,23 +112,15 @@ def describe(path: str, text: str, project: str | None, storage_dir: Path | None
 
     With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the scopes read and write.
     """
-    from quark import projects
-    from quark_core.errors import SchemaValidationError
-    from quark_core.system.terminal_text import clean_line
-
-    try:
+    with usage_mistakes():
         name = _find_project(path, storage_dir) if project is None else project
         projects.project(name, storage_dir=storage_dir).group(path).update(description=text)
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
     click.echo(clean_line(f"{path} of {name}: {text or 'no description'}"))
     if not _has_runs(name, path, storage_dir):
         click.echo("So far no run is in it.")
 
 
 def _has_runs(project: str, path: str, storage_dir: Path | None) -> bool:
-    from quark import projects
-
     with contextlib.closing(open_store(storage_dir)) as reader:
         return any(
             group.path == path and group.runs for group in projects.list_groups(reader, project)
@@ -172,17 +155,14 @@ def _find_best(
 ) -> dict[tuple[str, str], tuple[float, str]]:
     """The best value of each group, and of those above it, with the run that has it."""
     from quark.analysis.run_search import choose_mode
-    from quark_core.errors import SchemaValidationError
     from quark_core.runs.run_search import build_search, find_runs
     from quark_core.search.parser import parse_column
 
-    try:
+    with usage_mistakes():
         field = parse_column(metric, "--metric")
         runs = find_runs(reader, build_search(project=project))
         downwards = choose_mode(field.name, mode, runs) == "min"  # type: ignore[arg-type]
         _, measure = make_measure(_choose_figure(field, metric, downwards=downwards))
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
     best: dict[tuple[str, str], tuple[float, str]] = {}
     for run in runs:
         value = measure(run)
@@ -204,26 +184,16 @@ def _list_up(path: str) -> list[str]:
 
 def _choose_figure(field: Field, written: str, *, downwards: bool) -> Field:
     """The figure that is meant: of a bare metric its best one."""
-    from dataclasses import replace
-
     if field.scope != "metric" or "(" in written:
         return field
     return replace(field, statistic="min" if downwards else "max")
 
 
 def _print_tree(found: Sequence[StoredGroup], metric: str | None, best: _Best) -> None:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Console, Text, describe_age, describe_number
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(Text("group"), overflow="fold")
-    table.add_column(Text("runs"), justify="right", no_wrap=True)
-    table.add_column(Text("newest"), no_wrap=True)
-    if metric is not None:
-        table.add_column(Text(f"best {metric}"), no_wrap=True)
-    table.add_column(Text("what it is"), overflow="fold")
+    newest = ("newest",) if metric is None else ("newest", f"best {metric}")
+    heads = {"group": FOLD, "runs": RIGHT, newest: WHOLE, "what it is": FOLD}
+    table = make_table(heads, padding=(0, 1, 0, 0))
     project = None
     for group in found:
         if group.project != project:
@@ -232,13 +202,11 @@ def _print_tree(found: Sequence[StoredGroup], metric: str | None, best: _Best) -
         cells = [
             Text(_INDENT * (group.path.count("/") + 1) + group.path.rpartition("/")[2]),
             Text(str(group.runs)),
-            Text("-" if group.newest_at is None else describe_age(group.newest_at)),
+            Text("-" if group.newest_at is None else format_age(group.newest_at)),
         ]
         if metric is not None:
             value, run_id = best.get((group.project, group.path), (None, ""))
-            shown = (
-                "-" if value is None else f"{describe_number(value)} ({run_id[:_RUN_CHARACTERS]})"
-            )
+            shown = "-" if value is None else f"{format_value(value)} ({run_id[:_RUN_CHARACTERS]})"
             cells.append(Text(shown))
         said = [
             group.description or "",
@@ -276,8 +244,6 @@ def make_measure(
     from quark_core.search.resolution import spell_name
 
     def look_up(run: RunSummary) -> float | None:
-        from dataclasses import replace
-
         for name in spell_name(field):
             value = find_value(replace(field, name=name), run)
             if isinstance(value, int | float) and not isinstance(value, bool):
@@ -300,20 +266,22 @@ def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> T
         by: What they have in common.
         measured: What the figures are of: each group shows their mean and deviation.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(Text(by), style="bold", overflow="fold", min_width=len(by))
-    table.add_column(Text("runs"), justify="right", no_wrap=True)
-    table.add_column(Text(measured), justify="right", no_wrap=True)
-    table.add_column(Text("from … to"), no_wrap=True)
-    table.add_column(Text("newest"), no_wrap=True)
-    table.add_column(Text("which"), overflow="fold")
+    table = make_table(
+        {
+            by: FOLD | {"style": "bold", "min_width": len(by)},
+            ("runs", measured): RIGHT,
+            ("from … to", "newest"): WHOLE,
+            "which": FOLD,
+        },
+        padding=(0, 1, 0, 0),
+    )
     for group in groups:
         table.add_row(
             Text(group.label),
             Text(str(len(group.runs))),
             Text(_describe_mean(group)),
             Text(_describe_spread(group)),
-            Text(describe_age(group.newest_at)),
+            Text(format_age(group.newest_at)),
             Text(_list_runs(group)),
         )
     return table
@@ -322,17 +290,17 @@ def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> T
 def _describe_mean(group: GroupedRuns) -> str:
     if group.mean is None:
         return "-"
-    mean = describe_number(group.mean)
+    mean = format_value(group.mean)
     few = "" if len(group.values) == len(group.runs) else f" of {len(group.values)}"
     if group.deviation is None:
         return f"{mean}{few}"
-    return f"{mean} ± {describe_number(group.deviation)}{few}"
+    return f"{mean} ± {format_value(group.deviation)}{few}"
 
 
 def _describe_spread(group: GroupedRuns) -> str:
     if group.low is None or group.high is None or len(group.values) < 2:
         return "-"
-    return f"{describe_number(group.low)} … {describe_number(group.high)}"
+    return f"{format_value(group.low)} … {format_value(group.high)}"
 
 
 def _list_runs(group: GroupedRuns) -> str:

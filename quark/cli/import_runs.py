@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from quark.cli.store_access import (
-    count_things,
-    json_option,
-    print_json,
-    storage_option,
-)
+from quark.cli.store_access import json_option, print_json, storage_option
 from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
+from quark_core.formatting import format_count
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.importing.importer import RunImport
@@ -28,6 +27,43 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LEAST_INTERVAL_S = 0.1
 # As of other mistakes in the command line.
 _NOTHING_READ = 2
+
+
+# By the name: what the command takes, and what it says of itself.
+_PLACES = {
+    "tensorboard": (
+        "directory",
+        """The event files under DIRECTORY, whatever wrote them; each folder of them is a run.
+
+        Folders called train, validation, test and the like are one run, with metrics of that name.
+        """,
+    ),
+    "aim": ("directory", "The repository of Aim's in DIRECTORY (where .aim is)."),
+    "ato": (
+        "path",
+        "Experiments in the SQLite database PATH of Ato's, or in those of the folder PATH.",
+    ),
+    "clearml": (
+        "path",
+        "Archives of ClearML's offline mode: PATH, or those under it (~/.clearml/cache/offline).",
+    ),
+    "comet": ("path", "Archives of Comet's OfflineExperiment: PATH, or those under it."),
+    "track": (
+        "path",
+        "Trials in the file PATH of Track's (file:FILE.json), or in those below the folder PATH.",
+    ),
+    "trackio": (
+        "directory",
+        "Trackio's databases in DIRECTORY, such as ~/.cache/huggingface/trackio.",
+    ),
+    "wandb": (
+        "directory",
+        """The runs in W&B's own files under DIRECTORY, such as ./wandb, offline ones or not.
+
+        Tables that W&B lets one download (.csv) are taken as well.
+        """,
+    ),
+}
 
 
 @click.group("import")
@@ -59,62 +95,18 @@ def import_options(command: F) -> F:
     return command
 
 
-@import_runs.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@import_options
-def tensorboard(directory: Path, **options: Any) -> None:
-    """The event files under DIRECTORY, whatever wrote them; each folder of them is a run.
-
-    Folders called train, validation, test and the like are one run, with metrics of that name.
-    """
-    from quark.importing.sources.tensorboard import find_runs
-
-    project = options["project"]
-    run_import("tensorboard", lambda: find_runs(directory, project=project), **options)
+def _add_command(tool: str, kind: str, told: str) -> None:
+    @import_runs.command(tool, help=told)
+    @click.argument("place", metavar=kind.upper(), type=click.Path(path_type=Path))
+    @import_options
+    def take(place: Path, **options: Any) -> None:
+        source = import_module(f"quark.importing.sources.{tool}")
+        find = partial(source.find_runs, place, project=options["project"])
+        run_import(tool, find, **options)
 
 
-@import_runs.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@import_options
-def aim(directory: Path, **options: Any) -> None:
-    """The repository of Aim's in DIRECTORY (where .aim is)."""
-    from quark.importing.sources.aim import find_runs
-
-    project = options["project"]
-    run_import("aim", lambda: find_runs(directory, project=project), **options)
-
-
-@import_runs.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@import_options
-def ato(path: Path, **options: Any) -> None:
-    """Experiments in the SQLite database PATH of Ato's, or in those of the folder PATH."""
-    from quark.importing.sources.ato import find_runs
-
-    project = options["project"]
-    run_import("ato", lambda: find_runs(path, project=project), **options)
-
-
-@import_runs.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@import_options
-def clearml(path: Path, **options: Any) -> None:
-    """Archives of ClearML's offline mode: PATH, or those under it (~/.clearml/cache/offline)."""
-    from quark.importing.sources.clearml import find_runs
-
-    project = options["project"]
-    run_import("clearml", lambda: find_runs(path, project=project), **options)
-
-
-@import_runs.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@import_options
-def comet(path: Path, **options: Any) -> None:
-    """Archives of Comet's OfflineExperiment: PATH, or those under it."""
-    from quark.importing.sources.comet import find_runs
-
-    project = options["project"]
-    run_import("comet", lambda: find_runs(path, project=project), **options)
+for _tool, (_kind, _told) in _PLACES.items():
+    _add_command(_tool, _kind, _told)
 
 
 @import_runs.command("csv")
@@ -170,42 +162,6 @@ def neptune(directory: Path, files: Path | None, step_multiplier: int, **options
         lambda: find_runs(directory, files=files, step_multiplier=step_multiplier, project=project),
         **options,
     )
-
-
-@import_runs.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@import_options
-def track(path: Path, **options: Any) -> None:
-    """Trials in the file PATH of Track's (file:FILE.json), or in those below the folder PATH."""
-    from quark.importing.sources.track import find_runs
-
-    project = options["project"]
-    run_import("track", lambda: find_runs(path, project=project), **options)
-
-
-@import_runs.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@import_options
-def trackio(directory: Path, **options: Any) -> None:
-    """Trackio's databases in DIRECTORY, such as ~/.cache/huggingface/trackio."""
-    from quark.importing.sources.trackio import find_runs
-
-    project = options["project"]
-    run_import("trackio", lambda: find_runs(directory, project=project), **options)
-
-
-@import_runs.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@import_options
-def wandb(directory: Path, **options: Any) -> None:
-    """The runs in W&B's own files under DIRECTORY, such as ./wandb, offline ones or not.
-
-    Tables that W&B lets one download (.csv) are taken as well.
-    """
-    from quark.importing.sources.wandb import find_runs
-
-    project = options["project"]
-    run_import("wandb", lambda: find_runs(directory, project=project), **options)
 
 
 def run_import(
@@ -286,25 +242,20 @@ def _find_first(
 
 
 def _say_progress(result: RunImport) -> None:
-    from quark_core.system.terminal_text import clean_line
-
     told = result.failure or f"{result.points} points, {result.files} files"
     click.echo(clean_line(f"{result.name or result.identity}: {told}"), err=True)
 
 
 def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import PLAIN, Console, Text, make_table
 
     console = Console()
     if not results:
         console.print("No runs came.")
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("run", "name", "project", "points", "records", "files", ""):
-        table.add_column(heading, justify="right" if heading in _COUNTS else "left")
+    table = make_table(
+        {("run", "name", "project"): PLAIN, _COUNTS: {"justify": "right"}, "": PLAIN}
+    )
     for one in results:
         state = one.failure or ("new" if one.is_new else "" if one.is_changed else "nothing new")
         table.add_row(
@@ -316,21 +267,18 @@ def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
         )
     console.print(table)
     points = sum(one.points for one in results)
-    console.print(f"{count_things(points, 'point')} in {took_s:.1f} s, under {root}", markup=False)
+    console.print(f"{format_count(points, 'point')} in {took_s:.1f} s, under {root}", markup=False)
     _print_losses(results, console)
 
 
 def _print_losses(results: list[RunImport], console: Any) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, Text, make_table
 
     if not any(one.losses for one in results):
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="What could not be taken")
-    for heading in ("run", "what", "name", "count", "why"):
-        table.add_column(heading, overflow="fold")
+    table = make_table(
+        {("run", "what", "name", "count", "why"): FOLD}, title="What could not be taken"
+    )
     for one in results:
         for loss in one.losses:
             texts = (one.name or one.identity, loss.kind, loss.name, str(loss.count), loss.reason)

@@ -12,6 +12,8 @@ from quark.cli.command_groups import SuggestingGroup
 from quark.cli.service_options import open_deployment, store_option
 from quark.cli.store_access import json_option, print_json
 from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.records import format_time
+from quark_core.records.base import now_us
 
 if TYPE_CHECKING:
     from quark_backends.service.server.deployment import ControlDatabase, Deployment, StoredKey
@@ -50,7 +52,6 @@ def create(
 ) -> None:
     """Make a key, and print it: nobody can tell it again."""
     from quark_backends.service.server.keys import make_key
-    from quark_core.records.base import now_us
 
     lifetime_s = None if expires is None else _parse_duration(expires, "--expires")
     with closing(_open(store)) as deployment:
@@ -72,8 +73,6 @@ def create(
 @json_option
 def list_keys(store: str, workspace: str | None, as_json: bool) -> None:
     """List keys, oldest first; their secrets are nowhere."""
-    from quark_core.records.base import now_us
-
     with closing(_open(store)) as deployment:
         found = deployment.control.list_keys(workspace)
     moment_us = now_us()
@@ -117,8 +116,6 @@ def revoke(store: str, key_id: str) -> None:
 
     The first characters of the id do, from four on, where no other key has them.
     """
-    from quark_core.records.base import now_us
-
     with closing(_open(store)) as deployment:
         found = _find(deployment.control, key_id)
         deployment.control.end_key(found.id, revoked_us=now_us())
@@ -187,8 +184,6 @@ def _parse_duration(text: str, option: str) -> int:
 
 
 def _describe(key: StoredKey, moment_us: int) -> dict[str, object]:
-    from quark_core.records import format_time
-
     if key.revoked_us is not None:
         state = "revoked"
     else:

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.command_groups import LongInHelp
-from quark.cli.store_access import RunSource, backend_option, json_option, storage_option
+from quark.cli.store_access import RunSource, json_option, reading_options
+from quark_core.errors import StoreUnavailableError
+from quark_core.records import parse_time
 from quark_core.runs.run_ids import shorten_run_id
+from quark_core.system.terminal_text import clean_line, clean_text, escape_json
 
 if TYPE_CHECKING:
     from quark_core.records import EventRecord
@@ -34,8 +37,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @click.command()
 @click.argument("run")
-@storage_option
-@backend_option
+@reading_options
 @click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run ends.")
 @click.option("--stream", type=click.Choice(list(_STREAMS)), help="Only this one of the two.")
 @click.option("--rank", type=click.IntRange(0), help="Only what this rank has printed.")
@@ -123,8 +125,6 @@ def _follow(
     is_wanted: Callable[[Any], bool],
     printer: _Printer,
 ) -> None:
-    from quark_core.errors import StoreUnavailableError
-
     told: str | None = None
     while True:
         try:
@@ -168,8 +168,6 @@ def _make_filter(
 
 def _read_since(text: str | None) -> int | None:
     """Microseconds since the epoch."""
-    from quark_core.records import parse_time
-
     if text is None:
         return None
     age = _AGE.fullmatch(text.strip())
@@ -196,8 +194,6 @@ class _Printer:
 
     def print(self, record: Any) -> None:
         """Print one record."""
-        from quark_core.system.terminal_text import clean_line, clean_text, escape_json
-
         is_event = record.KIND == "event"
         if self._as_json:
             told = record.to_dict()

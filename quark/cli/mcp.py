@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from quark.cli.store_access import backend_option, storage_option
+from quark.cli.store_access import reading_options
+from quark_core.errors import SessionStoreError
 
 
 @click.command()
-@storage_option
-@backend_option
+@reading_options
 def mcp(storage_dir: Path | None, backend: str | None) -> None:
     """Serve runs to a program that speaks the Model Context Protocol, over stdin and stdout.
 
@@ -19,8 +19,6 @@ def mcp(storage_dir: Path | None, backend: str | None) -> None:
     that, read curves, compare runs and write a report. They change nothing; an
     analysis that they make is not stored. Needs the extra mcp.
     """
-    from quark_core.errors import SessionStoreError
-
     try:
         import mcp.server.lowlevel.server  # noqa: F401
     except ImportError as error:

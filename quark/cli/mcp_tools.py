@@ -6,6 +6,7 @@ import io
 import json
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from quark.cli.store_access import make_finite
+from quark.cli.store_access import find_run, make_finite
 from quark_core.errors import SchemaValidationError
-from quark_core.system.terminal_text import escape_json
+from quark_core.records.names import decode_name
+from quark_core.system.terminal_text import clean_text, escape_json
 
 if TYPE_CHECKING:
     from quark.page.routes.analyses import AnalysisDesk
@@ -261,8 +263,6 @@ class Workbench:
         Raises:
             RunNotFoundError: No run, or more than one, fits.
         """
-        from quark.cli.store_access import find_run
-
         return find_run(self.source.reader, run, self.source.place)
 
     def close(self) -> None:
@@ -313,10 +313,7 @@ def search_runs(bench: Workbench, arguments: SearchArguments) -> str:
 
 def show_run(bench: Workbench, arguments: RunArguments) -> str:
     """A run with its settings and metrics summed up."""
-    from bisect import bisect_right
-
     from quark.page.routes.runs import describe_progress, describe_row
-    from quark_core.records.names import decode_name
 
     run_id = str(bench.find(arguments.run).run.id)
     summary = bench.source.summarize(run_id)
@@ -489,7 +486,6 @@ def write_report(bench: Workbench, arguments: ReportArguments) -> str:
     from quark.cli.analysis_view import print_analysis
     from quark.cli.show import print_run
     from quark.cli.texts import Console
-    from quark_core.system.terminal_text import clean_text
 
     stored = bench.find(arguments.run)
     opened = bench.source.open_run(str(stored.run.id))

@@ -20,7 +20,13 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
+from quark_core.backends.contract import Backend, Capability, SupportsRead
+from quark_core.backends.registry import check_capabilities, default_registry
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.config.redaction import redact_text
+from quark_core.delivery.sync import sync_folder
+from quark_core.errors import BackendError, SessionStoreError
+from quark_core.runs.backend_choice import choose_backend, find_chosen, find_local_path, open_lane
 from quark_core.runs.run_ids import name_store
 
 if TYPE_CHECKING:
@@ -50,14 +56,14 @@ def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
     Exit status 1 where something waits, was refused, is unknown, or was found
     by an analyzer and never sent.
     """
-    from quark.mirrors import load_generations, note_outputs
+    from quark.mirrors import find_sent, load_generations, note_outputs, survey_mirrors
 
     store = open_store(storage_dir)
     stored = find_run(store, run)
-    states = _survey(store, stored, storage_dir)
+    states = survey_mirrors(*_place(store, stored, storage_dir))
     if any(not state.primary for state in states):
         generations = load_generations(store, str(stored.run.id))
-        note_outputs(states, generations, _find_sent(store, stored, storage_dir))
+        note_outputs(states, generations, find_sent(*_place(store, stored, storage_dir)))
     if as_json:
         print_json([state.to_dict() for state in states])
     elif not states:
@@ -90,15 +96,17 @@ def verify(
     By metric key and by kind. Exit status 1 if they differ, or if no mirror
     could be compared.
     """
-    from quark.mirrors import count_records
+    from quark.mirrors import count_records, find_sent, survey_mirrors
 
     store = open_store(storage_dir)
     stored = find_run(store, run)
     places = others or tuple(
-        state.specification for state in _survey(store, stored, storage_dir) if not state.primary
+        state.specification
+        for state in survey_mirrors(*_place(store, stored, storage_dir))
+        if not state.primary
     )
     counts = count_records(store, str(stored.run.id))
-    sent = _find_sent(store, stored, storage_dir)
+    sent = find_sent(*_place(store, stored, storage_dir))
     root = resolve_storage_dir(storage_dir)
     found = [
         _compare(counts, place, stored, root, sent.get(place, set()), asked=bool(others))
@@ -137,20 +145,19 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
     where it has got anything of the run. Exit status 1 where something was
     refused or is not there afterwards.
     """
-    from quark.mirrors import find_journals
-    from quark_core.delivery.sync import sync_folder
+    from quark.mirrors import find_journals, survey_mirrors
 
     root = resolve_storage_dir(storage_dir)
     store = open_store(storage_dir)
     stored = find_run(store, run)
     run_id = str(stored.run.id)
     if stored.state != "running":
-        from quark_core.runs.backend_choice import open_lane
-
         # What waits in journals comes first, or the order of things would be another one.
         for folder, manifest in find_journals(root, run_id):
             sync_folder(folder, manifest, open_lane)
-    states = [state for state in _survey(store, stored, storage_dir) if not state.primary]
+    states = [
+        state for state in survey_mirrors(*_place(store, stored, storage_dir)) if not state.primary
+    ]
     wanted = places or tuple(state.specification for state in states)
     if not wanted:
         raise click.UsageError(f"run {run_id} had no mirror; name one: --to csv:./out")
@@ -167,24 +174,11 @@ def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json:
         sys.exit(1)
 
 
-def _survey(
+def _place(
     store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
-) -> list[MirrorState]:
-    from quark.mirrors import survey_mirrors
-    from quark_core.runs.backend_choice import find_local_path
-
+) -> tuple[Path, Path, str]:
     root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
-    return survey_mirrors(root, find_local_path(store, root, run_id), run_id)
-
-
-def _find_sent(
-    store: SupportsPrimary, stored: StoredRun, storage_dir: Path | None
-) -> dict[str, set[str]]:
-    from quark.mirrors import find_sent
-    from quark_core.runs.backend_choice import find_local_path
-
-    root, run_id = resolve_storage_dir(storage_dir), str(stored.run.id)
-    return find_sent(root, find_local_path(store, root, run_id), run_id)
+    return root, find_local_path(store, root, run_id), run_id
 
 
 def _choose(place: str, root: Path, *, asked: bool) -> BackendChoice:
@@ -194,9 +188,6 @@ def _choose(place: str, root: Path, *, asked: bool) -> BackendChoice:
         BackendUnavailable: This user has not.
         UnknownBackendError: Nothing installed answers to it.
     """
-    from quark_core.backends.registry import default_registry
-    from quark_core.runs.backend_choice import choose_backend, find_chosen
-
     if asked:
         return choose_backend(place, default_registry())
     return find_chosen(place, root, default_registry())[0]
@@ -206,7 +197,6 @@ def _compare(
     counts: Any, place: str, stored: StoredRun, root: Path, sent: set[str], *, asked: bool
 ) -> Comparison:
     from quark.mirrors import Comparison, compare_counts
-    from quark_core.errors import BackendError, SessionStoreError
 
     try:
         with _open_mirror(_choose(place, root, asked=asked), stored, root) as reader:
@@ -222,9 +212,6 @@ def _open_mirror(
     choice: BackendChoice, stored: StoredRun, root: Path
 ) -> Iterator[SupportsRead | None]:
     """A mirror opened for reading; None where it cannot be read."""
-    from quark_core.backends.contract import Backend, Capability, SupportsRead
-    from quark_core.backends.registry import check_capabilities
-
     definition = choice.definition
     if Capability.READ not in definition.capabilities:
         yield None
@@ -246,18 +233,12 @@ def _replay(
     states: list[MirrorState],
     root: Path,
 ) -> Replay:
-    from rich.progress import BarColumn, Progress
-
-    from quark.cli.texts import Console, TextColumn
+    from quark.cli.texts import make_progress
     from quark.mirrors import replay_run
-    from quark_core.config.redaction import redact_text
 
     named = (place, redact_text(place))
     known = next((s for s in states if s.specification in named or s.backend == place), None)
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}"))
-    shown = console.is_interactive
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+    with make_progress("{task.completed}") as progress:
         task = progress.add_task(f"records to {redact_text(place)}", total=None)
         return replay_run(
             store,
@@ -270,14 +251,11 @@ def _replay(
 
 
 def _make_status_table(states: list[MirrorState]) -> Table:
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, RIGHT, WHOLE, Text, make_table
 
-    table = _make_table()
-    table.add_column("backend", style="bold", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for name in ("batches", "waiting", "refused", "unknown"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    counted = ("batches", "waiting", "refused", "unknown")
+    backend = FOLD | {"style": "bold"}
+    table = make_table({"backend": backend, "state": WHOLE, counted: RIGHT, "why": FOLD})
     for state in states:
         why = [*state.reasons]
         why += [f"{count} refused: {reason}" for reason, count in state.quarantined.items()]
@@ -298,7 +276,7 @@ def _make_status_table(states: list[MirrorState]) -> Table:
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, RIGHT, Text, make_table
 
     name = (comparison.backend, "bold")
     if comparison.refusal is not None:
@@ -312,11 +290,8 @@ def _print_comparison(comparison: Comparison) -> None:
         _print(Text.assemble(name, (told, "green")))
         return
     _print(Text.assemble(name, (": differs", "red"), left_out))
-    table = _make_table()
-    table.add_column("", style="dim")
-    table.add_column("name", overflow="fold")
-    for column in ("primary", "mirror", "difference"):
-        table.add_column(column, justify="right", no_wrap=True)
+    figures = ("primary", "mirror", "difference")
+    table = make_table({"": {"style": "dim"}, "name": FOLD, figures: RIGHT})
     rows = [("kind", kind, pair) for kind, pair in comparison.kinds.items()]
     rows += [("metric", key, pair) for key, pair in comparison.metrics.items()]
     for what, key, (has, got) in rows[:_SHOWN]:
@@ -341,13 +316,6 @@ def _print_replay(replay: Replay, run_id: str) -> None:
         )
         _print(Text(told, style="yellow"))
     click.echo(f"  compare: quark mirror verify {run_id} --with {replay.backend}")
-
-
-def _make_table() -> Table:
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def _print(what: Any) -> None:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from quark.cli.completion import complete_runs
-from quark.cli.store_access import backend_option, find_run, json_option, print_json, storage_option
+from quark.cli.store_access import (
+    find_run,
+    json_option,
+    print_json,
+    reading_options,
+    write_file,
+)
+from quark_core.formatting import format_bytes
 
 if TYPE_CHECKING:
     from quark.page.routes.page_source import PageSource
-
-
-def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
-    """Write a file that the user has named; what the system says against it is said in one line."""
-    try:
-        return write(path)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise click.ClickException(
-            f"{path} cannot be written: {why}. Name another file with {option}."
-        ) from error
 
 
 def _print_short(source: PageSource, runs: tuple[str, ...], *, as_json: bool) -> None:
@@ -40,8 +35,7 @@ def _print_short(source: PageSource, runs: tuple[str, ...], *, as_json: bool) ->
 
 @click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_runs)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "-o",
     "--output",
@@ -103,4 +97,4 @@ def report(
     if as_json:
         print_json({"path": str(path), "size_bytes": path.stat().st_size, **made.to_dict()})
         return
-    click.echo(f"Wrote {path} ({path.stat().st_size / 1000:,.0f} kB).")
+    click.echo(f"Wrote {path} ({format_bytes(path.stat().st_size)}).")

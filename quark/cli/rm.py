@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from quark.cli.completion import complete_runs
-from quark.cli.du import describe_bytes, measure, print_usages, shorten_ids
+from quark.cli.du import measure, print_usages, shorten_ids
 from quark.cli.store_access import (
-    count_things,
     describe_several,
     find_by_id,
     find_ids,
@@ -23,7 +23,14 @@ from quark.cli.store_access import (
     storage_option,
 )
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.delivery.journal_folder import find_folders
+from quark_core.delivery.sync import count_waiting
 from quark_core.errors import InvalidRunStateError, RunNotFoundError
+from quark_core.formatting import format_bytes, format_count
+from quark_core.ranks.launches import RankInfo
+from quark_core.records import ArtifactRecord
+from quark_core.records.query import Query
+from quark_core.runs.backend_choice import open_primary, plan_backends
 from quark_core.runs.run_ids import name_store
 from quark_core.system.terminal_text import clean_line
 
@@ -39,11 +46,6 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @contextmanager
 def open_for_removal(root: Path) -> Iterator[SupportsRemoval]:
     """The store, to be changed; it must have been found to be there."""
-    from dataclasses import replace
-
-    from quark_core.ranks.launches import RankInfo
-    from quark_core.runs.backend_choice import open_primary, plan_backends
-
     choice = plan_backends((), RankInfo()).primary
     assert choice is not None
     primary = open_primary(choice, replace(choice.configure(root), removes=True))
@@ -87,11 +89,6 @@ def choose_runs(
             raise RunNotFoundError(describe_several(text, found, known))
         chosen.append(found[0])
     return list(dict.fromkeys(chosen))
-
-
-def count_runs(runs: int) -> str:
-    """`1 run`, or `3 runs`."""
-    return count_things(runs, "run")
 
 
 _SHOWN_IDS = 10
@@ -144,7 +141,8 @@ def rm(
     if not as_json:
         _tell_used(store, chosen)
     if not yes:
-        question = f"Put {count_runs(len(usages))} into the trash ({describe_bytes(total_bytes)})?"
+        counted = format_count(len(usages), "run")
+        question = f"Put {counted} into the trash ({format_bytes(total_bytes)})?"
         click.confirm(question, abort=True, err=as_json)
     with open_for_removal(root) as removal:
         removal.trash_runs(chosen)
@@ -153,15 +151,13 @@ def rm(
         return
     ids = shorten_ids(chosen, [*known, *in_trash])
     shown = " ".join(ids) if len(ids) <= _SHOWN_IDS else "RUN... (`quark rm --list` lists them)"
-    click.echo(f"{count_runs(len(usages))} in the trash: {describe_bytes(total_bytes)}.")
+    click.echo(f"{format_count(len(usages), 'run')} in the trash: {format_bytes(total_bytes)}.")
     click.echo(f"Put back with: quark restore{_storage_words(storage_dir)} {shown}")
     click.echo(f"Free the space with: quark gc{_storage_words(storage_dir)}")
 
 
 def _tell_used(store: Any, chosen: Sequence[str]) -> None:
     """Say which artifacts of these runs other runs use, or have aliases."""
-    from quark_core.records import ArtifactRecord
-    from quark_core.records.query import Query
     from quark_core.runs.artifact_versions import list_versions
 
     projects = set()
@@ -201,9 +197,6 @@ def _refuse_undelivered(root: Path, run_ids: Sequence[str]) -> None:
 
 def _find_undelivered(root: Path, run_ids: Sequence[str]) -> dict[str, list[str]]:
     """What waits in journals of these runs, wherever they lie: run -> what and for whom."""
-    from quark_core.delivery.journal_folder import find_folders
-    from quark_core.delivery.sync import count_waiting
-
     found: dict[str, list[str]] = {}
     for folder in find_folders(root):
         manifest = folder.read_manifest()
@@ -229,8 +222,8 @@ def _print_trash(usages: Sequence[RunUsage], where: str, as_json: bool) -> None:
         click.echo(f"The trash of {where} is empty.")
     else:
         print_usages(usages)
-        total = describe_bytes(sum(usage.total_bytes for usage in usages))
-        click.echo(f"{count_runs(len(usages))} in the trash: {total}.")
+        total = format_bytes(sum(usage.total_bytes for usage in usages))
+        click.echo(f"{format_count(len(usages), 'run')} in the trash: {total}.")
 
 
 def _storage_words(storage_dir: Path | None) -> str:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
-from rich import box
 from rich.table import Table
 
 from quark.analysis.rank_performance import measure_rates
 from quark.cli.store_access import print_json
-from quark.cli.texts import Text
-from quark.configuration.layering.layered_config import tell_chain
+from quark.cli.texts import FOLD, RIGHT, Text, make_table
 from quark_core.config.objective import find_mode, read_objective
+from quark_core.formatting import format_bytes, format_count, join_first
+from quark_core.records import ArtifactRecord, BatchDiagnosticRecord, SystemTelemetryRecord
 from quark_core.records.json_object import flatten_json
 from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.names import decode_name
+from quark_core.records.names import KEPT_SOURCES, decode_name
 from quark_core.records.query import Query
 from quark_core.runs.following import read_series
 from quark_core.runs.reading import encode_key
@@ -176,11 +176,6 @@ _ROWS = 16
 
 def print_ranks(console: Console, paces: RankPaces) -> None:
     """Print the ranks of a run, of many the slowest, and a line on who is late."""
-    from rich import box
-    from rich.table import Table
-
-    from quark.cli.texts import Text
-
     late = paces.find_late()
     silent = {rank.rank for rank, _ in paces.find_silent()}
     behind = {rank.rank for rank in paces.find_behind()}
@@ -192,12 +187,11 @@ def print_ranks(console: Console, paces: RankPaces) -> None:
         )
         shown = tuple(sorted(slowest[:_ROWS], key=lambda rank: rank.rank))
     has_hosts = len({rank.host for rank in paces.ranks}) > 1
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("rank", justify="right", no_wrap=True)
-    if has_hosts:
-        table.add_column("host", overflow="fold", min_width=6)
-    for header in ("step ms", "p90", "behind", "slowest", "data ms", "records", "step", "seen"):
-        table.add_column(header, justify="right", no_wrap=True)
+    hosts = ("host",) if has_hosts else ()
+    figures = ("step ms", "p90", "behind", "slowest", "data ms", "records", "step", "seen")
+    table = make_table(
+        {"rank": RIGHT, hosts: FOLD | {"min_width": 6}, figures: RIGHT}, collapse_padding=True
+    )
     for rank in shown:
         is_marked = rank is late or rank.rank in silent or rank.rank in behind
         table.add_row(
@@ -253,11 +247,10 @@ def _describe_behind(behind: Sequence[RankPace], paces: RankPaces) -> str:
     counts = sorted({rank.steps_behind or 0 for rank in behind})
     steps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     least = "at least " if any(rank.last_step is None for rank in behind) else ""
-    names = ", ".join(str(rank.rank) for rank in behind[:_ROWS])
-    more = f" and {len(behind) - _ROWS} more" if len(behind) > _ROWS else ""
+    names = join_first([rank.rank for rank in behind], _ROWS)
     one = len(behind) == 1
     return (
-        f"Rank{'' if one else 's'} {names}{more} {'is' if one else 'are'} {least}{steps} steps "
+        f"Rank{'' if one else 's'} {names} {'is' if one else 'are'} {least}{steps} steps "
         f"behind the rank that is at step {newest}."
     )
 
@@ -297,7 +290,6 @@ def describe_contents(reader: SupportsRead, run_id: str) -> dict[str, Any]:
 def print_contents(console: Console, reader: SupportsRead, run_id: str) -> None:
     """Print a line on the hardware and the newest artifacts; nothing where there is nothing."""
     from quark.cli.artifacts import make_artifact_table
-    from quark.cli.texts import Text
 
     telemetry = _read_newest_telemetry(reader, run_id)
     if telemetry is not None:
@@ -337,17 +329,11 @@ def describe_rates(rates: RunRates) -> str:
 
 
 def _read_newest_telemetry(reader: SupportsRead, run_id: str) -> SystemTelemetryRecord | None:
-    from quark_core.records import SystemTelemetryRecord
-    from quark_core.records.query import Query
-
     found = reader.read(run_id, SystemTelemetryRecord.KIND, Query(limit=1)).to_records()
     return found[0] if found else None  # type: ignore[return-value]
 
 
 def _read_newest_batch(reader: SupportsRead, run_id: str) -> BatchDiagnosticRecord | None:
-    from quark_core.records import BatchDiagnosticRecord
-    from quark_core.records.query import Query
-
     found = reader.read(run_id, BatchDiagnosticRecord.KIND, Query(limit=1)).to_records()
     return found[0] if found else None  # type: ignore[return-value]
 
@@ -363,10 +349,6 @@ def _describe_batch(record: BatchDiagnosticRecord) -> str:
 
 
 def _read_artifacts(reader: SupportsRead, run_id: str) -> tuple[ArtifactRecord, ...]:
-    from quark_core.records import ArtifactRecord
-    from quark_core.records.names import KEPT_SOURCES
-    from quark_core.records.query import Query
-
     found = reader.read(run_id, ArtifactRecord.KIND, Query(limit=_ARTIFACTS_READ))
     shown = [record for record in found.to_records() if record.artifact_type != KEPT_SOURCES]  # type: ignore[attr-defined]
     return tuple(shown[-_ARTIFACTS:])  # type: ignore[arg-type]
@@ -374,8 +356,6 @@ def _read_artifacts(reader: SupportsRead, run_id: str) -> tuple[ArtifactRecord, 
 
 def _describe_hardware(record: SystemTelemetryRecord) -> str:
     """The newest figures, such as `step 12.5 ms (data 8 %), CPU 34 %, RAM 40 %, GPU 0 97 %`."""
-    from rich.filesize import decimal
-
     parts = []
     if record.step_time_ms is not None:
         part = f"step {record.step_time_ms:.4g} ms"
@@ -387,13 +367,13 @@ def _describe_hardware(record: SystemTelemetryRecord) -> str:
     if record.ram_usage_percent is not None:
         parts.append(f"RAM {record.ram_usage_percent:.0f} %")
     if record.process_rss_bytes is not None:
-        parts.append(f"process {decimal(record.process_rss_bytes)}")
+        parts.append(f"process {format_bytes(record.process_rss_bytes)}")
     for gpu in record.gpus or ():
         part = f"GPU {gpu.index}"
         if gpu.utilization_percent is not None:
             part += f" {gpu.utilization_percent:.0f} %"
         if gpu.memory_used_bytes is not None:
-            part += f" {decimal(gpu.memory_used_bytes)}"
+            part += f" {format_bytes(gpu.memory_used_bytes)}"
         parts.append(part)
     for count, noun in (
         (record.overflow_count, "overflow"),
@@ -401,7 +381,7 @@ def _describe_hardware(record: SystemTelemetryRecord) -> str:
     ):
         if count:
             since = " since it was resumed" if record.attempt else ""
-            parts.append(f"{count} {noun}{'s' if count > 1 else ''}{since}")
+            parts.append(f"{format_count(count, noun)}{since}")
     return ", ".join(parts)
 
 
@@ -456,11 +436,7 @@ def _make_others(others: Sequence[AggregateSummary]) -> Table:
 
 
 def _begin(head: str, columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(head, overflow="fold", min_width=_NAME_WIDTH)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+    return make_table({head: FOLD | {"min_width": _NAME_WIDTH}, tuple(columns): RIGHT})
 
 
 _MOST_READ = 1000
@@ -523,9 +499,7 @@ def _describe_reads(metadata: Mapping[str, Any]) -> str:
         for found in (metadata.get("read"), metadata.get("known"))
     )
     unread = sorted({*known} - {*read})
-    never = ", ".join(unread[:_MOST_KEYS])
-    if len(unread) > _MOST_KEYS:
-        never += f" and {len(unread) - _MOST_KEYS} more"
+    never = join_first(unread, _MOST_KEYS)
     return f"configuration  {len(read)} of {len(known)} keys were read" + (
         f", never: {never}" if never else ""
     )
@@ -563,6 +537,8 @@ def print_origins(stored: StoredRun, key: str, *, as_json: bool) -> None:
             }
         )
         return
+    from quark.configuration.layering.layered_config import tell_chain
+
     for path, value in chosen.items():
         chain = [(each.source, each.place, each.value) for each in known.get(path, ())]
         click.echo(clean_line(tell_chain(path, chain or [("nobody has said what", None, value)])))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -17,25 +18,22 @@ from quark.analysis.metric_roles import find_main_metric, is_loss
 from quark.cli.completion import complete_groups, complete_metrics, complete_projects, complete_tags
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
     describe_unstored,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
 )
-from quark.cli.texts import (
-    Text,
-    describe_age,
-    describe_duration,
-    describe_fork,
-    describe_number,
-    describe_state,
-    find_duration_s,
-)
-from quark_core.config.arguments import resolve_storage_dir
+from quark.cli.texts import Console, Text, describe_fork, describe_state
+from quark_core.backends.run_summary import measure_duration_s
+from quark_core.config.arguments import check_group_path, is_below, resolve_storage_dir
+from quark_core.errors import SchemaValidationError
+from quark_core.formatting import format_age, format_duration, format_value, join_first
+from quark_core.records import format_time
 from quark_core.records.base import now_us
 from quark_core.records.names import decode_name
+from quark_core.records.query import And, Comparison, Expression, Field, HasTag, InGroup
 from quark_core.runs.run_ids import shorten_run_id
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
@@ -58,8 +56,7 @@ class _SearchMistake(click.ClickException):
 
 
 @click.command()
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "-p", "--project", shell_complete=complete_projects, help="Only runs of this project."
 )
@@ -144,7 +141,6 @@ def runs(
     Expressions know comparisons, and, or, not, in, ~ (contains), and last,
     first, min, max and count of a metric.
     """
-    from quark_core.errors import SchemaValidationError
     from quark_core.runs.run_search import build_search, find_runs
 
     try:
@@ -167,8 +163,6 @@ def runs(
         raise _SearchMistake(str(error)) from None
     if not found:
         if backend is not None and not store.list_runs(limit=1):
-            from quark_core.system.terminal_text import clean_line
-
             raise click.UsageError(f"--backend: there are no runs at {clean_line(backend)}")
         source.check_project(project, "--project")
         _check_group(store, group)
@@ -220,9 +214,6 @@ def _tell_unstored(
 
 def _describe(run: RunSummary) -> dict[str, Any]:
     """A run for other programs."""
-    from quark.analysis.metric_roles import find_main_metric
-    from quark.cli.texts import find_duration_s
-
     loss = find_main_metric(run)
     progress = run.stored.progress if run.state == "running" else None
     return {
@@ -230,7 +221,7 @@ def _describe(run: RunSummary) -> dict[str, Any]:
         "state": run.state,
         "exit_code": run.stored.exit_code,
         "ending": None if run.stored.ending is None else run.stored.ending.to_dict(),
-        "duration_s": find_duration_s(run.stored, run.last_metric_at),
+        "duration_s": measure_duration_s(run.stored, run.last_metric_at),
         "last_loss": None if loss is None else loss.last,
         "loss_metric": None if loss is None else loss.key,
         "newest_step": run.newest_step,
@@ -245,7 +236,6 @@ def _describe(run: RunSummary) -> dict[str, Any]:
 def _parse_columns(columns: Sequence[str]) -> list[Field]:
     if not columns:
         return []
-    from quark_core.errors import SchemaValidationError
     from quark_core.search.parser import parse_column
 
     found: list[Field] = []
@@ -264,14 +254,12 @@ def _check_group(store: SupportsRead, group: str | None) -> None:
     """Refuse a group that no run is in; for where nothing was found."""
     if group is None:
         return
-    from quark_core.config.arguments import is_below
 
     stored = store.list_runs()
     known = sorted({path for run in stored for path in run.run.groups})
     if not stored or any(is_below(path, group) for path in known):
         return
-    more = f" and {len(known) - _SHOWN_GROUPS} more" if len(known) > _SHOWN_GROUPS else ""
-    there = f"there are {', '.join(map(repr, known[:_SHOWN_GROUPS]))}{more}"
+    there = f"there are {join_first(list(map(repr, known)), _SHOWN_GROUPS)}"
     raise click.UsageError(
         f"--group: there is no group {group!r} here; {there if known else 'no run is in any'}"
     )
@@ -296,7 +284,6 @@ class _Grouping:
         """Print the groups of some runs, at least one."""
         from quark.analysis.run_groups import group_runs
         from quark.cli.groups import make_group_table, make_measure
-        from quark.cli.texts import Console
 
         measured, measure = make_measure(self._field, runs)
         groups = group_runs(runs, self._by, measure)
@@ -315,7 +302,6 @@ class _Grouping:
 
     def _check(self, runs: Sequence[RunSummary]) -> None:
         """Refuse a metric that none of the runs has."""
-        from quark_core.errors import SchemaValidationError
         from quark_core.runs.reading import refuse_unknown_metric
 
         if self._field is None or self._field.scope != "metric":
@@ -330,11 +316,6 @@ class _Grouping:
 def _add_filters(
     search: RunSearch, status: str | None, tags: Sequence[str], group: str | None
 ) -> RunSearch:
-    from dataclasses import replace
-
-    from quark_core.config.arguments import check_group_path
-    from quark_core.records.query import And, Comparison, Expression, Field, HasTag, InGroup
-
     path = None if group is None else check_group_path(group, "--group")
     terms: list[Expression] = [HasTag(tag) for tag in tags]
     if path is not None:
@@ -363,8 +344,6 @@ def _quote(text: str) -> str:
 def _print_table(
     runs: Sequence[RunSummary], asked: Sequence[Field], none_words: str, *, has_more: bool
 ) -> None:
-    from quark.cli.texts import Console
-
     console = Console()
     if not runs:
         console.print("There are runs; --limit shows them." if has_more else none_words)
@@ -529,11 +508,11 @@ def _list_columns(runs: Sequence[RunSummary], asked: Sequence[Field]) -> list[_C
         _Column("project", [Text(each.project.name) for each in stored], flexible=True),
         _Column("status", [_describe_status(each) for each in stored]),
         *_list_causes(stored),
-        _Column("started", [Text(describe_age(each.run.created_at)) for each in stored]),
+        _Column("started", [Text(format_age(each.run.created_at)) for each in stored]),
         _Column(
             "duration",
             [
-                Text(describe_duration(find_duration_s(run.stored, run.last_metric_at)))
+                Text(format_duration(measure_duration_s(run.stored, run.last_metric_at)))
                 for run in runs
             ],
             right=True,
@@ -610,7 +589,6 @@ def _label(field: Field) -> str:
 
 def _describe_field(field: Field, run: RunSummary) -> str:
     """What a run has in a field."""
-    from quark_core.records import format_time
     from quark_core.search.evaluation import find_value
     from quark_core.search.resolution import spell_name
 
@@ -628,7 +606,7 @@ def _describe_field(field: Field, run: RunSummary) -> str:
         and field.scope == "run"
         and field.name in ("ended", "updated", "archived")
     ):
-        return describe_age(format_time(value))
+        return format_age(format_time(value))
     return _describe_value(value)
 
 
@@ -639,12 +617,10 @@ def _describe_metric(metric: MetricSummary | None, statistic: str) -> str:
         return str(metric.count)
     values = {"first": metric.first, "min": metric.low, "max": metric.high, "last": metric.last}
     value = values[statistic]
-    return _NOT_FINITE if value is None else describe_number(value)
+    return _NOT_FINITE if value is None else format_value(value)
 
 
 def _describe_value(value: Any) -> str:
-    import json
-
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -10,12 +10,11 @@ import click
 from quark.cli.command_groups import LongInHelp
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
-    count_things,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
 )
+from quark_core.formatting import format_count
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ _TEXT_CHARACTERS = 1_000
     help="Rows to show.",
 )
 @click.option("--full", is_flag=True, help="Show texts whole.")
-@storage_option
-@backend_option
+@reading_options
 @json_option
 def samples(
     run: str,
@@ -91,7 +89,7 @@ def samples(
     console = Console()
     _print_rows(console, shown, characters=None if full else _TEXT_CHARACTERS)
     rest = "" if shown.count == found.count else f" of {found.count}; --limit shows more"
-    click.echo(f"{count_things(shown.count, 'sample')}{rest}.")
+    click.echo(f"{format_count(shown.count, 'sample')}{rest}.")
 
 
 def _print_rows(console: Console, rows: Columns, *, characters: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import os
 import shlex
@@ -94,6 +93,7 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
     """
     require_service()
     make_files_private()
+    from quark.page.server import is_loopback, show_host
     from quark_backends.service.server.config import load_config
     from quark_backends.service.server.deployment import Deployment
     from quark_backends.service.server.middleware import find_own_name
@@ -115,8 +115,8 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
     notices = _begin_notices(config)
     bound = bind_socket(config.host, config.port)
     port = bound.getsockname()[1]
-    url = f"http://{_show_host(config.host)}:{port}"
-    if not _is_loopback(config.host):
+    url = f"http://{show_host(config.host)}:{port}"
+    if not is_loopback(config.host):
         click.echo(
             f"quark: warning: {config.host} can be reached from other machines, and keys would "
             "cross the network as they are: put a proxy that speaks TLS before this server",
@@ -128,7 +128,7 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
                 f"{find_own_name(config.host)}; --allowed-host NAME lets in another name",
                 err=True,
             )
-    _tell_key(first_key, f"http://{_show_host(find_own_name(config.host))}:{port}", config)
+    _tell_key(first_key, f"http://{show_host(find_own_name(config.host))}:{port}", config)
     click.echo(
         f"Quark serves on {url} (store: {_show_store(config.store_url)}; "
         f"processes: {config.workers}; API: {url}/docs)"
@@ -216,14 +216,3 @@ def _show_store(store_url: str) -> str:
     if url.drivername == "sqlite":
         url = url.set(database=os.path.abspath(url.database or ""))
     return url.render_as_string(hide_password=True)
-
-
-def _show_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

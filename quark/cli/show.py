@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from bisect import bisect_right
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,14 +14,17 @@ import click
 from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
-    count_things,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
 )
+from quark_core.backends.run_summary import measure_duration_s
 from quark_core.config.arguments import REVISION_FIELD, UID_FIELD, VERSION_FIELD
+from quark_core.formatting import format_count, format_duration, format_value
+from quark_core.records import EventRecord
+from quark_core.records.base import now_us
 from quark_core.records.json_object import flatten_json
+from quark_core.records.query import Query
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,8 +51,7 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
 @click.command()
 @click.argument("run", shell_complete=complete_runs)
-@storage_option
-@backend_option
+@reading_options
 @click.option(
     "--logs",
     type=click.IntRange(min=0),
@@ -147,7 +151,7 @@ def print_run(
             _print_plots(console, summaries)
         _print_rest(console, summary, summaries[-1].key)
     elif summary.metrics:
-        counted = count_things(len(summary.metrics), "metric")
+        counted = format_count(len(summary.metrics), "metric")
         console.print(f"{counted}; --metrics shows them.", style="dim")
     else:
         console.print("No metrics yet.")
@@ -197,15 +201,8 @@ def _summary_panel(
     stored: StoredRun, last_metric_at: str | None, tags: Sequence[str], traceback: str | None
 ) -> RenderableType:
     from rich.panel import Panel
-    from rich.table import Table
 
-    from quark.cli.texts import (
-        Text,
-        describe_duration,
-        describe_fork,
-        describe_run_state,
-        find_duration_s,
-    )
+    from quark.cli.texts import FOLD, Text, describe_fork, describe_run_state, make_grid
 
     run = stored.run
     environment: dict[str, Any] = dict(stored.environment.values) if stored.environment else {}
@@ -216,14 +213,10 @@ def _summary_panel(
         commit += " with local changes" if git.get("dirty") else ""
     state = describe_run_state(stored)
     if stored.progress is not None and stored.state == "running":
-        from quark_core.records.base import now_us
-
         state.append(f" ({stored.progress.describe(now_us())})", style="dim")
     state.append(_describe_last_sign(stored, last_metric_at), style="dim")
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    duration = describe_duration(find_duration_s(stored, last_metric_at))
+    grid = make_grid({"style": "dim"}, FOLD)
+    duration = format_duration(measure_duration_s(stored, last_metric_at))
     verb = "running for" if stored.state == "running" else "took"
     host = environment.get("host", {}).get("name")
     python = environment.get("python", {}).get("version")
@@ -279,9 +272,6 @@ def _describe_last_sign(stored: StoredRun, last_metric_at: str | None) -> str:
 
 def _find_traceback(reader: SupportsRead, stored: StoredRun) -> str | None:
     """What prints the traceback of what ended a run; None where it has kept none."""
-    from quark_core.records import EventRecord
-    from quark_core.records.query import Query
-
     if not stored.is_broken_off:
         return None
     query = Query(any_of={"event_type": ("runtime_error", "runtime_interruption")}, limit=1)
@@ -314,14 +304,10 @@ def _tell(value: object) -> str | None:
 def _values_table(
     label: str, values: dict[str, Any], origins: Mapping[str, str] | None = None
 ) -> RenderableType:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Text
+    from quark.cli.texts import FOLD, PLAIN, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.add_column(label)
-    table.add_column("value", overflow="fold")
+    table = make_table({label: PLAIN, "value": FOLD}, title_justify="left")
     if origins:
         table.add_column("from", overflow="fold", style="dim")
     lines = list(flatten_json(values))
@@ -334,8 +320,6 @@ def _values_table(
 
 
 def _compact(value: Any) -> str:
-    import json
-
     return json.dumps(_round(value), ensure_ascii=False)
 
 
@@ -349,15 +333,10 @@ def _round(value: Any) -> Any:
 
 
 def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
-    from rich import box
-    from rich.table import Table
 
-    from quark.cli.texts import Text, describe_number
+    from quark.cli.texts import FOLD, RIGHT, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("metric", overflow="fold")
-    for header in ("points", "first", "last", "best", "at"):
-        table.add_column(header, justify="right", no_wrap=True)
+    table = make_table({"metric": FOLD, ("points", "first", "last", "best", "at"): RIGHT})
     for item in summaries:
         key = Text(item.name)
         if item.non_finite:
@@ -366,9 +345,9 @@ def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
         table.add_row(
             key,
             str(item.count),
-            describe_number(item.first),
-            describe_number(item.last),
-            "-" if item.best is None else arrow + describe_number(item.best),
+            format_value(item.first),
+            format_value(item.last),
+            "-" if item.best is None else arrow + format_value(item.best),
             "-" if item.best_at is None else str(item.best_at),
         )
     return table
@@ -378,7 +357,7 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
     from rich.columns import Columns as SideBySide
 
     from quark.cli.plots import draw_curve
-    from quark.cli.texts import Text, describe_number
+    from quark.cli.texts import Text
 
     # Those with a direction first: losses and scores are what one wants to see.
     chosen = [s for s in summaries if s.count > 1 and s.low is not None and len(s.x)]
@@ -391,7 +370,7 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
         curve = draw_curve(item.x, item.y)
         text.append(f"\n{curve}", style="not bold cyan", lines=True)
         text.append(
-            f"\n{describe_number(item.low)} … {describe_number(item.high)}"
+            f"\n{format_value(item.low)} … {format_value(item.high)}"
             f"   steps {int(item.x.min())} … {int(item.x.max())}\n",
             style="not bold dim",
             lines=True,
@@ -404,8 +383,6 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
 
 def _print_rest(console: Console, run: RunSummary, shown: str) -> None:
     """Say how many metrics come after the last one that is shown, and how to see them."""
-    import shlex
-
     keys = list(run.metrics)
     left = len(keys) - bisect_right(keys, shown)
     if left:

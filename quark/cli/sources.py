@@ -10,13 +10,15 @@ import click
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
     RunSource,
-    backend_option,
-    count_things,
     json_option,
     print_json,
-    storage_option,
+    reading_options,
 )
+from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
+from quark_core.formatting import format_bytes, format_count
+from quark_core.records.names import split_path
 from quark_core.runs.run_ids import shorten_run_id
+from quark_core.system.terminal_text import clean_line, clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +46,7 @@ _SHOWN_DIGITS = 12
 )
 @click.option("--attempt", type=click.IntRange(0), help="Of this attempt [default: the newest].")
 @click.option("--git-diff", "wants_git", is_flag=True, help="What git's tracked files differed in.")
-@storage_option
-@backend_option
+@reading_options
 @json_option
 def sources(
     run: str,
@@ -119,24 +120,17 @@ def _describe_file(file: KeptSource | None) -> dict[str, Any] | None:
 
 
 def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
-    from rich import box
-    from rich.filesize import decimal
-    from rich.table import Table
 
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("file", overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("sha256", no_wrap=True)
-    table.add_column("", overflow="fold")
+    table = make_table({"file": FOLD, "size": RIGHT, "sha256": WHOLE, "": FOLD})
     for file in kept.files:
         notes = [file.reason] if file.reason else []
         notes += ["the main script"] if file.path == kept.main else []
         notes += ["altered while it ran"] if file.path in kept.changed else []
         table.add_row(
             Text(file.path),
-            decimal(file.size_bytes),
+            format_bytes(file.size_bytes),
             file.sha256[:_SHOWN_DIGITS],
             Text("; ".join(notes)),
         )
@@ -146,8 +140,8 @@ def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
         console.print(Text(f"not kept: {name}: {reason}"))
     if kept.outside:
         console.print(Text(f"imported from elsewhere, not kept: {', '.join(kept.outside)}"))
-    total = decimal(sum(file.size_bytes for file in kept.files))
-    counted = count_things(len(kept.files), "file")
+    total = format_bytes(sum(file.size_bytes for file in kept.files))
+    counted = format_count(len(kept.files), "file")
     console.print(Text(f"{counted}, {total}, digest {kept.digest[:_SHOWN_DIGITS]}"))
     console.print(
         Text(f"They lay in {kept.root}; attempt {kept.attempt} was begun as {kept.entry}.")
@@ -162,7 +156,7 @@ def _print_file(kept: KeptSources, path: str, *, as_json: bool) -> None:
     if file is None:
         raise click.ClickException(
             f"run {shorten_run_id(kept.run_id)} has no source file {path!r}: it has "
-            f"{count_things(len(kept.files), 'file')}, which `quark sources "
+            f"{format_count(len(kept.files), 'file')}, which `quark sources "
             f"{shorten_run_id(kept.run_id)}` lists"
         )
     if as_json:
@@ -174,8 +168,6 @@ def _print_file(kept: KeptSources, path: str, *, as_json: bool) -> None:
 
 
 def _print_text(text: str) -> None:
-    from quark_core.system.terminal_text import clean_text
-
     click.echo(clean_text(text.replace("\r\n", "\n")), nl=not text.endswith("\n"))
 
 
@@ -211,13 +203,11 @@ def _print_diff(
         f"{len(found)} file{' differs' if len(found) == 1 else 's differ'}, {count} "
         f"{'is' if count == 1 else 'are'} the same."
         if found
-        else f"The sources are the same: {count_things(len(before), 'file')}."
+        else f"The sources are the same: {format_count(len(before), 'file')}."
     )
 
 
 def _print_file_diff(diff: SourceDiff) -> None:
-    from quark_core.system.terminal_text import clean_line, clean_text
-
     old = "" if diff.kind != "moved" or diff.before is None else f" from {diff.before.path}"
     click.secho(clean_line(f"{diff.kind} {diff.path}{old}"), bold=True)
     for line in diff.lines:
@@ -229,18 +219,12 @@ def _print_file_diff(diff: SourceDiff) -> None:
 
 def _place(path: str) -> tuple[str, ...] | None:
     """Folders and name of a file; None for one that no honest store has: see `OutputFolder`."""
-    from quark_core.artifacts.payload_folder import make_file_name
-    from quark_core.records.names import split_path
-
     parts = split_path(path)
     # What is hidden, such as `.git/config`, may be run by who looks at the folder.
     return None if parts is None or any(make_file_name(part) != part for part in parts) else parts
 
 
 def _restore(kept: KeptSources, folder: Path, *, as_json: bool) -> None:
-    from quark_core.artifacts.payload_folder import OutputFolder
-    from quark_core.system.terminal_text import clean_line
-
     try:
         if folder.is_symlink() or (folder.exists() and any(folder.iterdir())):
             raise click.ClickException(f"{folder} is not empty: give a new directory")

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.completion import complete_runs
-from quark.cli.store_access import find_run, json_option, open_store, print_json, storage_option
+from quark.cli.store_access import (
+    find_run,
+    json_option,
+    open_store,
+    print_json,
+    storage_option,
+    usage_mistakes,
+)
 from quark_core.config.arguments import resolve_storage_dir
-from quark_core.errors import SchemaValidationError
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsPrimary
@@ -53,10 +60,8 @@ def stop(
 
     store = open_store(storage_dir)
     run_id = str(find_run(store, run).run.id)
-    try:
+    with usage_mistakes():
         request = stop_run(run_id, reason=reason, storage_dir=resolve_storage_dir(storage_dir))
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
     stored = _wait(store, run_id, request, wait_s)
     seen = _find_seen(stored, request)
     if as_json:
@@ -92,8 +97,6 @@ def _say(
     wait_s: float,
     storage_dir: Path | None,
 ) -> None:
-    from quark_core.system.terminal_text import clean_line
-
     where = "" if storage_dir is None else f" -d {shlex.quote(str(storage_dir))}"
     click.echo(clean_line(f"{request.describe()}."))
     if stored.state == "lost":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,8 @@ from quark_core.backends.edits import SupportsRemoval
 from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
+from quark_core.formatting import join_first
+from quark_core.records import AlertRecord, HealthScoreRecord
 from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_ids import describe_near, find_labels, name_store
 from quark_core.system.terminal_text import clean_line, escape_json
@@ -115,11 +118,10 @@ def describe_several(text: str, found: Sequence[str], names: Mapping[str, str | 
     """What to say of a text that several runs fit: which ones, and how to name one."""
     listed = [
         run_id if names[run_id] in (None, "", text) else f'{run_id} "{names[run_id]}"'
-        for run_id in found[:_LISTED]
+        for run_id in found
     ]
-    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     hint = "name one by its id" if text in map(names.get, found) else "give more of it"
-    return f"{text!r} fits {len(found)} runs: {clean_line(', '.join(listed))}{more}; {hint}"
+    return f"{text!r} fits {len(found)} runs: {clean_line(join_first(listed, _LISTED))}; {hint}"
 
 
 def describe_unstored(store: SupportsRead, storage_dir: Path | None, run_id: str) -> str | None:
@@ -144,7 +146,6 @@ def describe_analysis(store: SupportsRead, run_id: str) -> str | None:
     if not isinstance(reader, SupportsGenerations):
         return None
     from quark.analysis.health import is_of_another_end, tell_end
-    from quark_core.records import AlertRecord, HealthScoreRecord
 
     scores = reader.read_outputs(run_id, HealthScoreRecord.KIND, _ANALYZER)
     if not scores.count:
@@ -167,11 +168,6 @@ def describe_analysis(store: SupportsRead, run_id: str) -> str | None:
     if unknown:
         told += f"; health not known: {', '.join(dict.fromkeys(unknown))}"
     return f"alerts: {told}, analyzed at generation {number}: quark analyze {run_id}"
-
-
-def count_things(number: int, noun: str) -> str:
-    """`1 file`, `3 files`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def find_by_id(store: SupportsRead, run_id: str) -> StoredRun | None:
@@ -216,6 +212,26 @@ def make_finite(value: Any) -> Any:
     return value
 
 
+@contextmanager
+def usage_mistakes() -> Iterator[None]:
+    """What the user has said wrongly is a mistake of the command line."""
+    try:
+        yield
+    except SchemaValidationError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
+    """Write a file that the user has named; what the system says against it is said in one line."""
+    try:
+        return write(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise click.ClickException(
+            f"{path} cannot be written: {why}. Name another file with {option}."
+        ) from error
+
+
 _MOST_PROJECTS = 10
 
 
@@ -228,6 +244,11 @@ def backend_option(command: F) -> F:
         default=None,
         help="Read from here in place of the store: mlflow+http://HOST:PORT, csv:DIR …",
     )(command)
+
+
+def reading_options(command: F) -> F:
+    """Add --storage-dir and --backend to a command that reads runs."""
+    return storage_option(backend_option(command))
 
 
 class RunSource:
@@ -273,7 +294,6 @@ class RunSource:
         """
         if project is None or self.reader.list_runs(project=project, limit=1):
             return
-        from quark_core.runs.run_ids import find_labels
         from quark_core.search.resolution import suggest_names
 
         known = sorted({label.project for label in find_labels(self.reader, "")})
@@ -317,7 +337,6 @@ class RunSource:
 
     def read(self, stored: StoredRun) -> RunReader:
         """A run that was found here, to be read."""
-        from quark_core.config.arguments import resolve_storage_dir
         from quark_core.runs.run_reader import read_stored
 
         if self._backend is not None:
@@ -350,7 +369,6 @@ class RunSource:
         if self._backend is not None:
             return None
         from quark.mirrors import survey_mirrors
-        from quark_core.config.arguments import resolve_storage_dir
 
         root = resolve_storage_dir(self._storage_dir)
         states = survey_mirrors(root, root / ".quark" / "runs" / run_id, run_id)

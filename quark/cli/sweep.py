@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -13,10 +14,11 @@ import click
 
 from quark.cli.command_groups import LongInHelp, SuggestingGroup
 from quark.cli.completion import complete_metrics, complete_projects, complete_sweeps
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.store_access import json_option, print_json, storage_option, usage_mistakes
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
 from quark_core.runs.run_ids import name_store
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.sweeps.sweep import Sweep
@@ -146,7 +148,7 @@ def new(
     """
     from quark.sweeps.sweep import sweep as open_sweep
 
-    with _refusing():
+    with usage_mistakes():
         space = _read_space(settings, space_file)
         chosen = {key: value for key, value in given.items() if value not in (None, ())}
         opened = open_sweep(
@@ -254,7 +256,7 @@ def run(
     """  # noqa: D301 - click wants the character
     from quark.cli.sweep_agent import AgentChoices, SweepAgent, check_command, check_placeholders
 
-    with _refusing():
+    with usage_mistakes():
         check_command(command)
         joined = _join(name, project, storage_dir)
         check_placeholders(command, joined.definition.space.ranges)
@@ -301,7 +303,7 @@ def show(
     name: str | None, project: str | None, limit: int, storage_dir: Path | None, as_json: bool
 ) -> None:
     """Show the sweep NAME with its trials, or all sweeps there are."""
-    with _refusing(), _open(storage_dir) as store:
+    with usage_mistakes(), _open(storage_dir) as store:
         if name is None:
             found = store.list_sweeps(project)
             if as_json:
@@ -384,7 +386,7 @@ def retry(
 
     A trial is broken when it has failed as often as the sweep allows: mend the training first.
     """
-    with _refusing():
+    with usage_mistakes():
         joined = _join(name, project, storage_dir)
         try:
             added = joined.retry(*numbers)
@@ -419,7 +421,7 @@ def _change(
     from quark.sweeps.sweep_store import StoreLink
     from quark_core.runs.run_editing import find_user
 
-    with _refusing():
+    with usage_mistakes():
         # Found before anything is opened for writing: a wrong root must leave no store.
         with _open(storage_dir) as store:
             found = _find(store, name, project)
@@ -490,19 +492,8 @@ def _open(storage_dir: Path | None) -> Iterator[SupportsCoordination]:
         link.close()
 
 
-@contextlib.contextmanager
-def _refusing() -> Iterator[None]:
-    """What the user has said wrongly is a mistake of the command line."""
-    try:
-        yield
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
-
-
 def _repeat(stored: StoredSweep, storage_dir: Path | None) -> str:
     """A sweep's name and the storage root, as a shell has to be given them."""
-    import shlex
-
     from quark.cli.sweep_agent import repeat_name
 
     said = repeat_name(stored.name, stored.id)
@@ -510,13 +501,9 @@ def _repeat(stored: StoredSweep, storage_dir: Path | None) -> str:
 
 
 def _say(text: str) -> None:
-    from quark_core.system.terminal_text import clean_line
-
     click.echo(clean_line(text))
 
 
 def _tell(text: str) -> None:
     """To who looks on; what the command prints has standard output."""
-    from quark_core.system.terminal_text import clean_line
-
     click.echo(clean_line(f"quark: {text}"), err=True)

@@ -7,6 +7,7 @@ killed. It renews the lease of what it has started, and gives back what it is to
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -27,11 +28,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from quark.cli.texts import describe_duration, describe_number
 from quark.sweeps.definition import fill_values
 from quark_core.config import settings
 from quark_core.config.redaction import redact_text
 from quark_core.errors import QuarkError, SchemaValidationError, SessionStoreError
+from quark_core.formatting import format_count, format_duration, format_value
 from quark_core.ranks.launches import leave_launch
 from quark_core.records.sweeps import StoredTrial, TrialResult
 
@@ -263,7 +264,6 @@ def _append_always(fd: int) -> bool:
     """Have what is written to a file go to its end, wherever that is; whether that can be."""
     if sys.platform == "win32":
         return False
-    import fcntl
 
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     return True
@@ -549,7 +549,7 @@ class SweepAgent:
             self._waits_for = "signal"
             if self._held:
                 self._say(
-                    f"waits for {_count(len(self._held), 'trial')} to end; once more kills "
+                    f"waits for {format_count(len(self._held), 'trial')} to end; once more kills "
                     f"{'it' if len(self._held) == 1 else 'them'}"
                 )
         for holding in list(self._held):
@@ -745,12 +745,12 @@ class SweepAgent:
         if known.values and known.token == trial.token:
             names = [goal.metric for goal in self._sweep.definition.goals]
             pairs = zip(names, known.values, strict=False)
-            said += "".join(f", {name} {describe_number(value)}" for name, value in pairs)
+            said += "".join(f", {name} {format_value(value)}" for name, value in pairs)
         elif known.state == "waiting":
             said = "failed, and is tried again"
         if known.reason and known.state not in ("completed", "running"):
             said += f": {known.reason}"
-        self._say(f"trial {trial.number}: {said} ({describe_duration(process.duration_s)})")
+        self._say(f"trial {trial.number}: {said} ({format_duration(process.duration_s)})")
 
 
 class _Claiming:
@@ -790,7 +790,3 @@ def _describe_parameters(trial: StoredTrial) -> str:
     shown = " ".join(pairs[:_SHOWN_PARAMETERS])
     more = len(pairs) - _SHOWN_PARAMETERS
     return f"{shown} and {more} more" if more > 0 else shown or "no parameters"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.cells import cell_len
 from rich.table import Table
 
 from quark.analysis.metric_roles import list_objectives
-from quark.analysis.sweep_analysis import SweepVerdict, judge_sweep
+from quark.analysis.sweep_analysis import SweepVerdict, judge_sweep, measure_importances
 from quark.cli.sweep_agent import describe_value
-from quark.cli.texts import Text, describe_age, describe_number
+from quark.cli.texts import FOLD, RIGHT, WHOLE, Text, make_grid, make_table
+from quark_core.formatting import format_age, format_value
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ STATE_STYLES = {
 _MOST_CELL = 24
 _MOST_REASONS = 5
 _GAP = 2
+_PADDING = (0, 1, 0, 0)
 _HOST_CHARACTERS = 20
 _VALUE_DIGITS = 4
 _MOST_CHOICES = 12
@@ -62,11 +63,9 @@ def make_sweeps_table(sweeps: Sequence[StoredSweep], width: int) -> Table:
     if width >= _NARROW:
         cells["search"] = [Text(str(each.definition.get("search") or "")) for each in sweeps]
         cells["metric"] = [Text(_describe_goals(each.definition)) for each in sweeps]
-        cells["opened"] = [Text(describe_age(sweep.created_at)) for sweep in sweeps]
-    table = _begin_table()
-    for name in cells:
-        is_short = name in ("state", "opened")
-        table.add_column(Text(name), overflow="fold", no_wrap=is_short)
+        cells["opened"] = [Text(format_age(sweep.created_at)) for sweep in sweeps]
+    heads = {name: FOLD | {"no_wrap": name in ("state", "opened")} for name in cells}
+    table = make_table(heads, padding=_PADDING)
     for row in zip(*cells.values(), strict=True):
         table.add_row(*row)
     return table
@@ -113,7 +112,7 @@ def print_sweep(
 def describe_best(trial: StoredTrial, metrics: Sequence[str]) -> str:
     """The best trial in a line."""
     values = ", ".join(
-        f"{name} {describe_number(value)}"
+        f"{name} {format_value(value)}"
         for name, value in zip(metrics, trial.values or (), strict=False)
     )
     return f"trial {trial.number} with {values} ({_join_parameters([trial])[0]})"
@@ -129,9 +128,7 @@ def _make_head(sweep: StoredSweep) -> Table:
         ("search", Text(_describe_search(definition))),
         *((name, Text(text)) for name, text in _describe_space(definition)),
     ]
-    table = Table.grid(padding=(0, _GAP))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = make_grid(WHOLE, FOLD)
     for name, text in said:
         table.add_row(Text(name, "dim"), text)
     return table
@@ -175,8 +172,6 @@ def _describe_verdict(verdict: SweepVerdict) -> Text:
 
 
 def _describe_importances(sweep: StoredSweep, trials: Sequence[StoredTrial]) -> list[Text]:
-    from quark.analysis.sweep_analysis import measure_importances
-
     lines = []
     for found in measure_importances(sweep, trials):
         shares = sorted(found.shares.items(), key=lambda pair: -pair[1])[:_MOST_SHARES]
@@ -276,7 +271,7 @@ def _make_result_table(sweep: StoredSweep, trials: Sequence[StoredTrial], width:
         fixed.append(("state", [trial.state for trial in trials]))
     run = ("run", [shorten_run_id(trial.run_id) if trial.run_id else "" for trial in trials])
     parameters = _list_parameters(trials)
-    table = _begin_table()
+    table = make_table({}, padding=_PADDING)
     # The parameters side by side where they fit, else one below the other in one column.
     if _measure([*fixed, *parameters, run]) <= width:
         columns, is_folded = [*fixed, *parameters, run], False
@@ -322,7 +317,7 @@ def _describe_parameter(value: object) -> str:
 
 def _describe_figure(trial: StoredTrial, place: int) -> str:
     values = trial.values or ()
-    return describe_number(values[place]) if place < len(values) else "-"
+    return format_value(values[place]) if place < len(values) else "-"
 
 
 def _measure(columns: Sequence[tuple[str, Sequence[str]]]) -> int:
@@ -335,7 +330,7 @@ def _make_running_table(trials: Sequence[StoredTrial], width: int) -> Table:
     leases = [_describe_lease(trial.lease_until) for trial in trials]
     cells: dict[str, list[Text]] = {
         "trial": [Text(str(trial.number)) for trial in trials],
-        "since": [Text(describe_age(t.claimed_at) if t.claimed_at else "-") for t in trials],
+        "since": [Text(format_age(t.claimed_at) if t.claimed_at else "-") for t in trials],
         "lease": [Text(left, "magenta" if left == "over" else "") for left in leases],
         "worker": [Text(_describe_worker(trial.worker)) for trial in trials],
     }
@@ -343,24 +338,20 @@ def _make_running_table(trials: Sequence[StoredTrial], width: int) -> Table:
         runs = [trial.run_id for trial in trials]
         cells["run"] = [Text(shorten_run_id(run_id) if run_id else "-") for run_id in runs]
     parameters = _join_parameters(trials)
-    table = _begin_table()
-    for name in cells:
-        is_number = name == "trial"
-        table.add_column(Text(name), justify="right" if is_number else "left", no_wrap=True)
-    table.add_column(Text("parameters"), overflow="fold", min_width=_find_least(parameters))
+    heads = {name: RIGHT if name == "trial" else WHOLE for name in cells}
+    least = FOLD | {"min_width": _find_least(parameters)}
+    table = make_table({**heads, "parameters": least}, padding=_PADDING)
     for place, text in enumerate(parameters):
         table.add_row(*(column[place] for column in cells.values()), Text(text))
     return table
 
 
 def _make_reason_table(trials: Sequence[StoredTrial], width: int) -> Table:
-    table = _begin_table()
-    table.add_column(Text("trial"), justify="right", no_wrap=True)
-    table.add_column(Text("state"), no_wrap=True)
-    table.add_column(Text("why"), overflow="fold")
     parameters = _join_parameters(trials)
-    if width >= _NARROW:
-        table.add_column(Text("parameters"), overflow="fold", min_width=_find_least(parameters))
+    told = ("parameters",) if width >= _NARROW else ()
+    least = FOLD | {"min_width": _find_least(parameters)}
+    heads = {"trial": RIGHT, "state": WHOLE, "why": FOLD, told: least}
+    table = make_table(heads, padding=_PADDING)
     for trial, text in zip(trials, parameters, strict=True):
         row = [
             Text(str(trial.number)),
@@ -394,10 +385,6 @@ def _describe_lease(until: str | None) -> str:
     except ValueError:
         return "-"
     return f"{left_s:.0f} s" if left_s > 0 else "over"
-
-
-def _begin_table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, padding=(0, _GAP - 1, 0, 0), pad_edge=False)
 
 
 def _list(value: object) -> list[str]:

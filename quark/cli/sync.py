@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.store_access import json_option, print_json
+from quark_core.backends.registry import default_registry
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SessionStoreError
+from quark_core.formatting import format_bytes
+from quark_core.runs import recovery
+from quark_core.runs.backend_choice import choose_backend, open_reader, remember
 
 if TYPE_CHECKING:
     from quark_core.delivery.sync import LaneSync
@@ -41,8 +45,6 @@ def sync(directory: Path | None, dry_run: bool, allowed: tuple[str, ...], as_jso
     store, and to backends that the environment names or that you have used or
     allowed before; what is for another one waits.
     """
-    from quark_core.runs import recovery
-
     root = resolve_storage_dir(directory)
     _allow(allowed, root)
     if not recovery.has_journals(root):
@@ -78,8 +80,6 @@ def _allow(places: tuple[str, ...], root: Path) -> None:
     """
     if not places:
         return
-    from quark_core.backends.registry import default_registry
-    from quark_core.runs.backend_choice import choose_backend, remember
 
     choices = [choose_backend(place, default_registry()) for place in places]
     if not remember(choices, root):
@@ -96,14 +96,11 @@ def _check_store(root: Path) -> None:
     Raises:
         SessionStoreError: There is none, or it cannot be read.
     """
-    from quark_core.runs.backend_choice import open_reader
-
     open_reader(root, takes_over=False).list_runs(limit=1)
 
 
 def _settle(root: Path) -> None:
     """Make the database file whole by itself, and say where that cannot be done now."""
-    from quark.cli.du import describe_bytes
     from quark_backends.store.databases.layout import StoreLayout
     from quark_backends.store.databases.sqlite import checkpoint_file
 
@@ -115,46 +112,40 @@ def _settle(root: Path) -> None:
         return
     if left_bytes:
         click.echo(
-            f"{layout.db_path} is in use: its newest {describe_bytes(left_bytes)} are beside it, "
+            f"{layout.db_path} is in use: its newest {format_bytes(left_bytes)} are beside it, "
             "in its log, until that ends",
             err=True,
         )
 
 
 def _sync_with_progress(root: Path) -> list[LaneSync]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress
+    from rich.progress import MofNCompleteColumn
 
-    from quark.cli.texts import Console, TextColumn
-    from quark_core.runs import recovery
+    from quark.cli.texts import make_progress
 
     waiting = sum(lane.waiting for lane in recovery.survey(root) if lane.state != "held")
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    # Where nothing can be redrawn, a bar would only leave an empty line.
-    shown = console.is_interactive
-    with Progress(*columns, console=console, disable=not shown, transient=True) as progress:
+    with make_progress(MofNCompleteColumn()) as progress:
         task = progress.add_task("records", total=waiting)
         return recovery.sync(root, on_progress=lambda count: progress.advance(task, count))
 
 
 def print_lanes(lanes: list[LaneSync], *, nothing: str) -> None:
     """Print a table of lanes, or a line where there are none."""
-    from rich import box
-    from rich.table import Table
-
-    from quark.cli.texts import Console, Text
+    from quark.cli.texts import BOLD, FOLD, PLAIN, RIGHT, WHOLE, Console, Text, make_table
 
     console = Console()
     if not lanes:
         console.print(nothing)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", no_wrap=True, style="bold")
-    table.add_column("backend")
-    table.add_column("state", no_wrap=True)
-    table.add_column("delivered", justify="right", no_wrap=True)
-    table.add_column("waiting", justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    table = make_table(
+        {
+            "run": BOLD,
+            "backend": PLAIN,
+            "state": WHOLE,
+            ("delivered", "waiting"): RIGHT,
+            "why": FOLD,
+        }
+    )
     for lane in lanes:
         why = [lane.reason] if lane.reason else []
         why += [f"{count} refused: {reason}" for reason, count in lane.quarantined.items()]

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 
+# What the stream behind it answers; nothing by which text could get past.
+_AS_BEFORE = frozenset({"flush", "close", "isatty", "fileno", "encoding", "errors", "closed"})
+
+
 class GuardedStream:
     """A text stream that makes fit for a terminal what is written to it.
 
@@ -41,36 +45,10 @@ class GuardedStream:
         for line in lines:
             self.write(line)
 
-    def flush(self) -> None:
-        """Flush what is behind it."""
-        self.styled.flush()
-
-    def close(self) -> None:
-        """Close what is behind it."""
-        self.styled.close()
-
-    def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        return self.styled.isatty()
-
-    def fileno(self) -> int:
-        """Its file descriptor."""
-        return self.styled.fileno()
-
-    @property
-    def encoding(self) -> str:
-        """How it encodes texts."""
-        return self.styled.encoding
-
-    @property
-    def errors(self) -> str | None:
-        """What it does with what cannot be encoded."""
-        return self.styled.errors
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self.styled.closed
+    def __getattr__(self, name: str) -> Any:
+        if name in _AS_BEFORE:
+            return getattr(self.styled, name)
+        raise AttributeError(name)
 
 
 def guard_streams() -> None:

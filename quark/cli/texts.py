@@ -8,15 +8,17 @@ name such as `[red]x` is those six characters.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 import rich.console
 import rich.progress
 import rich.text
+from rich import box
 from rich.console import ConsoleOptions, RenderableType
+from rich.padding import Padding
 from rich.segment import Segment
+from rich.table import Table
 
 from quark.cli.terminal import find_styled
 from quark_core.backends.run_summary import StoredRun
@@ -100,11 +102,64 @@ class Console(rich.console.Console):
             yield Segment(clean_text(text), unlinked)
 
 
+FOLD: dict[str, Any] = {"overflow": "fold"}
+WHOLE: dict[str, Any] = {"no_wrap": True}
+RIGHT = {"justify": "right", **WHOLE}
+BOLD = {"style": "bold", **WHOLE}
+DIM = {"style": "dim", **WHOLE}
+PLAIN: dict[str, Any] = {}
+"""How columns of tables are: folded, each cell in one line, numbers to the right, or Rich's way."""
+
+
+def make_table(columns: Mapping[Any, dict[str, Any]], **options: Any) -> Table:
+    """A table without rows.
+
+    Args:
+        columns: Head of a column, or heads of several -> how they are.
+        options: As of Rich's own.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, **options)
+    for heads, column in columns.items():
+        for head in (heads,) if isinstance(heads, str) else heads:
+            table.add_column(Text(head), **column)
+    return table
+
+
+def make_grid(*columns: dict[str, Any]) -> Table:
+    """Columns without heads, two blanks apart, without rows."""
+    grid = Table.grid(padding=(0, 2))
+    for column in columns:
+        grid.add_column(**column)
+    return grid
+
+
+def indent(part: RenderableType, columns: int) -> Padding:
+    """Something with so many blanks before each line."""
+    return Padding(part, (0, 0, 0, columns), expand=False)
+
+
 class TextColumn(rich.progress.TextColumn):
     """A column of a progress bar in which nothing is markup."""
 
     def __init__(self, text_format: str) -> None:
         super().__init__(text_format, markup=False)
+
+
+def make_progress(*columns: str | rich.progress.ProgressColumn) -> rich.progress.Progress:
+    """A bar on standard error; where nothing can be redrawn it would only leave an empty line.
+
+    Args:
+        *columns: What stands behind the bar.
+    """
+    console = Console(stderr=True)
+    return rich.progress.Progress(
+        TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        *(TextColumn(one) if isinstance(one, str) else one for one in columns),
+        console=console,
+        disable=not console.is_interactive,
+        transient=True,
+    )
 
 
 _STYLES = {
@@ -135,49 +190,3 @@ def describe_run_state(stored: StoredRun) -> Text:
     if stored.is_broken_off:
         text.append(stored.describe_end().removeprefix(stored.state))
     return text
-
-
-def describe_number(value: float | None) -> str:
-    """A metric's value in at most ten characters."""
-    if value is None:
-        return "-"
-    if value == 0 or 1e-3 <= abs(value) < 1e6:
-        return f"{value:.5g}" if abs(value) < 1e5 else f"{value:.0f}"
-    return f"{value:.3e}"
-
-
-def describe_duration(seconds: float) -> str:
-    """A duration such as 4.2 s, 3 min 05 s, 2 h 07 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
-
-
-def find_duration_s(stored: StoredRun, last_metric_at: str | None = None) -> float:
-    """How long a run took, or has taken, in seconds.
-
-    Args:
-        stored: The run.
-        last_metric_at: When its newest metric was logged. A lost run counts to
-            its last sign of life: this, or its last heartbeat.
-    """
-    end = stored.run.ended_at
-    if end is None and stored.state == "lost":
-        beats = [moment for moment in (stored.heartbeat_at, last_metric_at) if moment is not None]
-        end = max(beats, key=datetime.fromisoformat, default=None)
-    stop = datetime.now(UTC) if end is None else datetime.fromisoformat(end)
-    return max(0.0, (stop - datetime.fromisoformat(stored.run.created_at)).total_seconds())
-
-
-def describe_age(moment: str) -> str:
-    """How long ago something was: just now, 5 min ago, 3 h ago, or a date."""
-    age_s = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
-    if age_s < 60:
-        return "just now"
-    if age_s < 3600:
-        return f"{int(age_s // 60)} min ago"
-    if age_s < 86400:
-        return f"{int(age_s // 3600)} h ago"
-    return moment[:10]

@@ -10,6 +10,8 @@ import click
 
 from quark.cli.completion import complete_metrics, complete_projects
 from quark.cli.store_access import RunSource, json_option, print_json, storage_option
+from quark_core.formatting import format_age, format_count, format_value
+from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.analysis.trace_statistics import TraceStatistics, TraceVersion
@@ -62,8 +64,6 @@ def traces(
         print_json({"project": project, "traces": [each.to_dict() for each in found]})
         return
     if not found:
-        from quark_core.system.terminal_text import clean_line
-
         click.echo(
             clean_line(
                 f"No run of project {project!r} in {source.store} has a function under quark.trace."
@@ -74,36 +74,26 @@ def traces(
 
 
 def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
-    from rich import box
-    from rich.table import Table
 
     from quark.analysis.trace_statistics import diff_versions
-    from quark.cli.texts import Console, Text, describe_age, describe_number
-    from quark_core.system.terminal_text import clean_line
+    from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
 
     count = len(statistics.versions)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("version", justify="right", no_wrap=True)
-    table.add_column("digest", no_wrap=True)
-    table.add_column("runs", justify="right", no_wrap=True)
-    table.add_column("first", no_wrap=True)
-    table.add_column("last", no_wrap=True)
-    if statistics.metric is not None:
-        table.add_column(Text(f"mean {statistics.metric}"), justify="right", no_wrap=True)
-        table.add_column("best", justify="right", no_wrap=True)
-    table.add_column("what changed", overflow="fold")
+    measured = () if statistics.metric is None else (f"mean {statistics.metric}", "best")
+    heads = {"version": RIGHT, "digest": WHOLE, "runs": RIGHT, ("first", "last"): WHOLE}
+    table = make_table({**heads, measured: RIGHT, "what changed": FOLD}, padding=(0, 1, 0, 0))
     for number, version in enumerate(statistics.versions, 1):
         figures = (
             []
             if statistics.metric is None
-            else [describe_number(version.mean), describe_number(version.best)]
+            else [format_value(version.mean), format_value(version.best)]
         )
         table.add_row(
             str(number),
             Text(version.trace.digest[:_SHOWN_DIGITS]),
             str(len(version.runs)),
-            describe_age(version.first_seen),
-            describe_age(version.last_seen),
+            format_age(version.first_seen),
+            format_age(version.last_seen),
             *figures,
             Text("; ".join(_describe(version, is_first=number == 1))),
         )
@@ -127,7 +117,7 @@ def _describe(version: TraceVersion, *, is_first: bool) -> list[str]:
     trace = version.trace
     said = ["first version"] if is_first else []
     if version.lines is not None:
-        said.append(f"{version.lines} line{'' if version.lines == 1 else 's'}")
+        said.append(format_count(version.lines, "line"))
     elif not is_first:
         said.append("another version")
     said += [change.describe() for change in version.called or ()]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import click
 
 from quark.cli.store_access import backend_option
+from quark_core.config import settings
 
 
 @click.command()
@@ -74,7 +76,6 @@ def ui(
     # Late: what serves is only loaded by who looks.
     from quark.page.routes.page_source import open_source
     from quark.page.server import PageServer, bind_socket, check_base, is_loopback
-    from quark_core.config import settings
 
     base = check_base(base)
     if no_compact:
@@ -117,7 +118,6 @@ def ui(
 
 def _open_browser(link: str) -> None:
     """Open the link, where there is a browser to open it in; not waiting for it."""
-    import threading
     import webbrowser
 
     thread = threading.Thread(

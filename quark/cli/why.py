@@ -12,15 +12,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from quark.analysis.explanation.results import describe_change, list_rows, tell_ends
 from quark.cli.analysis_view import print_trimmed
 from quark.cli.analyze import FAILED_CHECK
-from quark.cli.compare import fail_on_ends
+from quark.cli.compare import fail_on_ends, tell_doubt
 from quark.cli.completion import complete_runs
-from quark.cli.store_access import RunSource, json_option, print_json, storage_option
-from quark.cli.texts import Console, Text
+from quark.cli.store_access import (
+    RunSource,
+    json_option,
+    print_json,
+    storage_option,
+    usage_mistakes,
+)
+from quark.cli.texts import FOLD, WHOLE, Console, Text, make_grid
+from quark.provenance.code_changes import exchange_units
+from quark.provenance.code_fingerprints import fingerprint_module
+from quark.provenance.normal_form import LEVEL_SYNTAX
+from quark.provenance.sources import read_sources
+from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
+from quark_core.config.arguments import EXCHANGED_FIELD
+from quark_core.errors import (
+    ArtifactDamagedError,
+    ArtifactNotFoundError,
+    RunNotFoundError,
+)
+from quark_core.records.names import split_path
 from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
 
@@ -89,16 +106,13 @@ def why(
     from quark.analysis.comparison.summary import tell_ends
     from quark.analysis.explanation.engine import explain_change
     from quark.analysis.explanation.history import NothingGotWorseError
-    from quark_core.errors import SchemaValidationError
-    from quark_core.system.terminal_text import clean_line
 
     source = RunSource(storage_dir)
     first = source.open_side(before)
     second = None if after is None else source.open_side(after)
     try:
-        result = explain_change(first, second, metric)
-    except SchemaValidationError as error:
-        raise click.UsageError(str(error)) from None
+        with usage_mistakes():
+            result = explain_change(first, second, metric)
     except NothingGotWorseError as error:
         if as_json:
             raise
@@ -126,7 +140,6 @@ def why(
 
 def _refuse_worse(result: ChangeExplanation) -> None:
     from quark.analysis.comparison.significance import may_be_worse
-    from quark.cli.compare import tell_doubt
 
     if result.verdict == "worse":
         sys.exit(FAILED_CHECK)
@@ -285,9 +298,6 @@ def _run(
     runs: int,
 ) -> bool:
     from quark.analysis.explanation.swap_experiments import refuse_sources
-    from quark.provenance.sources import read_sources
-    from quark_core.errors import ArtifactDamagedError, ArtifactNotFoundError
-    from quark_core.runs.run_ids import shorten_run_id
 
     reader, other = before.reader, after.reader
     assert reader is not None
@@ -322,8 +332,6 @@ def _exchange_file(
     one: KeptSource | None, two: KeptSource | None, names: Sequence[str]
 ) -> bytes | None:
     """A file of the first side with these functions of the second; b"" where it is taken away."""
-    from quark.provenance.code_changes import exchange_units
-
     if two is None:
         return b""
     is_whole = one is None or not two.path.endswith(".py")
@@ -337,17 +345,11 @@ def _exchange_file(
 
 
 def _can_be_read(*texts: str) -> bool:
-    from quark.provenance.code_fingerprints import fingerprint_module
-    from quark.provenance.normal_form import LEVEL_SYNTAX
-
     return all(fingerprint_module(text).level == LEVEL_SYNTAX for text in texts)
 
 
 def _write(folder: Path, path: str, data: bytes | None) -> None:
     """Write a file of the sources, or take it away; never beyond the folder."""
-    from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
-    from quark_core.records.names import split_path
-
     parts = split_path(path)
     if parts is None or any(make_file_name(part) != part for part in parts):
         raise click.ClickException(f"{path!r} is no path that is written")
@@ -368,8 +370,6 @@ def _start_all(
     runs: int,
 ) -> bool:
     from quark.analysis.explanation.attribution import name_check_group
-    from quark_core.config.arguments import EXCHANGED_FIELD
-    from quark_core.errors import RunNotFoundError
     from quark_core.runs.run_editing import edit_run
 
     reader = before.reader
@@ -452,14 +452,8 @@ def print_explanation(result: ChangeExplanation, *, console: Console | None = No
     print_trimmed(console, Text(f"{result.reason[:1].upper()}{result.reason[1:]}."), width)
     print_trimmed(console, Text(f"{said[:1].upper()}{said[1:]}."), width)
     rows = list(list_rows(result))
-    causes = Table.grid(padding=(0, 2))
-    causes.add_column(no_wrap=True)
-    causes.add_column(no_wrap=True)
-    causes.add_column(overflow="fold")
-    causes.add_column(overflow="fold", style="dim")
-    others = Table.grid(padding=(0, 2))
-    others.add_column(no_wrap=True, width=10)
-    others.add_column(overflow="fold")
+    causes = make_grid(WHOLE, WHOLE, FOLD, FOLD | {"style": "dim"})
+    others = make_grid(WHOLE | {"width": 10}, FOLD)
     for row in rows:
         label = Text(row.label, style=_STYLES.get(row.label, ""))
         if row.kind:

@@ -12,6 +12,7 @@ from typing import Any
 from quark.configuration.layering.config_files import FILE_ENDINGS, read_config_file
 from quark.configuration.layering.layered_config import COMMAND_LINE, Assignment, name_place
 from quark_core.errors import SchemaValidationError
+from quark_core.records.json_object import flatten_json
 
 # Where Hydra's settings have their values from: the files that it chose, then the overrides.
 #
@@ -37,7 +38,7 @@ def find_hydra_chains() -> dict[str, list[Assignment]]:
     for name, package, place, values in _list_files(str(known.job.config_name), overrides):
         lines = _read_lines(place)
         shown = None if place is None else name_place(str(place))
-        for key, value in _flatten(values):
+        for key, value in flatten_json(values):
             line = lines.get(key)
             where = shown if shown is None or line is None else f"{shown}:{line}"
             path = f"{package}.{key}" if package else key
@@ -105,18 +106,9 @@ def _apply_overrides(
                 del chains[path]
             continue
         value = override.value()
-        given = dict(_flatten({key: value})) if isinstance(value, Mapping) else {key: value}
+        given = dict(flatten_json({key: value})) if isinstance(value, Mapping) else {key: value}
         for path, item in given.items():
             chains.setdefault(path, []).append(Assignment(COMMAND_LINE, None, item))
-
-
-def _flatten(values: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        path = f"{above}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{path}.")
-        else:
-            yield path, value
 
 
 # Where settings of an OpenMMLab configuration have their values from: the chain of `_base_`.
@@ -219,7 +211,7 @@ def _read_plain(path: Path) -> tuple[list[str], list[_Setting], list[str]]:
     listed = given if isinstance(given, list) else [given]
     settings: list[_Setting] = []
     deletes: list[str] = []
-    for key, value in _openmmlab_configs_flatten(values):
+    for key, value in flatten_json(values):
         if key.rpartition(".")[2] == _DELETE:
             deletes.append(key.rpartition(".")[0])
         else:
@@ -309,14 +301,3 @@ def _evaluate(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, MemoryError, RecursionError):
         return ast.unparse(node)[:_SHOWN_SOURCE]
-
-
-def _openmmlab_configs_flatten(
-    values: Mapping[str, Any], above: str = ""
-) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        path = f"{above}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _openmmlab_configs_flatten(value, f"{path}.")
-        else:
-            yield path, value

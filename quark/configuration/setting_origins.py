@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from quark.configuration.layering.command_line import ParsedArguments
+from quark.configuration.layering.command_line import ParsedArguments, parse_value
 from quark.configuration.layering.layered_config import (
     ARGPARSE_DEFAULT,
     COMMAND_LINE,
@@ -20,6 +20,7 @@ from quark.configuration.layering.layered_config import (
 )
 from quark_core.config.redaction import REDACTED, cut_text, redact_text, redact_values
 from quark_core.config.snapshot import TrackedConfig, find_plain, make_converter
+from quark_core.errors import SchemaValidationError
 from quark_core.records import ConfigSnapshot
 from quark_core.records.json_object import flatten_json
 from quark_core.records.runs import SettingOrigin
@@ -141,8 +142,6 @@ def says(text: str | None, value: object) -> bool:
         return False
     if isinstance(value, str):
         return text == value or text == f"%{value}%"
-    from quark.configuration.layering.command_line import parse_value
-    from quark_core.errors import SchemaValidationError
 
     try:
         return bool(parse_value(text, "") == value) and isinstance(value, (int, float, list, dict))

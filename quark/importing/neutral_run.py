@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark_core.errors import QuarkError
+from quark_core.records.base import start_fields
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,37 +46,12 @@ if TYPE_CHECKING:
 
     from quark_core.records import StreamRecord
 
-# Runs of another tool in a neutral form, which is all that an importer has to give.
-#
-# To add a tool, write a module in `quark.importing.sources` with
-#
-# - a class of `ForeignRun`: `describe` says what is known of the run, and `read` yields what
-# it holds as portions, from a position on that an earlier portion has named;
-# - a function that finds the runs at a place: `find_runs(place, …) -> Iterator[ForeignRun]`,
-# called again and again while somebody watches, so that it finds new ones;
-#
-# and a command in `quark.cli.import_runs`, which hands that function to `run_import`. All else
-# is shared, in `quark.importing.importer`: which run of ours it is, that it comes once however
-# often and from however many processes it is imported, names that cannot be ours, secrets,
-# payloads, the start, the end and what changed since, and the list of what could not be taken.
-#
-# What keeps it once is the position. It is any JSON value of yours, such as offsets into
-# files or counts of points; it is stored in one transaction with the portion that it belongs
-# to, and given back to `read` the next time. So:
-#
-# - a portion's position says all that must be known to go on behind it, and nothing of the time
-# before is read again;
-# - a portion is small enough for memory, and for one transaction: `PORTION_POINTS` points;
-# - what is half there (a record that is being written) is left for the next time;
-# - `identity` must not change as long as it is the same run, and no other run may have it.
-#
-# Foreign libraries are imported inside of functions: `quark import --help` needs none. What the
-# tool has and a run of ours cannot hold goes to `Losses`, never away in silence. Whatever is
-# wrong with a single run is an `ImportFailure`; the other runs are imported all the same.
-
 _FARTHEST_S = 1e12
 PORTION_POINTS = 50_000
 """About how many points one portion has at most."""
+
+PORTION_FILES = 64
+"""How many files."""
 
 
 class ImportFailure(QuarkError):
@@ -248,6 +224,49 @@ class Portion:
     records: Sequence[StreamRecord] = ()
     files: Sequence[ForeignFile] = ()
     from_step: int | None = None
+
+
+class Gathered:
+    """Collects what is to be one portion: points, records and files."""
+
+    def __init__(self) -> None:
+        self.points = PointList()
+        self.records: list[StreamRecord] = []
+        self.files: list[ForeignFile] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is there that it is to be stored before more is read."""
+        return len(self.points) >= PORTION_POINTS or len(self.files) >= PORTION_FILES
+
+    def make_portion(self, position: Mapping[str, Any], from_step: int | None = None) -> Portion:
+        """What there is by now; nothing is, then."""
+        portion = Portion(
+            position=position,
+            points=self.points.take() if len(self.points) else None,
+            records=self.records,
+            files=self.files,
+            from_step=from_step,
+        )
+        self.points, self.records, self.files = PointList(), [], []
+        return portion
+
+
+def find_place(place: str | Path) -> Path:
+    """The place that runs are imported from.
+
+    Raises:
+        ImportFailure: There is none.
+    """
+    root = Path(place).expanduser()
+    if not root.exists():
+        raise ImportFailure(f"{root} does not exist")
+    return root.resolve()
+
+
+def start_at(time_us: int) -> tuple[None, str, int, int, int, int]:
+    """The fields that a record begins with that another tool has written at a time."""
+    return (*start_fields(None)[:5], time_us)
 
 
 KnownPoints = Callable[[str], Counter[tuple[int, int, float]]]

@@ -41,13 +41,6 @@ from quark_core.records.query import Query
 from quark_core.records.schema import TERMINAL_STATUSES
 from quark_core.system.process import current_process
 
-# How far a run of ours has come at the tool that it is imported from.
-#
-# Each group of batches that is stored ends with a lifecycle record `import`, which holds this:
-# whoever imports the run the next time begins behind it. Two who import one run at once write
-# as the same writer, so that the store takes the batches of one of them; the other one finds
-# another token than its own in the newest record, and goes on from there.
-
 ACTION = "import"
 """The lifecycle action of the record."""
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-from quark.importing.neutral_run import ImportFailure
+from quark.importing.neutral_run import ForeignRun, ImportFailure
 from quark_core.config import settings
 
 DOCUMENT_BYTES = 64 * 2**20
 """A document, or a line of a file of lines, has so many bytes at most."""
+
+# A question to a database is answered within so many steps of SQLite's, looked at now and then.
+_PROGRESS_STEPS = 100_000
+_ANSWER_STEPS = 20_000
 
 
 def find_files(root: Path, pattern: str) -> list[Path]:
@@ -95,3 +101,67 @@ def unpack_entry(archive: zipfile.ZipFile, name: str, target: Path) -> str | Non
 
 def _tell(archive: zipfile.ZipFile, name: str) -> str:
     return f"{archive.filename}: {name} has more than {DOCUMENT_BYTES} bytes in one piece"
+
+
+class Archive(ForeignRun):
+    """A run in a zip archive of its own.
+
+    Args:
+        path: The archive.
+        project: The run's project; by default the tool's.
+    """
+
+    def __init__(self, path: Path, project: str | None) -> None:
+        self.key = str(path)
+        self._path = path
+        self._project = project
+
+    def mark(self) -> str | None:
+        """See `ForeignRun`."""
+        return str(self._path.stat().st_size)
+
+
+class Database:
+    """A SQLite database, opened for each question: its tool may be writing it.
+
+    Args:
+        path: The file.
+        tool: Whose it must be.
+        tables: Tables that are read; one that is there must hold its rows: a view may have no end.
+
+    Raises:
+        ImportFailure: It is none of the tool's.
+    """
+
+    def __init__(self, path: Path, tool: str, tables: Iterable[str]) -> None:
+        self.path = path
+        for table in tables:
+            if self.has(table) and not self._is_plain(table):
+                raise ImportFailure(f"{path} is no database of {tool}'s: {table} is no table")
+
+    def ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a question.
+
+        Raises:
+            ImportFailure: It cannot be read, or works without end.
+        """
+        turns = iter(range(_ANSWER_STEPS))
+        try:
+            address = f"{self.path.as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, uri=True, timeout=10)) as connection:
+                connection.execute("PRAGMA trusted_schema = OFF")
+                connection.set_progress_handler(lambda: next(turns, None) is None, _PROGRESS_STEPS)
+                return connection.execute(question, values).fetchall()
+        except (sqlite3.Error, UnicodeError) as error:
+            raise ImportFailure(f"{self.path} cannot be read: {error}") from error
+
+    def has(self, table: str) -> bool:
+        """Whether there is such a table."""
+        return bool(self.ask("SELECT 1 FROM sqlite_master WHERE name = ?", table))
+
+    def _is_plain(self, table: str) -> bool:
+        plain = (
+            "SELECT 1 FROM sqlite_master WHERE name = ? AND type = 'table'"
+            " AND sql LIKE 'create table%' AND sql NOT LIKE '% as (%'"
+        )
+        return bool(self.ask(plain, table))

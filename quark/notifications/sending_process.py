@@ -8,6 +8,7 @@ hold none is answered.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
@@ -67,8 +68,6 @@ def _send_webhook(request: Mapping[str, Any]) -> tuple[str, str]:
     target = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
     headers = dict(request["headers"])
     if url.username:
-        import base64
-
         user = f"{urllib.parse.unquote(url.username)}:{urllib.parse.unquote(url.password or '')}"
         headers["Authorization"] = "Basic " + base64.b64encode(user.encode()).decode()
     try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
+import pkgutil
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,12 +23,6 @@ from starlette.routing import Route
 from quark.page.auth import SANDBOX_POLICY, VISITOR, Visitor, make_error
 from quark.page.pack import PACK_TYPE, encode_json
 from quark.page.routes.analyses import AnalysisDesk
-from quark.page.routes.code_sources import (
-    describe_source_diffs,
-    list_sources,
-    tell_source,
-    tell_source_diff,
-)
 from quark.page.routes.comparisons import ComparisonDesk, describe_sides, pack_group_curves
 from quark.page.routes.curves import ChangeDesk, pack_series, pack_sparks
 from quark.page.routes.edits import ask_to_stop, change_run, change_sweep
@@ -84,9 +80,12 @@ _LISTED = 200
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._-]+")
 _PLAIN_SIDE = re.compile(r"[A-Za-z0-9._,-]+")
 _SIDES = ("run", "side", "group")
+# The code of runs is kept by provenance, without which the page has no such addresses.
+_SOURCES = "quark.page.routes.code_sources"
 _FOREVER = "public, max-age=31536000, immutable"
 
-Answer = Callable[["PageApplication", Request, Parameters], Response | None]
+# Where its module needs a feature that may be missing: its name, as `pkgutil` resolves it.
+Answer = Callable[..., Any] | str
 Change = Callable[["PageEditor", str, bytes, str], dict[str, Any]]
 
 
@@ -157,20 +156,33 @@ class PageApplication:
             return _say(413, f"the body has more than {_MOST_BODY} bytes")
         editor = self.editor
 
-        def act(page: PageApplication, request: Request, _: Parameters) -> Response:
+        def act(request: Request) -> dict[str, Any]:
             (subject,) = request.path_params.values()
             changed = handler(editor, subject, body, visitor.by)
-            page.source.forget()
-            page.sweeps.forget()
-            return _send_json(changed)
+            self.source.forget()
+            self.sweeps.forget()
+            return changed
 
         return await self.answer(request, act)
 
     def _call(self, handler: Answer, request: Request) -> Response:
+        """What a handler answers to a request, also where it fails."""
         pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
             self.source.catch_up()
-            return handler(self, request, Parameters(pairs)) or Response(status_code=204)
+            given = {
+                "source": self.source,
+                "desk": self.desk,
+                "changes": self.changes,
+                "parameters": Parameters(pairs),
+                "visitor": request.scope.get(VISITOR),
+                "request": request,
+                **request.path_params,
+            }
+            answer = pkgutil.resolve_name(handler) if isinstance(handler, str) else handler
+            wanted = inspect.signature(answer).parameters
+            found = answer(**{name: given[name] for name in wanted})
+            return _send(found) or Response(status_code=204)
         except (RunNotFoundError, ArtifactNotFoundError, NoSuchSweep) as error:
             return _say(404, str(error))
         except SchemaValidationError as error:
@@ -179,6 +191,8 @@ class PageApplication:
             return _say_busy(str(error))
         except QuarkError as error:
             return _say(409, str(error))
+        except ModuleNotFoundError as error:
+            return _say(404, f"{error.name} is not installed here, which this needs")
         except Exception:  # noqa: BLE001 - a page is answered whatever happens
             _log.exception("%s could not be answered", request.url.path)
             return _say(500, "this is a mistake of Quark's; the terminal shows it")
@@ -219,9 +233,12 @@ def make_app(
         page.desk.close()
         page.tables.close()
 
-    routes = [Route(f"{base}{path}", _bind(page, handler)) for path, handler in _ANSWERS.items()]
+    routes = [
+        Route(f"{base}{path}", _bind(page.answer, handler))
+        for path, handler in _list_answers(page).items()
+    ]
     routes += [
-        Route(f"{base}{path}", _bind_change(page, handler), methods=["POST"])
+        Route(f"{base}{path}", _bind(page.change, handler), methods=["POST"])
         for path, handler in _CHANGES.items()
     ]
     routes += [
@@ -242,16 +259,9 @@ def make_app(
     return app
 
 
-def _bind(page: PageApplication, handler: Answer) -> Any:
+def _bind(act: Callable[[Request, Any], Awaitable[Response]], handler: Answer) -> Any:
     async def endpoint(request: Request) -> Response:
-        return await page.answer(request, handler)
-
-    return endpoint
-
-
-def _bind_change(page: PageApplication, handler: Change) -> Any:
-    async def endpoint(request: Request) -> Response:
-        return await page.change(request, handler)
+        return await act(request, handler)
 
     return endpoint
 
@@ -332,174 +342,29 @@ def _drop_result(work: asyncio.Future[Response]) -> None:
         _log.debug("an answer that nobody waited for failed: %r", error)
 
 
-def _send_json(value: Any) -> Response:
-    return Response(encode_json(value), media_type="application/json")
+def _send(found: Any) -> Response | None:
+    """What a function has answered: JSON values, a pack, or None where there is nothing new."""
+    if found is None or isinstance(found, Response):
+        return found
+    if isinstance(found, bytes):
+        return Response(found, media_type=PACK_TYPE)
+    return Response(encode_json(found), media_type="application/json")
 
 
-def _send_pack(pack: bytes | None) -> Response | None:
-    return None if pack is None else Response(pack, media_type=PACK_TYPE)
-
-
-def _about(page: PageApplication, _: Request, __: Parameters) -> Response:
+def _tell_about(source: PageSource) -> dict[str, Any]:
     now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    return _send_json(tell_about(page.source, __version__, now))
+    return tell_about(source, __version__, now)
 
 
-def _session(_: PageApplication, request: Request, __: Parameters) -> Response:
-    visitor: Visitor = request.scope[VISITOR]
-    return _send_json({**visitor.said, "may_edit": visitor.may_edit, "csrf": visitor.csrf})
+def _tell_session(visitor: Visitor) -> dict[str, Any]:
+    return {**visitor.said, "may_edit": visitor.may_edit, "csrf": visitor.csrf}
 
 
-def _runs(page: PageApplication, _: Request, parameters: Parameters) -> Response:
-    return _send_json(list_rows(page.source, parameters))
-
-
-def _standings(page: PageApplication, _: Request, parameters: Parameters) -> Response:
-    return _send_json(list_standings(page.source, page.desk, parameters))
-
-
-def _names(page: PageApplication, _: Request, parameters: Parameters) -> Response:
-    return _send_json(list_names(page.source, parameters))
-
-
-def _sparks(page: PageApplication, _: Request, parameters: Parameters) -> Response | None:
-    return _send_pack(pack_sparks(page.source, parameters))
-
-
-def _run(page: PageApplication, request: Request, _: Parameters) -> Response:
-    run_id = request.path_params["run_id"]
-    return _send_json(tell_run(page.source, page.desk, page.changes, run_id))
-
-
-def _analysis(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
-    mark = parameters.get_text("mark")
-    found = tell_analysis(page.source, page.desk, request.path_params["run_id"], mark)
-    return None if found is None else _send_json(found)
-
-
-def _series(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
-    run_id = request.path_params["run_id"]
-    return _send_pack(pack_series(page.source, page.desk, run_id, parameters))
-
-
-def _changes(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
-    run_id = request.path_params["run_id"]
-    return _send_pack(page.changes.pack(run_id, parameters))
-
-
-def _grid(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
-    return _send_pack(page.grids.pack(request.path_params["run_id"], parameters))
-
-
-def _module(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
-    return _send_pack(pack_module(page.source, request.path_params["run_id"], parameters))
-
-
-def _evidence(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
-    return _send_pack(pack_evidence(page.source, request.path_params["run_id"], parameters))
-
-
-def _sides(page: PageApplication, _: Request, parameters: Parameters) -> Response:
-    return _send_json(describe_sides(page.source, page.desk, parameters))
-
-
-def _verdict(page: PageApplication, _: Request, parameters: Parameters) -> Response:
-    return _send_json(page.comparisons.tell(parameters))
-
-
-def _explanation(page: PageApplication, _: Request, parameters: Parameters) -> Response:
-    return _send_json(page.comparisons.explain(parameters))
-
-
-def _source_diffs(page: PageApplication, _: Request, parameters: Parameters) -> Response:
-    return _send_json(describe_source_diffs(page.source, parameters))
-
-
-def _source_diff(page: PageApplication, _: Request, parameters: Parameters) -> Response:
-    return _send_json(tell_source_diff(page.source, parameters))
-
-
-def _group_curves(page: PageApplication, _: Request, parameters: Parameters) -> Response | None:
-    return _send_pack(pack_group_curves(page.source, parameters))
-
-
-def _sweeps(page: PageApplication, _: Request, parameters: Parameters) -> Response:
-    return _send_json(page.sweeps.list_all(parameters))
-
-
-def _sweep(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
-    found = page.sweeps.tell(request.path_params["sweep_id"], parameters)
-    return None if found is None else _send_json(found)
-
-
-def _sweep_verdict(page: PageApplication, request: Request, _: Parameters) -> Response:
-    return _send_json(page.sweeps.judge(request.path_params["sweep_id"]))
-
-
-def _importances(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(page.sweeps.weigh(request.path_params["sweep_id"], parameters))
-
-
-def _events(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(list_events(page.source, request.path_params["run_id"], parameters))
-
-
-def _lineage(page: PageApplication, request: Request, _: Parameters) -> Response:
-    return _send_json(tell_lineage(page.source, request.path_params["run_id"]))
-
-
-def _console(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(list_console(page.source, request.path_params["run_id"], parameters))
-
-
-def _sources(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(list_sources(page.source, request.path_params["run_id"], parameters))
-
-
-def _source(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(tell_source(page.source, request.path_params["run_id"], parameters))
-
-
-def _batches(page: PageApplication, request: Request, _: Parameters) -> Response:
-    return _send_json(describe_batches(page.source, request.path_params["run_id"]))
-
-
-def _system(page: PageApplication, request: Request, parameters: Parameters) -> Response | None:
-    return _send_pack(pack_system(page.source, request.path_params["run_id"], parameters))
-
-
-def _samples(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(list_samples(page.source, request.path_params["run_id"], parameters))
-
-
-def _sample(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(tell_sample(page.source, request.path_params["run_id"], parameters))
-
-
-def _view(page: PageApplication, request: Request, _: Parameters) -> Response:
-    return _send_json(read_view(page.source, **request.path_params))
-
-
-def _artifacts(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(list_artifacts(page.source, request.path_params["run_id"], parameters))
-
-
-def _images(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(list_images(page.source, request.path_params["run_id"], parameters))
-
-
-def _table(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(page.tables.tell(request.path_params["run_id"], parameters))
-
-
-def _text(page: PageApplication, request: Request, parameters: Parameters) -> Response:
-    return _send_json(read_text(page.source, request.path_params["run_id"], parameters))
-
-
-def _payload(page: PageApplication, request: Request, parameters: Parameters) -> Response:
+def _send_payload(
+    source: PageSource, run_id: str, sha256: str, request: Request, parameters: Parameters
+) -> Response:
     """A payload, which may be anybody's: it is looked at in a sandbox, or saved."""
-    place = request.path_params
-    payload = open_payload(page.source, place["run_id"], place["sha256"])
+    payload = open_payload(source, run_id, sha256)
     try:
         return _serve_payload(request, parameters, payload)
     except BaseException:
@@ -562,46 +427,50 @@ _SHOWN_TYPES = frozenset(
     {*IMAGES, *AUDIO, *VIDEO, "text/plain", "application/json"}  # what a browser shows by itself
 )
 
-_ANSWERS: dict[str, Answer] = {
-    "/api/about": _about,
-    "/api/session": _session,
-    "/api/runs": _runs,
-    "/api/standings": _standings,
-    "/api/names": _names,
-    "/api/sparks": _sparks,
-    "/api/compare": _sides,
-    "/api/compare/verdict": _verdict,
-    "/api/compare/why": _explanation,
-    "/api/compare/sources": _source_diffs,
-    "/api/compare/source": _source_diff,
-    "/api/compare/curves": _group_curves,
-    "/api/sweeps": _sweeps,
-    "/api/sweeps/{sweep_id}": _sweep,
-    "/api/sweeps/{sweep_id}/verdict": _sweep_verdict,
-    "/api/sweeps/{sweep_id}/importances": _importances,
-    "/api/runs/{run_id}": _run,
-    "/api/runs/{run_id}/analysis": _analysis,
-    "/api/runs/{run_id}/series": _series,
-    "/api/runs/{run_id}/changes": _changes,
-    "/api/runs/{run_id}/grid": _grid,
-    "/api/runs/{run_id}/module": _module,
-    "/api/runs/{run_id}/evidence": _evidence,
-    "/api/runs/{run_id}/events": _events,
-    "/api/runs/{run_id}/console": _console,
-    "/api/runs/{run_id}/sources": _sources,
-    "/api/runs/{run_id}/source": _source,
-    "/api/runs/{run_id}/artifacts": _artifacts,
-    "/api/runs/{run_id}/images": _images,
-    "/api/runs/{run_id}/table": _table,
-    "/api/runs/{run_id}/text": _text,
-    "/api/runs/{run_id}/batches": _batches,
-    "/api/runs/{run_id}/lineage": _lineage,
-    "/api/runs/{run_id}/system": _system,
-    "/api/runs/{run_id}/samples": _samples,
-    "/api/runs/{run_id}/sample": _sample,
-    "/api/runs/{run_id}/views/{name}": _view,
-    "/artifacts/{run_id}/{sha256}": _payload,
-}
+
+def _list_answers(page: PageApplication) -> dict[str, Answer]:
+    """Address -> what answers it, with the arguments that its parameters are named after."""
+    return {
+        "/api/about": _tell_about,
+        "/api/session": _tell_session,
+        "/api/runs": list_rows,
+        "/api/standings": list_standings,
+        "/api/names": list_names,
+        "/api/sparks": pack_sparks,
+        "/api/compare": describe_sides,
+        "/api/compare/verdict": page.comparisons.tell,
+        "/api/compare/why": page.comparisons.explain,
+        "/api/compare/sources": f"{_SOURCES}:describe_source_diffs",
+        "/api/compare/source": f"{_SOURCES}:tell_source_diff",
+        "/api/compare/curves": pack_group_curves,
+        "/api/sweeps": page.sweeps.list_all,
+        "/api/sweeps/{sweep_id}": page.sweeps.tell,
+        "/api/sweeps/{sweep_id}/verdict": page.sweeps.judge,
+        "/api/sweeps/{sweep_id}/importances": page.sweeps.weigh,
+        "/api/runs/{run_id}": tell_run,
+        "/api/runs/{run_id}/analysis": tell_analysis,
+        "/api/runs/{run_id}/series": pack_series,
+        "/api/runs/{run_id}/changes": page.changes.pack,
+        "/api/runs/{run_id}/grid": page.grids.pack,
+        "/api/runs/{run_id}/module": pack_module,
+        "/api/runs/{run_id}/evidence": pack_evidence,
+        "/api/runs/{run_id}/events": list_events,
+        "/api/runs/{run_id}/console": list_console,
+        "/api/runs/{run_id}/sources": f"{_SOURCES}:list_sources",
+        "/api/runs/{run_id}/source": f"{_SOURCES}:tell_source",
+        "/api/runs/{run_id}/artifacts": list_artifacts,
+        "/api/runs/{run_id}/images": list_images,
+        "/api/runs/{run_id}/table": page.tables.tell,
+        "/api/runs/{run_id}/text": read_text,
+        "/api/runs/{run_id}/batches": describe_batches,
+        "/api/runs/{run_id}/lineage": tell_lineage,
+        "/api/runs/{run_id}/system": pack_system,
+        "/api/runs/{run_id}/samples": list_samples,
+        "/api/runs/{run_id}/sample": tell_sample,
+        "/api/runs/{run_id}/views/{name}": read_view,
+        "/artifacts/{run_id}/{sha256}": _send_payload,
+    }
+
 
 _CHANGES: dict[str, Change] = {
     "/api/runs/{run_id}/edit": change_run,

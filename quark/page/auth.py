@@ -9,15 +9,15 @@ import logging
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from quark.page.pack import encode_json
+from quark.page.recent import Recent
 from quark_core.system.folders import read_private, write_private
 
 Scope = MutableMapping[str, Any]
@@ -221,16 +221,18 @@ class Sessions:
         self, on_trade: Callable[[], None] | None = None, *, kept: Path | None = None
     ) -> None:
         self._lock = threading.Lock()
-        self._tokens: OrderedDict[bytes, float] = OrderedDict()
+        self._tokens = Recent[bytes, float](_MOST_SESSIONS)
         self._kept = kept
-        self._cookies = OrderedDict() if kept is None else _read_cookies(kept)
+        self._cookies = Recent[bytes, float](_MOST_SESSIONS)
+        if kept is not None:
+            self._cookies.update(_read_cookies(kept))
         self._on_trade = on_trade
 
     def make_token(self) -> str:
         """A new token."""
         token = secrets.token_urlsafe(32)
         with self._lock:
-            _add(self._tokens, _hash(token))
+            self._tokens[_hash(token)] = time.time()
         return token
 
     def trade(self, token: str) -> str | None:
@@ -240,7 +242,7 @@ class Sessions:
                 return None
             del self._tokens[_hash(token)]
             cookie = secrets.token_urlsafe(32)
-            _add(self._cookies, _hash(cookie))
+            self._cookies[_hash(cookie)] = time.time()
             self._keep()
         if self._on_trade is not None:
             self._on_trade()
@@ -381,8 +383,6 @@ class Guard:
 
 
 def _quote_segment(segment: str) -> str:
-    from urllib.parse import quote
-
     return f"./{quote(segment, safe='')}"
 
 
@@ -394,7 +394,7 @@ def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
 
 
-def _read_cookies(path: Path) -> OrderedDict[bytes, float]:
+def _read_cookies(path: Path) -> dict[bytes, float]:
     """Hashes of cookies and when they were made; nothing where the file says nothing."""
     now_s = time.time()
     try:
@@ -402,11 +402,5 @@ def _read_cookies(path: Path) -> OrderedDict[bytes, float]:
         pairs = sorted(held.items(), key=lambda pair: pair[1])
         fresh = [(bytes.fromhex(key), float(at_s)) for key, at_s in pairs]
     except (ValueError, TypeError, AttributeError, RecursionError):
-        return OrderedDict()
-    return OrderedDict((key, at_s) for key, at_s in fresh if 0 <= now_s - at_s < _KEPT_S)
-
-
-def _add(kept: OrderedDict[bytes, float], key: bytes) -> None:
-    kept[key] = time.time()
-    while len(kept) > _MOST_SESSIONS:
-        kept.popitem(last=False)
+        return {}
+    return {key: at_s for key, at_s in fresh if 0 <= now_s - at_s < _KEPT_S}

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from quark.analysis.metric_roles import find_main_metric
 from quark.analysis.observations import format_number
 from quark.page.report import GLYPHS, draw_line, escape, is_steep
 from quark_core.records.names import decode_name
@@ -37,8 +40,6 @@ def show_card(title: str, facts: Sequence[object], body: str) -> str:
 
 def show_metrics(summary: RunSummary) -> str:
     """The metrics of a run as a table, the one that it is judged by first."""
-    from quark.analysis.metric_roles import find_main_metric
-
     main = find_main_metric(summary)
     keys = list(dict.fromkeys([*([main.key] if main else []), *summary.metrics]))
     rows = "".join(
@@ -93,8 +94,6 @@ def draw_lines(lines: Mapping[str, Line]) -> str:
 
 def _thin(steps: NDArray[Any], values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """At most 120 points: the lowest and the highest of each of 60 parts."""
-    import numpy as np
-
     known = np.flatnonzero(np.isfinite(steps) & np.isfinite(values))
     if len(known) > 2 * _BUCKETS:
         parts = np.array_split(known, _BUCKETS)

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import anywidget
+import numpy as np
 import traitlets
 from IPython.display import DisplayHandle, display
 
@@ -23,7 +24,7 @@ from quark.analysis.health import place_alert
 from quark.analysis.metric_roles import find_main_metric
 from quark.page.cards import show_still
 from quark.page.pack import decode_pack, encode_pack
-from quark.page.report import link_widget
+from quark.page.report import link_widget, open_session_source
 from quark.page.routes.analyses import AnalysisDesk
 from quark.page.routes.curves import ChangeDesk, pack_series
 from quark.page.routes.page_source import PageSource
@@ -293,8 +294,6 @@ class LiveFeed:
         self, curves: Sequence[Any], columns: Mapping[str, Any], *, whole: bool
     ) -> None:
         """What is drawn where scripts do not run."""
-        import numpy as np
-
         if whole:
             self.lines = {}
         for place, curve in enumerate(curves):
@@ -594,8 +593,6 @@ def show_live(session: TrainingSession) -> None:
     Raises:
         QuarkError: The run cannot be read.
     """
-    from quark.page.report import open_session_source
-
     key = str(session.run_id)
     with _views_lock:
         view = _views.get(key)

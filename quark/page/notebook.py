@@ -6,13 +6,14 @@ Where scripts do not run (a notebook on a code host, a mail), text and SVG stand
 from __future__ import annotations
 
 import contextlib
-import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quark.analysis.metric_roles import find_main_metric
+from quark.page import live_view
 from quark.page.cards import (
     draw_lines,
     list_findings,
@@ -20,11 +21,22 @@ from quark.page.cards import (
     show_metrics,
     write_figure,
 )
-from quark.page.report import GLYPHS, escape, show_comparison
+from quark.page.report import (
+    GLYPHS,
+    compose_report,
+    escape,
+    open_reader_source,
+    open_session_source,
+    show_comparison,
+    show_report,
+)
 from quark.page.report_contents import ReportOptions
+from quark.page.routes.page_source import open_source
 from quark_core.errors import QuarkError
 from quark_core.presentation import find_runs
 from quark_core.records.names import decode_name
+from quark_core.runs.open_run import open_runs
+from quark_core.runs.run_reader import RunReader, read_run
 
 if TYPE_CHECKING:
     from quark.analysis.comparison.results import RunComparisonResult
@@ -45,27 +57,8 @@ _MOST_POINTS = 1_000_000
 _MOST_BYTES = 1_000_000
 _OPTIONS = ReportOptions(curves=16, entries=400, maps=1, events=30)
 _LESS = ReportOptions(curves=4, entries=150, maps=0, events=5)
-_FRAME_PX = 720
-_FRAME = f"width:100%;height:{_FRAME_PX}px;border:0;background:transparent"
 # Where each run lies, and its id.
 _Chosen = Sequence[tuple["PageSource", str]]
-
-
-def show_report(report: RunReport, source: str | None = None) -> str:
-    """A report in a frame that may run its script and nothing else, and in words below it.
-
-    The words are for readers without scripts: who sees the frame finds them folded.
-
-    Args:
-        report: The report.
-        source: What `report.to_html()` has given, where that is known already.
-    """
-    text = html.escape(source or report.to_html())
-    return (
-        f'<iframe sandbox="allow-scripts" srcdoc="{text}" style="{_FRAME}" '
-        f'title="Quark report"></iframe><details><summary>The report in words</summary>'
-        f"{report.show_static()}</details>"
-    )
 
 
 def show_live(value: object) -> bool:
@@ -83,7 +76,6 @@ def show_live(value: object) -> bool:
         return False
     if run.is_over and run.reader.load_run(run.context.run_id).state != "running":
         return False
-    from quark.page import live_view
 
     live_view.show_live(value)
     return True
@@ -93,8 +85,6 @@ def show_live(value: object) -> bool:
 
 
 def _show_session(session: TrainingSession) -> str:
-    from quark.page.report import open_session_source
-
     run = session.context.run
     title = f"{run.name or session.run_id}"
     facts = [session.status, session.project_name, *run.tags]
@@ -125,8 +115,6 @@ def _show_state(report: RunReport | None) -> str:
 
 def _make_report(chosen: _Chosen) -> RunReport | None:
     """A bounded report; None where it would take long or be large."""
-    from quark.page.report import compose_report
-
     points = sum(
         metric.count
         for source, run_id in chosen
@@ -181,11 +169,6 @@ def _open(
     opened: contextlib.ExitStack,
 ) -> PageSource:
     """Where a run lies: as it is open here, else in the store of its storage root."""
-    from quark.page.report import open_reader_source
-    from quark.page.routes.page_source import open_source
-    from quark_core.runs.open_run import open_runs
-    from quark_core.runs.run_reader import RunReader, read_run
-
     known = open_runs.find(run_id)
     if known is not None:
         return open_reader_source(RunReader.of(known))
@@ -228,8 +211,6 @@ def _show_summary(summary: RunSummary) -> str:
 
 
 def _show_found(found: Sequence[RunSummary]) -> str:
-    from quark.analysis.metric_roles import find_main_metric
-
     rows = []
     for summary in found[:_MOST_ROWS]:
         run, main = summary.stored.run, find_main_metric(summary)

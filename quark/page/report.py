@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quark.analysis.observations import format_number
-from quark.page.pack import decode_pack, encode_pack
+from quark.page.pack import decode_pack, encode_pack, make_plain
 from quark.page.report_contents import MOST_RUNS, ReportOptions, RunContents, gather_run
-from quark.page.routes.page_source import PageSource
+from quark.page.routes.page_source import PageSource, open_source
 from quark.page.static_files import STATIC_DIRECTORY, link_modules
 from quark_core.errors import (
     InvalidRunStateError,
@@ -26,10 +26,12 @@ from quark_core.errors import (
     SchemaValidationError,
     SessionStoreError,
 )
+from quark_core.formatting import format_span, join_first
 from quark_core.presentation import bundle
 from quark_core.records import format_time
 from quark_core.records.base import now_us
 from quark_core.records.names import decode_name
+from quark_core.runs.run_ids import find_run_id
 from quark_core.runs.run_reader import RunReader
 from quark_core.system.terminal_text import clean_text
 from quark_core.version import __version__
@@ -57,6 +59,7 @@ GLYPHS = {
     "degraded": "◆",
     "unknown": "○",
 }
+_FRAME = "width:100%;height:720px;border:0;background:transparent"
 _MOST_FINDINGS = 12
 _MOST_METRICS = 25
 _WIDTH, _HEIGHT, _MARGIN = 480, 90, 4
@@ -76,17 +79,10 @@ def _list_facts(data: Mapping[str, Any]) -> list[str]:
     if run["newest_step"] is not None:
         facts.append(f"step {run['newest_step']:,}")
     if run["duration_s"] is not None:
-        facts.append(_tell_duration(run["duration_s"]))
+        facts.append(format_span(run["duration_s"]))
     if run["git_commit"]:
         facts.append(f"commit {run['git_commit'][:7]}{'+changes' if run['dirty'] else ''}")
     return facts
-
-
-def _tell_duration(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def _tell_scores(data: Mapping[str, Any]) -> list[str]:
@@ -306,8 +302,6 @@ def _draw_evidence(finding: Mapping[str, Any], contents: RunContents) -> str:
 
 def is_steep(values: NDArray[Any]) -> bool:
     """Whether the scale of a small drawing of these is logarithmic."""
-    import numpy as np
-
     known = values[np.isfinite(values)]
     return bool(known.size and known.min() > 0 and known.max() > 1000 * known.min())
 
@@ -320,8 +314,6 @@ def draw_line(
     label: str = "the curve that it was seen in",
 ) -> str:
     """A curve as a small SVG; "" where there is nothing to draw."""
-    import numpy as np
-
     known = np.isfinite(steps) & np.isfinite(values)
     x, y = steps[known].astype(float), values[known].astype(float)
     if len(x) < 2 or x.max() <= x.min():
@@ -422,8 +414,7 @@ class RunReport:
     def title(self) -> str:
         """Names of the runs."""
         names = [str(run.data["run"]["name"] or run.data["run"]["id"]) for run in self._runs]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return f"{', '.join(names[:3])}{more} · Quark report"
+        return f"{join_first(names, 3)} · Quark report"
 
     def __repr__(self) -> str:
         return f"RunReport({', '.join(self.run_ids)})"
@@ -435,8 +426,6 @@ class RunReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Runs with findings, scores, phases and what is known of metrics; no points of curves."""
-        from quark.page.pack import make_plain
-
         inner = ("curves", "maps")
         runs = [{k: v for k, v in run.data.items() if k not in inner} for run in self._runs]
         found: dict[str, Any] = make_plain(
@@ -480,8 +469,6 @@ class RunReport:
         return target
 
     def _repr_html_(self) -> str:
-        from quark.page.notebook import show_report
-
         return show_report(self)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str] | None:
@@ -501,6 +488,23 @@ class RunReport:
             f"one file, which asks nobody for anything</p></header>{notes}"
             + "".join(map(show_comparison, self._comparisons))
         )
+
+
+def show_report(report: RunReport, source: str | None = None) -> str:
+    """A report in a frame that may run its script and nothing else, and in words below it.
+
+    The words are for readers without scripts: who sees the frame finds them folded.
+
+    Args:
+        report: The report.
+        source: What `report.to_html()` has given, where that is known already.
+    """
+    text = html.escape(source or report.to_html())
+    return (
+        f'<iframe sandbox="allow-scripts" srcdoc="{text}" style="{_FRAME}" '
+        f'title="Quark report"></iframe><details><summary>The report in words</summary>'
+        f"{report.show_static()}</details>"
+    )
 
 
 def report(
@@ -531,8 +535,6 @@ def report(
         RunNotFoundError: There is no such run.
         SessionStoreError: A store cannot be read.
     """
-    from quark.page.routes.page_source import open_source
-    from quark_core.runs.run_ids import find_run_id
     from quark_core.sessions.session import TrainingSession
 
     asked = [run] if isinstance(run, (str, TrainingSession)) else list(run)

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import numpy as np
 
 from quark.page.pack import decode_pack
 from quark.page.routes.analyses import AnalysisDesk
@@ -18,6 +21,7 @@ from quark.page.routes.run_analysis import Analysis, LocalAnalyzer
 from quark.page.routes.run_details import tell_run
 from quark_core.config.redaction import redact_arguments, redact_text, redact_values
 from quark_core.errors import QuarkError
+from quark_core.formatting import format_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -196,8 +200,6 @@ def _gather_evidence(
     options: ReportOptions,
 ) -> Iterator[tuple[str, bytes]]:
     """What shows the findings, the worst first, each curve once."""
-    from urllib.parse import parse_qsl
-
     pieces = [piece for finding in findings for piece in finding["evidence"] if piece["read"]]
     addresses = dict.fromkeys(piece["read"] for piece in pieces)
     for address in islice(addresses, _MOST_EVIDENCE):
@@ -266,8 +268,6 @@ def _gather_maps(
     options: ReportOptions,
 ) -> list[str]:
     """The maps that tell most: shares of nothing come last, parameters where layers say nothing."""
-    import numpy as np
-
     run_id, grids = data["run"]["id"], GridDesk(source, desk)
     telling: list[str] = []
     dull: list[str] = []
@@ -318,23 +318,19 @@ def _list_held(data: Mapping[str, Any], options: ReportOptions) -> list[str]:
     """What is in it, in words."""
     analysis, drawn = data["analysis"], len(data["metrics"]["rows"])
     held = [
-        _count(len(analysis["findings"]), "finding")
+        format_count(len(analysis["findings"]), "finding")
         + ", "
-        + _count(len(analysis["phases"]), "phase"),
-        f"curves of {_count(drawn, 'metric')}, of at most {options.entries} entries each, with the "
-        "lowest and the highest value of every entry",
+        + format_count(len(analysis["phases"]), "phase"),
+        f"curves of {format_count(drawn, 'metric')}, of at most {options.entries} entries each, "
+        "with the lowest and the highest value of every entry",
     ]
     if data["maps"]:
-        held.append(f"{_count(len(data['maps']), 'map')} of layers or parameters over steps")
+        held.append(f"{format_count(len(data['maps']), 'map')} of layers or parameters over steps")
     if data["config"] is not None:
         held.append("configuration and environment, with secrets redacted")
     if data["events"]:
-        held.append(f"the newest {_count(len(data['events']), 'event')} and log lines")
+        held.append(f"the newest {format_count(len(data['events']), 'event')} and log lines")
     return held
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 _FREE_TEXTS = {

@@ -77,7 +77,7 @@ class PageServer:
             inner,
             self.sessions,
             cookie_name=f"quark_page_{self._port}",
-            hosts=[*hosts, _show_host(host)],
+            hosts=[*hosts, show_host(host)],
             base=base,
             editor=find_user() if allow_edit else None,
         )
@@ -99,7 +99,7 @@ class PageServer:
     @property
     def url(self) -> str:
         """Where it is, without a token."""
-        return f"http://{_show_host(self._host)}:{self._port}{self._base}/"
+        return f"http://{show_host(self._host)}:{self._port}{self._base}/"
 
     def make_link(self) -> str:
         """Where it is, with a new token, which is good once."""
@@ -203,5 +203,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _show_host(host: str) -> str:
+def show_host(host: str) -> str:
+    """A host as it stands in a URL."""
     return f"[{host}]" if ":" in host else host

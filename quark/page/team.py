@@ -37,6 +37,7 @@ from quark.page.auth import (
     make_error,
     reply,
 )
+from quark.page.recent import Recent
 from quark.page.routes.parameters import Parameters
 from quark.page.routes.runs import list_rows
 from quark.page.static_files import StaticFiles, load_installed_files
@@ -80,7 +81,7 @@ class LoginLimit:
     """Bounds how often an address may try keys that are none: ten at once, then ten a minute."""
 
     def __init__(self) -> None:
-        self._free: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._free = Recent[str, tuple[float, float]](_MOST_ADDRESSES)
 
     def find_wait_s(self, address: str) -> float:
         """0 where it may try now, or in how many seconds it may."""
@@ -91,9 +92,6 @@ class LoginLimit:
         """Count a try that failed."""
         group = _group(address)
         self._free[group] = (self._fill(group) - 1, time.monotonic())
-        self._free.move_to_end(group)
-        while len(self._free) > _MOST_ADDRESSES:
-            self._free.popitem(last=False)
 
     def _fill(self, group: str) -> float:
         moment = time.monotonic()

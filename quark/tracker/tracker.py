@@ -158,12 +158,7 @@ class Tracker:
             except Exception as error:  # noqa: BLE001 - a foreign object may raise anything
                 self._tell("log", error)
         if self._run is not None:
-            try:
-                self._run.log(metrics, step, commit)
-            except (StopRequested, TrainingHalted):
-                raise
-            except Exception as error:  # noqa: BLE001 - nothing of ours may end a training
-                self._tell("log", error)
+            self._guard("log", self._run.log, metrics, step, commit)
 
     def log_config(self, config: Any) -> None:
         """Merge hyperparameters into the run's configuration, with secrets redacted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
@@ -80,6 +81,22 @@ class StoredRun:
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""
         return {each.name: _to_plain(getattr(self, each.name)) for each in fields(self)}
+
+
+def measure_duration_s(stored: StoredRun, last_metric_at: str | None = None) -> float:
+    """How long a run took, or has taken, in seconds.
+
+    Args:
+        stored: The run.
+        last_metric_at: When its newest metric was logged. A lost run counts to
+            its last sign of life: this, or its last heartbeat.
+    """
+    end = stored.run.ended_at
+    if end is None and stored.state == "lost":
+        beats = [moment for moment in (stored.heartbeat_at, last_metric_at) if moment is not None]
+        end = max(beats, key=datetime.fromisoformat, default=None)
+    stop = datetime.now(UTC) if end is None else datetime.fromisoformat(end)
+    return max(0.0, (stop - datetime.fromisoformat(stored.run.created_at)).total_seconds())
 
 
 def _to_plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 import msgspec
 import xxhash
 
+from quark_core.formatting import format_span
 from quark_core.records.base import FieldRules, Record, parse_time
 from quark_core.records.json_object import JsonObject, flatten_json
 
@@ -195,7 +196,7 @@ class RunProgress(Record, frozen=True, gc=False):
             words = [f"{self.done:,.0f} steps"]
         if self.remaining_s is not None and math.isfinite(self.remaining_s):
             if self.remaining_s > 0:
-                words.append(f"{_tell_rest(self._find_rest_s(now_us))} left")
+                words.append(f"{format_span(self._find_rest_s(now_us))} left")
         elif self.rate_per_s:
             words.append(_tell_rate(self.rate_per_s))
         return ", ".join(words)
@@ -214,17 +215,6 @@ class RunProgress(Record, frozen=True, gc=False):
 
 # What is told comes with each heartbeat, every 10 s; beyond two of them nothing is known.
 _BEAT_S = 20.0
-_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
-
-
-def _tell_rest(seconds: float) -> str:
-    if seconds < 2 * _MINUTE_S:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * _HOUR_S:
-        return f"{seconds / _MINUTE_S:.0f} min"
-    if seconds < 2 * _DAY_S:
-        return f"{seconds / _HOUR_S:.1f} h"
-    return f"{seconds / _DAY_S:.1f} days"
 
 
 def _tell_rate(rate_per_s: float) -> str:

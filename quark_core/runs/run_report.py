@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from quark_core.formatting import format_seconds
 from quark_core.records import EventRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import AggregateRecord
@@ -25,7 +26,6 @@ _MOST_WINDOWS = 50_000
 _FIGURES = ("key", "keep", "unit", "clock", "count", "mean", "deviation", "low", "high")
 _FURTHER_FIGURES = ("first", "last", "total", "share", "failed", "non_finite")
 _METRIC_FIGURES = ("first", "last", "low", "high", "count", "last_step")
-_UNITS_OF_TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 class AggregateSummary:
@@ -261,14 +261,9 @@ def _make_tally(record: AggregateRecord) -> Tally:
 
 def describe_amount(value: float | None, unit: str | None) -> str:
     """A figure in few digits; of seconds in the unit that suits."""
-    if value is None:
-        return "-"
-    if unit != "s":
-        return f"{value:.4g}"
-    for size, name in _UNITS_OF_TIME:
-        if abs(value) >= size:
-            return f"{value / size:.3g} {name}" if value < 1000 else f"{value:,.0f} s"
-    return f"{value / 1e-6:.3g} µs"
+    if unit == "s" or value is None:
+        return format_seconds(value)
+    return f"{value:.4g}"
 
 
 def _show_row(each: AggregateSummary) -> tuple[str, ...]:

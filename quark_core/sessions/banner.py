@@ -27,6 +27,7 @@ from typing import TextIO
 from quark_core.config import settings
 from quark_core.config.arguments import resolve_storage_dir, working_directory
 from quark_core.errors import QuarkError
+from quark_core.formatting import format_duration
 from quark_core.records import RunStatus
 from quark_core.records.names import decode_name
 from quark_core.runs.open_run import OpenRun, ask_extensions
@@ -39,7 +40,6 @@ _log = logging.getLogger("quark")
 _NAME_CHARACTERS = 60
 _SHOWN_METRICS = 3
 _PLAIN = str.maketrans({"—": "-", "·": "|", "…": "..."})
-_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86_400
 
 
 class Introduction:
@@ -83,7 +83,7 @@ class Introduction:
         if not self._shows or _forked:
             return
         try:
-            lasted = _spell_duration(lasted_s)
+            lasted = format_duration(lasted_s)
             wrong = "".join(f"; {each}" for each in self._list_faults())
             told = ask_extensions(self._run.extensions, lambda each: each.summarize())
             said = f"{self.describe()} {status}"
@@ -234,17 +234,6 @@ def _fit(text: str, stream: TextIO) -> str:
         plain = text.translate(_PLAIN)
         return plain.encode(encoding, "backslashreplace").decode(encoding)
     return text
-
-
-def _spell_duration(seconds: float) -> str:
-    if seconds < _MINUTE_S:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < _HOUR_S:
-        return f"{whole // _MINUTE_S} min {whole % _MINUTE_S} s"
-    if whole < _DAY_S:
-        return f"{whole // _HOUR_S} h {whole % _HOUR_S // _MINUTE_S} min"
-    return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
 
 
 _forked = False

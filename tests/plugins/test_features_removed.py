@@ -25,8 +25,8 @@ FEATURES = {
     for point in entry_points(group=PLUGIN_GROUP)
     if point.value.startswith("quark")
 }
-# The page imports the modules of the others when it starts.
-WITHOUT_MODULES = {"notifications"}
+# Commands and pages import modules of analysis: what the main metric of a run is, how it is shown.
+WITHOUT_MODULES = {"configuration", "notifications", "provenance", "sweeps"}
 # Python runs a module of this name at the start of each process, helper processes included.
 BLOCKER = """
 import importlib.metadata as metadata

@@ -12,13 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from quark_core.config.redaction import redact_text, redact_values
 from quark_core.errors import SchemaValidationError
-
-if TYPE_CHECKING:
-    from quark.configuration.layering.layers import Resolution
 
 COMMAND_LINE = "command line"
 ARGPARSE_DEFAULT = "argparse default"
@@ -606,6 +603,23 @@ def _let_go(value: object) -> None:
 
 
 _VALUE_CHARACTERS = 60
+
+
+@dataclass(slots=True)
+class Resolution:
+    """How a configuration has come about.
+
+    Attributes:
+        config: The configuration.
+        applied: What took part, in its order: names, and places where they are known.
+        left_out: Names of the layers that did not.
+        texts: Setting -> what `manual` says of it.
+    """
+
+    config: LayeredConfig
+    applied: list[tuple[str, str | None]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 def print_manual(resolution: Resolution) -> None:

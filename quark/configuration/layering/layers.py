@@ -9,7 +9,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -29,14 +29,17 @@ from quark.configuration.layering.layered_config import (
     NOWHERE,
     Assignment,
     LayeredConfig,
+    Resolution,
     find_place,
     get_memory,
     list_leaves,
     name_place,
     note_changed_lists,
+    print_manual,
     revert,
 )
 from quark_core.errors import SchemaValidationError
+from quark_core.records.json_object import flatten_json
 
 LayerFunction = Callable[[LayeredConfig], object]
 
@@ -81,23 +84,6 @@ class Layer:
     default: bool
     number: int
     function: Callable[..., object] | None = None
-
-
-@dataclass(slots=True)
-class Resolution:
-    """How a configuration has come about.
-
-    Attributes:
-        config: The configuration.
-        applied: What took part, in its order: names, and places where they are known.
-        left_out: Names of the layers that did not.
-        texts: Setting -> what `manual` says of it.
-    """
-
-    config: LayeredConfig
-    applied: list[tuple[str, str | None]] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    texts: dict[str, str] = field(default_factory=dict)
 
 
 class LayerPass:
@@ -554,7 +540,7 @@ class Layers:
             found = read_config_file(file)
             memory = get_memory(config)
             shown = name_place(str(file))
-            for key, value in _flatten(found.values):
+            for key, value in flatten_json(found.values):
                 line = found.lines.get(key)
                 memory.place = shown if line is None else f"{shown}:{line}"
                 config.update({key: value})
@@ -643,8 +629,6 @@ class Layers:
         variables = os.environ if environ is None else environ
         resolution = Resolver(self, said, parsed, variables).resolve()
         if said.asks_for_manual:
-            from quark.configuration.layering.layered_config import print_manual
-
             print_manual(resolution)
             raise SystemExit(0)
         return resolution.config
@@ -692,15 +676,6 @@ def _find_definition(function: Callable[..., object]) -> str | None:
     if code is None:
         return find_place()
     return name_place(code.co_filename, code.co_firstlineno)
-
-
-def _flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        path = f"{above}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{path}.")
-        else:
-            yield path, value
 
 
 def _is_word(name: str) -> bool:

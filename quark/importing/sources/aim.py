@@ -24,6 +24,7 @@ from typing import Any
 
 from quark.importing.conversion import make_histogram
 from quark.importing.neutral_run import (
+    PORTION_FILES,
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
@@ -47,7 +48,6 @@ _FILES = {
     "figure": ("get_figure_sequence", ("aim.figure",)),
     "distribution": ("get_distribution_sequence", ("aim.distribution",)),
 }
-_PORTION_FILES = 64
 
 
 def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[ForeignRun]:
@@ -196,7 +196,7 @@ class AimRun(ForeignRun):
                         except Exception as error:  # noqa: BLE001 - Aim decodes what it finds
                             losses.add(kind, shown, f"it cannot be read: {error}")
                     taken[key] = int(step)
-                    if len(files) >= _PORTION_FILES:
+                    if len(files) >= PORTION_FILES:
                         yield Portion(position={"sequences": dict(taken)}, files=files)
                         files = []
         if files:

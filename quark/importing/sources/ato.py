@@ -13,9 +13,7 @@ Ato's times are those at which its module was imported, unless it was told other
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,17 @@ from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
+    Gathered,
     ImportFailure,
     Losses,
-    PointList,
     Portion,
     RunFacts,
+    find_place,
+    start_at,
 )
+from quark.importing.safe_files import Database
 from quark_core.config import settings
 from quark_core.records import EventRecord, StreamRecord, parse_time
-from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import FingerprintRecord
 
@@ -40,8 +40,6 @@ _FAILED = frozenset({"failed", "error", "crashed", "exception", "broken"})
 _COMPLETED = frozenset({"completed", "finished", "done", "success", "succeeded"})
 _RUNNING = "running"
 _SUBJECTS = {"static": "code", "runtime": "output"}
-_PROGRESS_STEPS = 100_000
-_ANSWER_STEPS = 20_000
 _TYPES = frozenset({"image", "audio", "video", "table", "model", "checkpoint", "text"})
 
 
@@ -55,13 +53,11 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     Raises:
         ImportFailure: There is no such place, or no database of Ato's.
     """
-    root = Path(place).expanduser()
-    if not root.exists():
-        raise ImportFailure(f"{root} does not exist")
+    root = find_place(place)
     if root.is_file():
-        databases = [_Database(root.resolve())]
+        databases = [_Database(root)]
     else:
-        paths = sorted(one for one in root.resolve().glob("*.db") if one.is_file())
+        paths = sorted(one for one in root.glob("*.db") if one.is_file())
         databases = [found for path in paths if (found := _open(path)) is not None]
     if not databases:
         raise ImportFailure(f"{root} holds no database of Ato's (*.db)")
@@ -77,38 +73,12 @@ def _open(path: Path) -> _Database | None:
         return None
 
 
-class _Database:
-    """One database, opened for each question: Ato may be writing it."""
-
+class _Database(Database):
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path, "Ato", _TABLES)
         for table in _TABLES:
-            if not self._is_plain(table):
-                raise ImportFailure(f"{path} is no database of Ato's: {table} is no table")
-
-    def ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
-        """The rows of a question.
-
-        Raises:
-            ImportFailure: It cannot be read, or works without end.
-        """
-        turns = iter(range(_ANSWER_STEPS))
-        try:
-            address = f"{self.path.as_uri()}?mode=ro"
-            with closing(sqlite3.connect(address, uri=True, timeout=10)) as connection:
-                connection.execute("PRAGMA trusted_schema = OFF")
-                connection.set_progress_handler(lambda: next(turns, None) is None, _PROGRESS_STEPS)
-                return connection.execute(question, values).fetchall()
-        except (sqlite3.Error, UnicodeError) as error:
-            raise ImportFailure(f"{self.path} cannot be read: {error}") from error
-
-    def _is_plain(self, table: str) -> bool:
-        """Whether it is a table that holds its rows: a view may have no end."""
-        plain = (
-            "SELECT 1 FROM sqlite_master WHERE name = ? AND type = 'table'"
-            " AND sql LIKE 'create table%' AND sql NOT LIKE '% as (%'"
-        )
-        return bool(self.ask(plain, table))
+            if not self.has(table):
+                raise ImportFailure(f"{path} is no database of Ato's: it has no table {table}")
 
     def list_runs(self) -> list[int]:
         """The number of each experiment, the oldest first."""
@@ -167,19 +137,17 @@ class AtoRun(ForeignRun):
         """See `ForeignRun`."""
         at = {table: int(position.get(table, 0)) for table in _TABLES[2:]}
         while rows := self._ask("metrics", "key, value, step, timestamp", at, PORTION_POINTS):
-            points = PointList()
+            found = Gathered()
             for number, key, value, step, moment in rows:
                 at["metrics"] = number
                 if not isinstance(value, (int, float)) or not isinstance(step, int):
                     losses.add("metric", str(key), "its value or its step is no number")
                     continue
                 kept = losses.read_number("metric", str(key), value)
-                points.add(str(key), step, kept, (_read_time(moment) or 0) / 1e6)
-            yield Portion(position=dict(at), points=points.take() if len(points) else None)
+                found.points.add(str(key), step, kept, (_read_time(moment) or 0) / 1e6)
+            yield found.make_portion(dict(at))
         started_us = self.describe().started_us or 0
-        records: list[StreamRecord] = []
-        files: list[ForeignFile] = []
-        was = dict(at)
+        found, was = Gathered(), dict(at)
         for number, trace, form, digest in self._ask(
             "fingerprints", "trace_id, trace_type, fingerprint", at
         ):
@@ -188,18 +156,19 @@ class AtoRun(ForeignRun):
             if subject is None or not isinstance(digest, str) or not digest or not trace:
                 losses.add("fingerprint", str(trace), f"it is none: {form!r:.40}")
                 continue
-            fields = (*start_fields(None)[:5], started_us)
             said = JsonObject({"tool": "ato", "trace_type": form})
             # Ato's digests say nothing beside ours.
-            records.append(
-                FingerprintRecord(*fields, subject, str(trace), digest, "ato", metadata=said)
-            )
+            fields = (*start_at(started_us), subject, str(trace), digest, "ato")
+            found.records.append(FingerprintRecord(*fields, metadata=said))
         for number, path, form, said in self._ask("artifacts", "path, data_type, data_info", at):
             at["artifacts"] = number
             taken = self._take_file(str(path), form, _read_json(said), started_us)
-            (files if isinstance(taken, ForeignFile) else records).append(taken)  # type: ignore[arg-type]
+            if isinstance(taken, ForeignFile):
+                found.files.append(taken)
+            else:
+                found.records.append(taken)
         if at != was:
-            yield Portion(position=dict(at), records=records, files=files)
+            yield found.make_portion(dict(at))
 
     def _take_file(
         self, path: str, form: Any, said: Any, time_us: int
@@ -221,9 +190,8 @@ class AtoRun(ForeignRun):
                 )
         except (OSError, ValueError):
             pass
-        fields = (*start_fields(None)[:5], time_us)
         payload = JsonObject({"message": f"artifact {path}", **facts})
-        return EventRecord(*fields, "ato_artifact", "info", None, None, None, payload)
+        return EventRecord(*start_at(time_us), "ato_artifact", "info", None, None, None, payload)
 
     def _ask(
         self, table: str, fields: str, at: Mapping[str, int], limit: int = -1

@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from quark.importing.neutral_run import (
-    PORTION_POINTS,
     ForeignFile,
     ForeignRun,
+    Gathered,
     ImportFailure,
     Losses,
-    PointList,
     Portion,
     RunFacts,
+    find_place,
 )
 from quark.importing.safe_files import (
+    Archive,
     find_files,
     open_archive,
     read_entry,
@@ -40,7 +41,6 @@ _TASK = "task.json"
 _METRICS = "metrics.jsonl"
 _SCALAR = "training_stats_scalar"
 _PLOT = "plot"
-_PORTION_FILES = 64
 _NO_STEP = -(2**31)
 """The iteration of what ClearML calls a single value."""
 
@@ -55,26 +55,15 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     Raises:
         ImportFailure: There is no such place.
     """
-    root = Path(place).expanduser()
-    if not root.exists():
-        raise ImportFailure(f"{root} does not exist")
-    root = root.resolve()
+    root = find_place(place)
     for path in find_files(root, "*.zip"):
         yield ClearmlRun(path, project)
 
 
-class ClearmlRun(ForeignRun):
+class ClearmlRun(Archive):
     """One archive; its position is how many events were taken, and whether its artifacts were."""
 
-    def __init__(self, path: Path, project: str | None) -> None:
-        self.key = str(path)
-        self._path = path
-        self._project = project
-        self._span: tuple[int, int] | None = None
-
-    def mark(self) -> str | None:
-        """See `ForeignRun`."""
-        return str(self._path.stat().st_size)
+    _span: tuple[int, int] | None = None
 
     def describe(self) -> RunFacts:
         """See `ForeignRun`."""
@@ -107,7 +96,7 @@ class ClearmlRun(ForeignRun):
     def read(self, position: Mapping[str, Any], losses: Losses) -> Iterator[Portion]:
         """See `ForeignRun`."""
         taken = int(position.get("events", 0))
-        points, files = PointList(), list[ForeignFile]()
+        found = Gathered()
         single: list[tuple[str, float, float]] = []
         told = int(position.get("singles", 0))
         number, last_step = 0, 0
@@ -125,30 +114,22 @@ class ClearmlRun(ForeignRun):
                 value = _read_value(event.get("value"), name, losses)
                 single += [] if value is None else [(name, value, time_s)]
             elif number > taken:
-                self._take(event, name, step, time_us, points, files, losses)
-            if len(points) >= PORTION_POINTS or len(files) >= _PORTION_FILES:
-                yield Portion(
-                    position={**position, "events": number},
-                    points=points.take() if len(points) else None,
-                    files=files,
-                )
-                files, taken = [], number
+                self._take(event, name, step, time_us, found, losses)
+            if found.is_full:
+                yield found.make_portion({**position, "events": number})
+                taken = number
         for name, value, time_s in single[told:]:
-            points.add(name, last_step, value, time_s)
+            found.points.add(name, last_step, value, time_s)
         done = bool(position.get("artifacts"))
-        if done and number <= taken and not len(points) and not files:
+        if done and number <= taken and not len(found.points) and not found.files:
             return
         with (
             open_archive(self._path) as archive,
             tempfile.TemporaryDirectory(prefix="quark-import-") as folder,
         ):
             if not done:
-                files += self._read_artifacts(archive, Path(folder), losses)
-            yield Portion(
-                position={"events": number, "artifacts": True, "singles": len(single)},
-                points=points.take() if len(points) else None,
-                files=files,
-            )
+                found.files += self._read_artifacts(archive, Path(folder), losses)
+            yield found.make_portion({"events": number, "artifacts": True, "singles": len(single)})
 
     def _take(
         self,
@@ -156,17 +137,16 @@ class ClearmlRun(ForeignRun):
         name: str,
         step: int,
         time_us: int,
-        points: PointList,
-        files: list[ForeignFile],
+        found: Gathered,
         losses: Losses,
     ) -> None:
         form = event.get("type")
         if form == _SCALAR:
             value = _read_value(event.get("value"), name, losses)
             if value is not None:
-                points.add(name, step, value, time_us / 1e6)
+                found.points.add(name, step, value, time_us / 1e6)
         elif form == _PLOT:
-            files.append(_make_plot(name, event, step, time_us))
+            found.files.append(_make_plot(name, event, step, time_us))
         else:
             losses.add("event", name, f"ClearML's {form} is not taken")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.importing.neutral_run import (
+    PORTION_FILES,
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
@@ -28,9 +29,11 @@ from quark.importing.neutral_run import (
     Points,
     Portion,
     RunFacts,
+    find_place,
     make_integers,
 )
 from quark.importing.safe_files import (
+    Archive,
     find_files,
     open_archive,
     read_entry,
@@ -40,7 +43,6 @@ from quark.importing.safe_files import (
 
 _EXPERIMENT = "experiment.json"
 _MESSAGES = "messages.json"
-_PORTION_FILES = 64
 _PORTION_BYTES = 64 * 2**20
 _AUTO = ("curr_step", "curr_epoch")
 _TYPES = {"visualization": "image", "image": "image", "audio": "audio", "video": "video"}
@@ -61,26 +63,17 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     Raises:
         ImportFailure: There is no such place.
     """
-    root = Path(place).expanduser()
-    if not root.exists():
-        raise ImportFailure(f"{root} does not exist")
-    root = root.resolve()
+    root = find_place(place)
     for path in find_files(root, "*.zip"):
         yield CometRun(path, project)
 
 
-class CometRun(ForeignRun):
+class CometRun(Archive):
     """One archive; its position is how many messages were taken."""
 
     def __init__(self, path: Path, project: str | None) -> None:
-        self.key = str(path)
-        self._path = path
-        self._project = project
+        super().__init__(path, project)
         self._said: dict[str, Any] = {"config": {}, "others": {}}
-
-    def mark(self) -> str | None:
-        """See `ForeignRun`."""
-        return str(self._path.stat().st_size)
 
     def describe(self) -> RunFacts:
         """See `ForeignRun`."""
@@ -131,7 +124,7 @@ class CometRun(ForeignRun):
                     losses.add("console", "output", "lines of the console are not taken")
                 elif form not in ("parameter_msg", "log_other", "") and form not in _MACHINE:
                     losses.add("message", form, "such messages of Comet's are not taken")
-                is_heavy = len(files) >= _PORTION_FILES or size_bytes >= _PORTION_BYTES
+                is_heavy = len(files) >= PORTION_FILES or size_bytes >= _PORTION_BYTES
                 if is_heavy or len(rows) >= PORTION_POINTS:
                     yield _make_portion(number, rows, files)
                     rows, files, size_bytes, taken = [], [], 0, number

@@ -18,6 +18,7 @@ import csv
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from quark.importing.neutral_run import (
     Points,
     Portion,
     RunFacts,
+    find_place,
 )
 from quark.importing.safe_files import DOCUMENT_BYTES, find_files, read_document
 from quark_core.records import parse_time
@@ -305,10 +307,7 @@ def find_runs(
         ImportFailure: There is no such place.
     """
     csv.field_size_limit(_FIELD_BYTES)
-    root = Path(place).expanduser()
-    if not root.exists():
-        raise ImportFailure(f"{root} does not exist")
-    root = root.resolve()
+    root = find_place(place)
     for path in find_files(root, "*.csv"):
         own = path.parent / "run.json"
         if own.is_file() and path.name != "metrics_long.csv" and not root.is_file():
@@ -442,8 +441,6 @@ class CsvTable:
 
     def _is_settled(self) -> bool:
         """Whether nobody has written for a while."""
-        import time
-
         return time.time() - self.path.stat().st_mtime > _SETTLED_S
 
 

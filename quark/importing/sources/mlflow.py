@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+import msgspec
+import xxhash
+
 from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignFile,
@@ -34,6 +37,7 @@ from quark.importing.neutral_run import (
 )
 from quark_core.errors import BackendUnavailable
 from quark_core.records import parse_time
+from quark_core.records.names import decode_name
 
 if TYPE_CHECKING:
     from quark_backends.mlflow.client import ArtifactFile, MlflowRun, Server
@@ -263,7 +267,6 @@ class ServerRun(ForeignRun):
         if "quark.run_id" not in run.tags:
             return [(name, name) for name in run.metric_names]
         from quark_backends.mlflow.reader import name_series
-        from quark_core.records.names import decode_name
 
         series = name_series(run.metric_names, self._load_own_names())
         return [(decode_name(key), name) for key, rank, name in series if not rank]
@@ -380,7 +383,6 @@ def _compare(row: _Row) -> _Row:
 
 def _digest(rows: Sequence[_Row]) -> str:
     import numpy as np
-    import xxhash
 
     data = np.array(rows, dtype=np.float64).tobytes()
     return xxhash.xxh3_64_hexdigest(data)
@@ -396,8 +398,6 @@ def _list_tables(tags: Mapping[str, str]) -> frozenset[str]:
 
 
 def _read_table(path: Path) -> bytes | None:
-    import msgspec
-
     try:
         table = json.loads(path.read_bytes())
         return msgspec.json.encode(

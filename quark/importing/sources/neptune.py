@@ -53,7 +53,6 @@ _PLAIN = {
     "string_set": "string_set_value",
 }
 _ASIDE = ("sys/", "monitoring/", "source_code/")
-_PORTION_FILES = 64
 _SERIES = "float_series"
 
 

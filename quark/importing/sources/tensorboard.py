@@ -24,6 +24,8 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from quark.importing.conversion import FIRST_US, LAST_US, make_histogram
 from quark.importing.neutral_run import (
     PORTION_POINTS,
@@ -178,8 +180,6 @@ class ValueReader:
         _add(taker, "image", name, data, step, time_s)
 
     def _add_curve(self, array: Any, name: str, step: int, time_s: float, taker: Taker) -> None:
-        import msgspec
-
         columns = ["true_positives", "false_positives", "true_negatives", "false_negatives"]
         columns = [*columns, "precision", "recall"][: len(array)]
         table = {"columns": columns, "rows": array.T.astype(float).tolist()}

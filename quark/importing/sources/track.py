@@ -24,17 +24,17 @@ from typing import Any
 
 from quark.importing.conversion import LAST_US
 from quark.importing.neutral_run import (
-    PORTION_POINTS,
     ForeignRun,
+    Gathered,
     ImportFailure,
     Losses,
-    PointList,
     Portion,
     RunFacts,
+    find_place,
+    start_at,
 )
 from quark.importing.safe_files import DOCUMENT_BYTES, find_files, read_document
-from quark_core.records import EventRecord, StreamRecord
-from quark_core.records.base import start_fields
+from quark_core.records import EventRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import AggregateRecord
 
@@ -56,10 +56,8 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     Raises:
         ImportFailure: There is no such place, or a file that is none of Track's.
     """
-    root = Path(place).expanduser()
-    if not root.exists():
-        raise ImportFailure(f"{root} does not exist")
-    for path in find_files(root.resolve(), "*.json"):
+    root = find_place(place)
+    for path in find_files(root, "*.json"):
         file = _File(path)
         try:
             trials = file.load()
@@ -172,26 +170,25 @@ class TrackTrial(ForeignRun):
         # What has one value only stands where the others have come to.
         for name, container in sorted(metrics.items(), key=lambda item: _is_single(item[1])):
             values.take_metric(name, container)
-            if len(values.points) >= PORTION_POINTS:
-                yield values.make_portion()
+            if values.is_full:
+                yield values.take()
         for name, container in _mapping(trial.get("chronos")).items():
             values.take_chrono(name, container)
         values.take_errors(_list(trial.get("errors")))
         if values.is_new:
-            yield values.make_portion()
+            yield values.take()
 
 
-class _Values:
+class _Values(Gathered):
     """Turns what a trial holds into points and records, each once."""
 
     def __init__(self, position: Mapping[str, Any], time_s: float, losses: Losses) -> None:
+        super().__init__()
         self._taken = dict(_mapping(position.get("metrics")))
         self._sums = dict(_mapping(position.get("sums")))
         self._errors = int(position.get("errors", 0))
         self._time_s = time_s
         self._losses = losses
-        self._records: list[StreamRecord] = []
-        self.points = PointList()
         self.newest = 0
         self.is_new = False
 
@@ -232,23 +229,16 @@ class _Values:
     def take_errors(self, errors: Sequence[Any]) -> None:
         """What went wrong, in words."""
         for error in errors[self._errors :]:
-            fields = (*start_fields(None)[:5], _to_us(self._time_s))
-            payload = JsonObject({"message": str(error)})
-            self._records.append(
-                EventRecord(*fields, "track_error", "error", None, None, None, payload)
-            )
+            said = ("track_error", "error", None, None, None, JsonObject({"message": str(error)}))
+            self.records.append(EventRecord(*start_at(_to_us(self._time_s)), *said))
         if len(errors) > self._errors:
             self._errors, self.is_new = len(errors), True
 
-    def make_portion(self) -> Portion:
-        """What there is by now."""
-        points, self.points = self.points, PointList()
-        records, self._records = self._records, []
+    def take(self) -> Portion:
+        """What there is by now, and where the next portion begins."""
         self.is_new = False
-        return Portion(
-            position={"metrics": self._taken, "sums": self._sums, "errors": self._errors},
-            points=points.take() if len(points) else None,
-            records=records,
+        return self.make_portion(
+            {"metrics": self._taken, "sums": self._sums, "errors": self._errors}
         )
 
     def _add(self, name: str, step: Any, value: Any) -> None:
@@ -284,10 +274,9 @@ class _Values:
         count, mean, m2 = sums
         low, high, last = ends
         time_us = _to_us(self._time_s)
-        self._records.append(
+        self.records.append(
             AggregateRecord(
-                *start_fields(None)[:5],
-                time_us,
+                *start_at(time_us),
                 key=name,
                 keep="stat" if unit is None else "timer",
                 unit=unit,

@@ -13,34 +13,30 @@ Trackio does not say how a run ended: it counts as completed. Traces are not tak
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from quark.importing.neutral_run import (
-    PORTION_POINTS,
-    ForeignFile,
     ForeignRun,
     ImportFailure,
     Losses,
-    PointList,
     Portion,
     RunFacts,
+    find_place,
+    start_at,
 )
+from quark.importing.safe_files import Database
 from quark.importing.sources.wandb_values import WandbValues
 from quark_core.records import EventRecord, SystemTelemetryRecord, parse_time
-from quark_core.records.base import start_fields
 from quark_core.records.json_object import JsonObject
 
 _TABLES = ("metrics", "configs", "system_metrics", "alerts", "traces")
 _PREFIX = "trackio."
 _MEDIA = {"image": "image", "audio": "audio", "video": "video", "file": "file"}
 _LEVELS = {"info": "info", "warn": "warning", "error": "error"}
-_PORTION_FILES = 64
 
 
 def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[ForeignRun]:
@@ -53,14 +49,8 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     Raises:
         ImportFailure: There is no such place, or no database.
     """
-    root = Path(place).expanduser()
-    if not root.exists():
-        raise ImportFailure(f"{root} does not exist")
-    paths = (
-        [root.resolve()]
-        if root.is_file()
-        else sorted(one for one in root.resolve().glob("*.db") if one.is_file())
-    )
+    root = find_place(place)
+    paths = [root] if root.is_file() else sorted(one for one in root.glob("*.db") if one.is_file())
     if not paths:
         raise ImportFailure(f"{root} holds no database of Trackio's (PROJECT.db)")
     for path in paths:
@@ -69,45 +59,14 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
             yield TrackioRun(database, run_id, name, project or path.stem)
 
 
-class _Database:
-    """One database, opened for each question: Trackio may be writing it."""
-
+class _Database(Database):
     def __init__(self, path: Path) -> None:
-        self.path = path
-        for table in _TABLES:
-            if self.has(table) and not self._is_plain(table):
-                raise ImportFailure(f"{path} is no database of Trackio's: {table} is no table")
+        super().__init__(path, "Trackio", _TABLES)
         columns = self.ask("SELECT name FROM pragma_table_info('metrics')")
         if ("metrics",) not in columns:
             raise ImportFailure(f"{path} is no database of Trackio's")
         # Older versions know runs by their names alone.
         self.key = "run_id" if ("run_id",) in columns else "run_name"
-
-    def ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
-        """The rows of a question.
-
-        Raises:
-            ImportFailure: It cannot be read.
-        """
-        try:
-            address = f"{self.path.as_uri()}?mode=ro"
-            with closing(sqlite3.connect(address, uri=True, timeout=10)) as connection:
-                connection.execute("PRAGMA trusted_schema = OFF")
-                return connection.execute(question, values).fetchall()
-        except sqlite3.Error as error:
-            raise ImportFailure(f"{self.path} cannot be read: {error}") from error
-
-    def has(self, table: str) -> bool:
-        """Whether there is such a table."""
-        return bool(self.ask("SELECT 1 FROM sqlite_master WHERE name = ?", table))
-
-    def _is_plain(self, table: str) -> bool:
-        """Whether it is a table that holds its rows: a view may have no end."""
-        plain = (
-            "SELECT 1 FROM sqlite_master WHERE name = ? AND type = 'table'"
-            " AND sql LIKE 'create table%' AND sql NOT LIKE '% as (%'"
-        )
-        return bool(self.ask(plain, table))
 
     def list_runs(self) -> list[tuple[str, str]]:
         """Key and name of each run, the oldest first."""
@@ -172,18 +131,18 @@ class TrackioRun(ForeignRun):
             for key, value in _read_json(text).items():
                 values.take(key, value, int(step), time_s)
             at["metrics"], is_new = number, True
-            if len(values.points) >= PORTION_POINTS or len(values.files) >= _PORTION_FILES:
-                yield _make_portion(values, at)
+            if values.is_full:
+                yield values.make_portion(dict(at))
                 is_new = False
         for number, timestamp, text in self._ask("system_metrics", "metrics", at):
-            fields = (*start_fields(None)[:5], _read_time(timestamp) or 0)
+            fields = start_at(_read_time(timestamp) or 0)
             metadata = JsonObject({"trackio": _read_json(text)})
             values.records.append(SystemTelemetryRecord(*fields, "time", metadata=metadata))
             at["system_metrics"], is_new = number, True
         for number, timestamp, step, title, text, level in self._ask(
             "alerts", "step, title, text, level", at
         ):
-            fields = (*start_fields(None)[:5], _read_time(timestamp) or 0)
+            fields = start_at(_read_time(timestamp) or 0)
             payload = JsonObject({"message": f"{title}: {text}" if text else title})
             severity = _LEVELS.get(level, "warning")
             values.records.append(
@@ -198,7 +157,7 @@ class TrackioRun(ForeignRun):
             if count:
                 losses.add("trace", "traces", "traces have no place in a run", count)
         if is_new:
-            yield _make_portion(values, at)
+            yield values.make_portion(dict(at))
 
     def _ask(self, table: str, fields: str, at: Mapping[str, int]) -> list[tuple[Any, ...]]:
         if not self._database.has(table):
@@ -232,19 +191,6 @@ class _Values(WandbValues):
             self._add_file(key, "table", msgspec.json.encode(table), {}, step, time_us, "json")
         else:
             self._losses.add(form, key, f"Trackio's type {form} has no place in a run")
-
-
-def _make_portion(values: WandbValues, at: Mapping[str, int]) -> Portion:
-    points, values.points = values.points, PointList()
-    records, values.records = values.records, []
-    files: list[ForeignFile] = values.files
-    values.files = []
-    return Portion(
-        position=dict(at),
-        points=points.take() if len(points) else None,
-        records=records,
-        files=files,
-    )
 
 
 def _read_json(text: Any) -> dict[str, Any]:

@@ -26,13 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.importing.neutral_run import (
-    PORTION_POINTS,
     ForeignRun,
     ImportFailure,
     Losses,
-    PointList,
     Portion,
     RunFacts,
+    find_place,
 )
 from quark.importing.safe_files import find_files
 from quark.importing.sources.wandb_values import NONFINITE, WandbValues, read_stats
@@ -41,7 +40,6 @@ from quark_core.config.redaction import redact_values
 if TYPE_CHECKING:
     from quark_backends.wandb.local_files import LogFile
 
-_PORTION_FILES = 64
 _WRITTEN_BY_PEOPLE = ("config", "summary", "environment", "name", "notes", "tags")
 _ASIDE = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
 # What W&B writes for itself.
@@ -64,10 +62,7 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     Raises:
         ImportFailure: There is no such place, or W&B is not installed.
     """
-    root = Path(place).expanduser()
-    if not root.exists():
-        raise ImportFailure(f"{root} does not exist")
-    root = root.resolve()
+    root = find_place(place)
     paths = sorted({one.resolve() for one in find_files(root, "*.wandb")})
     grouped: dict[str, list[Path]] = {}
     for path in sorted(paths, key=lambda one: (one.parent.name, one.name)):
@@ -193,7 +188,7 @@ class WandbRun(ForeignRun):
             else:
                 self._take_record(form, record, values, file, losses)
             offsets[known], is_new = log.offset, True
-            if len(values.points) >= PORTION_POINTS or len(values.files) >= _PORTION_FILES:
+            if values.is_full:
                 yield self._make_portion(values, offsets, from_step)
                 from_step, is_new = None, False
 
@@ -203,16 +198,8 @@ class WandbRun(ForeignRun):
     def _make_portion(
         self, values: WandbValues, offsets: Mapping[str, int], from_step: int | None
     ) -> Portion:
-        points, values.points = values.points, PointList()
-        records, values.records = values.records, []
-        files, values.files = values.files, []
-        return Portion(
-            position={"files": dict(offsets), "said": self._copy_said()},
-            points=points.take() if len(points) else None,
-            records=records,
-            files=files,
-            from_step=from_step,
-        )
+        position = {"files": dict(offsets), "said": self._copy_said()}
+        return values.make_portion(position, from_step)
 
     def _copy_said(self) -> dict[str, Any]:
         """What was said, to be noted in the store: without secrets, as all that is in there."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quark.importing.conversion import make_histogram
-from quark.importing.neutral_run import ForeignFile, Losses, PointList
+from quark.importing.neutral_run import ForeignFile, Gathered, Losses
 from quark.importing.safe_files import read_document
 from quark_core.artifacts.payload_folder import is_plain_file
 from quark_core.records import EventRecord, GpuReading, SystemTelemetryRecord
@@ -46,30 +46,20 @@ _CHUNK_BYTES = 2**20
 _NESTED = re.compile(r"(?<=[^\W\d])\.(?=\w)|(?<=\d)\.(?=[^\W\d])")
 
 
-class WandbValues:
+class WandbValues(Gathered):
     """Collects what rows hold.
 
     Args:
         folder: Where the run's files are.
         losses: Told of what cannot be taken.
         root: The place that is imported; links that lead out of it are not followed.
-
-    Attributes:
-        points, records, files: What was collected.
     """
 
     def __init__(self, folder: Path, losses: Losses, root: Path | None = None) -> None:
-        self.points = PointList()
-        self.records: list[StreamRecord] = []
-        self.files: list[ForeignFile] = []
+        super().__init__()
         self._folder = folder
         self._root = (root or folder).resolve()
         self._losses = losses
-
-    @property
-    def is_filled(self) -> bool:
-        """Whether anything was collected."""
-        return bool(len(self.points) or self.records or self.files)
 
     def take(self, key: str, value: Any, step: int, time_s: float) -> None:
         """Take one value of a row; one that holds others is taken apart."""

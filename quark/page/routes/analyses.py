@@ -10,15 +10,16 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quark.analysis.health import is_of_another_end, place_alert, tell_end
+from quark.page.recent import Recent
 from quark.page.routes.run_analysis import Analysis
 from quark_core.backends.contract import SupportsGenerations
 from quark_core.errors import QuarkError, RunNotFoundError
+from quark_core.formatting import format_span
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, format_time, parse_time
 from quark_core.records.base import now_us
 
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from quark.page.routes.page_source import PageSource
     from quark.page.routes.run_analysis import RunAnalyzer
     from quark_core.backends.run_summary import RunSummary
-
-# What is known of runs by analysis: what their stores keep, else what is computed for the page.
-#
-# Nothing that is computed is stored. It is computed for one run after the other.
 
 _log = logging.getLogger("quark")
 
@@ -70,8 +67,8 @@ class AnalysisDesk:
         self._source = source
         self._analyzer = analyzer
         self._lock = threading.Lock()
-        self._computed: OrderedDict[str, _Computed] = OrderedDict()
-        self._stored: OrderedDict[tuple[str, str], tuple[float, Analysis | None]] = OrderedDict()
+        self._computed = Recent[str, _Computed](_MOST_KEPT)
+        self._stored = Recent[tuple[str, str], tuple[float, Analysis | None]](_MOST_KEPT)
         self._waiting: set[str] = set()
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -177,9 +174,6 @@ class AnalysisDesk:
             began, of, analysis = self._compute_of(run_id)
             with self._lock:
                 self._computed[run_id] = _Computed(analysis, began, of)
-                self._computed.move_to_end(run_id)
-                while len(self._computed) > _MOST_KEPT:
-                    self._computed.popitem(last=False)
                 self._waiting.discard(run_id)
 
     def _take(self) -> _Job | None:
@@ -226,9 +220,6 @@ class AnalysisDesk:
         found = _read_outputs(reader, run_id)
         with self._lock:
             self._stored[place] = (now_s, found)
-            self._stored.move_to_end(place)
-            while len(self._stored) > _MOST_KEPT:
-                self._stored.popitem(last=False)
         return found
 
 
@@ -277,19 +268,11 @@ def _note_age(analysis: Analysis, summary: RunSummary) -> Analysis:
     age_s = max(0.0, (now_us() - parse_time(analysis.at)) / 1e6)
     return replace(
         analysis,
-        note=f"this is what was stored {_tell_s(age_s)} ago; the run has logged "
-        f"{_tell_s(behind_s)} more since",
+        note=f"this is what was stored {format_span(age_s)} ago; the run has logged "
+        f"{format_span(behind_s)} more since",
     )
 
 
 def _tell_begin(summary: RunSummary) -> str:
     """Tells a run from another one of the same id, in a store that was made anew."""
     return summary.stored.run.created_at
-
-
-def _tell_s(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"

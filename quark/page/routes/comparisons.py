@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ import msgspec
 
 from quark.analysis.metric_roles import find_main_metric
 from quark.page.pack import choose_floats, encode_pack
+from quark.page.recent import Recent
 from quark.page.routes.curves import GroupCurve, RunCurve, join_attempts, merge_runs
 from quark.page.routes.parameters import MAX_ENTRIES, MAX_KEYS, MAX_RUNS, Parameters
 from quark.page.routes.run_analysis import ComparedPair
@@ -22,8 +23,10 @@ from quark_core.backends.curves import CurveQuery
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import parse_time
 from quark_core.records.names import decode_name
+from quark_core.records.runs import is_seed
 from quark_core.runs.following import read_series_many
 from quark_core.runs.reading import encode_key
+from quark_core.search.resolution import write_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -136,8 +139,6 @@ def _list_notes(run: RunSummary) -> dict[str, Any]:
 
 
 def _without_seeds(config: Mapping[str, Any]) -> dict[str, Any]:
-    from quark_core.records.runs import is_seed
-
     return {key: value for key, value in config.items() if not is_seed(key)}
 
 
@@ -237,7 +238,6 @@ def _compare_settings(source: PageSource, sides: Sequence[Side]) -> _Settings:
     """What is not the same on every side, what is, and what nobody knows."""
     from quark.analysis.comparison.changes import compare_code, list_agreeing, list_settings
     from quark.analysis.comparison.summary import describe_agreement
-    from quark_core.records.runs import is_seed
 
     runs = [
         [_Held(source.load_run(run_id), source.reader) for run_id in side.ids] for side in sides
@@ -341,8 +341,6 @@ def _encode(settings: Mapping[str, Any], path: str) -> bytes:
 
 def _list_metrics(sides: Sequence[Side]) -> list[dict[str, Any]]:
     """Every metric of any side with its last values, those of all sides first."""
-    from quark_core.search.resolution import write_name
-
     found: dict[str, list[list[float | None]]] = {}
     for number, side in enumerate(sides):
         for run in side.runs:
@@ -385,8 +383,6 @@ def _find_main(runs: Any) -> str | None:
 
 def _list_settings(runs: Any) -> list[dict[str, str]]:
     """What can stand on an axis, with its name as a search writes it."""
-    from quark_core.search.resolution import write_name
-
     plain = {
         key
         for run in runs
@@ -535,7 +531,7 @@ class ComparisonDesk:
         self._source = source
         self._desk = desk
         self._lock = threading.Lock()
-        self._found: OrderedDict[_Asked, dict[str, Any]] = OrderedDict()
+        self._found = Recent[_Asked, dict[str, Any]](_MOST_KEPT)
         self._waiting: set[_Asked] = set()
 
     def tell(self, parameters: Parameters) -> dict[str, Any]:
@@ -591,8 +587,6 @@ class ComparisonDesk:
             found = {"state": "failed", "result": None, "note": note}
         with self._lock:
             self._found[asked] = found
-            while len(self._found) > _MOST_KEPT:
-                self._found.popitem(last=False)
             self._waiting.discard(asked)
 
 

@@ -7,7 +7,6 @@ import binascii
 import threading
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,7 @@ import msgspec
 
 from quark.analysis.metric_roles import find_main_metric
 from quark.page.pack import choose_floats, encode_pack
+from quark.page.recent import Recent
 from quark.page.routes.edits import describe_edited
 from quark.page.routes.parameters import MAX_ENTRIES, MAX_KEYS, MAX_RUNS, Parameters
 from quark.page.routes.runs import describe_ending, describe_progress
@@ -321,7 +321,7 @@ class ChangeDesk:
         self._source = source
         self._desk = desk
         self._lock = threading.Lock()
-        self._marks: OrderedDict[str, tuple[float, str | None]] = OrderedDict()
+        self._marks = Recent[str, tuple[float, str | None]](_MOST_MARKS)
 
     def begin(self, summary: RunSummary) -> str:
         """The cursor of a run of which no curve was read yet."""
@@ -432,9 +432,6 @@ class ChangeDesk:
     def _note(self, text: str, mark: str | None) -> None:
         with self._lock:
             self._marks[text] = (time.monotonic(), mark)
-            self._marks.move_to_end(text)
-            while len(self._marks) > _MOST_MARKS:
-                self._marks.popitem(last=False)
 
 
 def pack_sparks(source: PageSource, parameters: Parameters) -> bytes:

@@ -9,7 +9,6 @@ import msgspec
 
 from quark.page.routes.page_source import check_known_form
 from quark.page.routes.sweeps import NoSuchSweep, is_sweep_id
-from quark.sweeps.sweep_store import StoreLink
 from quark_core.backends.edits import RunEdit, check_edit, check_reason
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import SweepState
@@ -61,6 +60,8 @@ class RootEditor:
 
     def update_sweep(self, sweep_id: str, state: SweepState, *, by: str) -> StoredSweep:
         """See `PageEditor`."""
+        from quark.sweeps.sweep_store import StoreLink
+
         link = StoreLink(self._root)
         try:
             return link.store.update_sweep(sweep_id, state, by=by)

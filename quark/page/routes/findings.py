@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+import numpy as np
+
 from quark.analysis.evidence import read_evidence
+from quark.analysis.health import order_alerts
 from quark.page.routes.curves import ShownCurve, pack_curves
 from quark.page.routes.parameters import MAX_ENTRIES, Parameters
 from quark_core.backends.curves import make_curve
@@ -50,8 +53,6 @@ def pack_evidence(source: PageSource, run_id: str, parameters: Parameters) -> by
         SchemaValidationError: A bad parameter.
         RunNotFoundError: There is no such run.
     """
-    import numpy as np
-
     kind = parameters.get_word("kind", "", _KINDS)
     if not kind:
         raise SchemaValidationError(f"kind must be one of {', '.join(_KINDS)}")
@@ -137,34 +138,6 @@ def describe_analysis(analysis: Analysis | None, *, computing: bool = False) -> 
         "phase_notes": list(analysis.phase_notes),
         "rules": _describe_rules(analysis),
     }
-
-
-def order_alerts(alerts: Sequence[AlertRecord]) -> Iterator[tuple[AlertRecord, int]]:
-    """The worst first, but each consequence after its cause, with its depth below it."""
-    by_id = {alert.id: alert for alert in alerts}
-    below: dict[str | None, list[AlertRecord]] = {}
-    for alert in alerts:
-        cause = dict(alert.metadata or {}).get("caused_by")
-        below.setdefault(cause if cause in by_id else None, []).append(alert)
-    place = {alert.id: index for index, alert in enumerate(alerts)}
-    done: set[str] = set()
-
-    def rank(alert: AlertRecord, seen: frozenset[str] = frozenset()) -> int:
-        """Place of the worst of an alert and what follows from it."""
-        seen |= {alert.id}
-        following = (item for item in below.get(alert.id, ()) if item.id not in seen)
-        return min([place[alert.id], *(rank(item, seen) for item in following)])
-
-    def walk(items: Sequence[AlertRecord], depth: int) -> Iterator[tuple[AlertRecord, int]]:
-        for alert in sorted(items, key=rank):
-            if alert.id not in done:
-                done.add(alert.id)
-                yield alert, depth
-                yield from walk(below.get(alert.id, ()), depth + 1)
-
-    yield from walk(below.get(None, ()), 0)
-    # Causes that lead back to each other have no beginning; a third party's rule may make such.
-    yield from walk(alerts, 0)
 
 
 def _describe_alert(alert: AlertRecord) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quark.page.pack import encode_pack
+from quark.page.recent import Recent
 from quark.page.routes.curves import ShownCurve, lay_out_curves
 from quark.page.routes.parameters import MAX_ENTRIES, MAX_KEYS, Parameters
 from quark_core.backends.curves import make_curve
@@ -278,7 +279,7 @@ class GridDesk:
         self._source = source
         self._desk = desk
         self._lock = threading.Lock()
-        self._bases: OrderedDict[tuple[str, ...], dict[str, float]] = OrderedDict()
+        self._bases = Recent[tuple[str, ...], dict[str, float]](_MOST_KEPT)
 
     def pack(self, run_id: str, parameters: Parameters) -> bytes:
         """A map.
@@ -344,9 +345,6 @@ class GridDesk:
             known = _measure_bases(grid)
             with self._lock:
                 self._bases[key] = known
-                self._bases.move_to_end(key)
-                while len(self._bases) > _MOST_KEPT:
-                    self._bases.popitem(last=False)
         else:
             with self._lock:
                 found = self._bases.get(key)

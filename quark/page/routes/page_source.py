@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from quark.page.recent import Recent
 from quark_core.backends.contract import (
     SupportsArtifacts,
     SupportsChanges,
@@ -18,8 +19,11 @@ from quark_core.backends.contract import (
     SupportsSearch,
     SupportsSeries,
 )
+from quark_core.backends.registry import default_registry
 from quark_core.backends.run_summary import StoredRun
-from quark_core.errors import RunNotFoundError, SessionStoreError
+from quark_core.config.arguments import check_run_id, resolve_storage_dir
+from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
+from quark_core.runs.backend_choice import choose_primary, make_takeover, open_reader
 from quark_core.runs.run_reader import ForeignStore, RunReader, describe_context, open_foreign_store
 
 if TYPE_CHECKING:
@@ -113,7 +117,7 @@ class PageSource:
         self._open_run = open_run
         self._takeover = takeover
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._kept = Recent[tuple[str, str], _Kept](_MOST_SUMMARIES)
 
     @property
     def is_foreign(self) -> bool:
@@ -235,9 +239,6 @@ class PageSource:
 
     def _put(self, key: tuple[str, str], value: Any, kept_s: float) -> None:
         with self._lock:
-            while len(self._kept) >= _MOST_SUMMARIES:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept.pop(key, None)
             self._kept[key] = _Kept(time.monotonic() + kept_s, value)
 
 
@@ -259,17 +260,12 @@ class _NoStore:
 
 def _has_no_store(root: Path) -> bool:
     """Whether runs of a folder that is there would be kept in it, and none was yet."""
-    from quark_core.backends.registry import default_registry
-    from quark_core.runs.backend_choice import choose_primary
-
     is_local = "://" not in choose_primary(default_registry()).specification
     return is_local and root.is_dir() and not (root / ".quark").exists()
 
 
 def _open_own(root: Path) -> PageSource:
     """The root's own store."""
-    from quark_core.runs.backend_choice import make_takeover, open_reader
-
     reader = open_reader(root)
     place = str(reader.locate("unknown").store_root)
     return PageSource(
@@ -296,8 +292,6 @@ def open_source(
         SessionStoreError: There is nothing, or it cannot be read.
         SchemaValidationError: The backend cannot be read back.
     """
-    from quark_core.config.arguments import resolve_storage_dir
-
     root = resolve_storage_dir(storage_dir)
     if backend is None and awaits_store and _has_no_store(root):
         name = "embedded"
@@ -327,9 +321,6 @@ def check_known_form(run_id: str) -> str:
     Raises:
         RunNotFoundError: No run can have it.
     """
-    from quark_core.config.arguments import check_run_id
-    from quark_core.errors import SchemaValidationError
-
     try:
         return check_run_id(run_id)
     except SchemaValidationError:

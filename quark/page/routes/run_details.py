@@ -14,7 +14,9 @@ from quark.page.routes.parameters import Parameters
 from quark.page.routes.records import list_events
 from quark.page.routes.runs import describe_progress, describe_row
 from quark.page.routes.sweeps import describe_run_trial
+from quark_core.backends.contract import SupportsSeries
 from quark_core.backends.registry import default_registry
+from quark_core.config.redaction import redact_text
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import (
     ArtifactRecord,
@@ -31,6 +33,8 @@ from quark_core.records.kinds.samples import SampleRecord
 from quark_core.records.names import decode_name
 from quark_core.records.query import Query
 from quark_core.runs.artifact_versions import HIDDEN_TYPES
+from quark_core.runs.following import read_series
+from quark_core.runs.reading import read_rows
 from quark_core.runs.run_report import read_summaries
 from quark_core.system.terminal_text import clean_text
 
@@ -182,14 +186,10 @@ def _list_timers(source: PageSource, run_id: str) -> list[dict[str, Any]]:
 
 
 def tell_analysis(
-    source: PageSource, desk: AnalysisDesk, run_id: str, mark: str | None
+    source: PageSource, desk: AnalysisDesk, run_id: str, parameters: Parameters
 ) -> dict[str, Any] | None:
-    """What is known of a run by analysis; None where the page has that already.
-
-    Args:
-        source, desk, run_id: The run.
-        mark: Of the analysis that the page has.
-    """
+    """What is known of a run by analysis; None where the page has that already, of that mark."""
+    mark = parameters.get_text("mark")
     analysis = desk.request(source.summarize(run_id))
     if analysis is not None and mark == analysis.mark:
         return None
@@ -350,9 +350,6 @@ def _list_attempts(source: PageSource, stored: StoredRun) -> list[dict[str, Any]
 
 def _list_ranks(source: PageSource, summary: RunSummary) -> list[int]:
     """The ranks that have logged the metric with the most points, or none."""
-    from quark_core.backends.contract import SupportsSeries
-    from quark_core.runs.following import read_series
-
     most = max(summary.metrics.values(), key=lambda metric: metric.count, default=None)
     if most is None or not isinstance(source.reader, SupportsSeries):
         return []
@@ -361,8 +358,6 @@ def _list_ranks(source: PageSource, summary: RunSummary) -> list[int]:
 
 def _count_some(source: PageSource, run_id: str, kind: str) -> int | None:
     """0 where there are no records of a kind, 1 where there are some, None where nobody knows."""
-    from quark_core.runs.reading import read_rows
-
     try:
         if kind != ArtifactRecord.KIND:
             return read_rows(source.reader, run_id, kind, Query(limit=1)).count
@@ -401,7 +396,6 @@ def _describe_delivery(source: PageSource, run_id: str) -> dict[str, Any]:
 
 def _list_mirrors(source: PageSource, run_id: str) -> list[dict[str, Any]]:
     from quark.mirrors import survey_mirrors
-    from quark_core.config.redaction import redact_text
 
     run_path = source.storage_dir / ".quark" / "runs" / run_id
     try:

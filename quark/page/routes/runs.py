@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quark.analysis.metric_roles import find_main_metric
 from quark.page.routes.parameters import MAX_ROWS, MAX_RUNS, Parameters
 from quark_core.backends.run_pages import MOST_NAMES
+from quark_core.backends.run_summary import measure_duration_s
 from quark_core.errors import RunNotFoundError, SessionStoreError
 from quark_core.records import SystemTelemetryRecord, format_time
 from quark_core.records.base import now_us
@@ -131,7 +132,7 @@ def describe_row(stored: StoredRun, summary: RunSummary | None = None) -> dict[s
         "notes": run.notes,
         "created_at": run.created_at,
         "ended_at": run.ended_at,
-        "duration_s": _measure_duration_s(stored, last_metric_at),
+        "duration_s": measure_duration_s(stored, last_metric_at),
         "newest_step": None if summary is None else summary.newest_step,
         "last_metric_at": last_metric_at,
         "attempt": run.attempt,
@@ -154,16 +155,6 @@ def describe_main(summary: RunSummary) -> Mapping[str, Any] | None:
         "count": main.count,
         "non_finite": main.non_finite,
     }
-
-
-def _measure_duration_s(stored: StoredRun, last_metric_at: str | None) -> float:
-    """How long a run took, or has taken; a lost one counts to its last sign of life."""
-    end = stored.run.ended_at
-    if end is None and stored.state == "lost":
-        beats = [moment for moment in (stored.heartbeat_at, last_metric_at) if moment is not None]
-        end = max(beats, key=datetime.fromisoformat, default=None)
-    stop = datetime.now(UTC) if end is None else datetime.fromisoformat(end)
-    return max(0.0, (stop - datetime.fromisoformat(stored.run.created_at)).total_seconds())
 
 
 _SEVERITIES = ("critical", "error", "warning", "info")

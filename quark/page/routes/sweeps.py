@@ -7,15 +7,17 @@ import re
 import secrets
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quark.analysis.metric_roles import find_best_trial, list_objectives, pick_comparable
+from quark.page.recent import Recent
 from quark.page.routes.page_source import SweepReader
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.json_object import encode_json
@@ -357,12 +359,10 @@ class SweepDesk:
     def __init__(self, source: PageSource) -> None:
         self._source = source
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known = Recent[str, _Known](_MOST_KNOWN)
         # The best of each, and until when that may be said again.
-        self._best: OrderedDict[tuple[str, bytes], tuple[dict[str, Any] | None, float]] = (
-            OrderedDict()
-        )
-        self._said: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
+        self._best = Recent[tuple[str, bytes], tuple[dict[str, Any] | None, float]](_MOST_BEST)
+        self._said = Recent[tuple[Any, ...], dict[str, Any]](4 * _MOST_KNOWN)
 
     @property
     def _reader(self) -> SweepReader | None:
@@ -470,8 +470,6 @@ class SweepDesk:
             SchemaValidationError: A bad parameter.
             SessionStoreError: The store cannot be read.
         """
-        from importlib.util import find_spec
-
         from quark.analysis.sweep_analysis import measure_importances
 
         methods = ("ranks", *(("ped_anova",) if find_spec("optuna") else ()))
@@ -510,8 +508,6 @@ class SweepDesk:
     def _keep_said(self, key: tuple[Any, ...], said: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
             self._said[key] = said
-            while len(self._said) > 4 * _MOST_KNOWN:
-                self._said.popitem(last=False)
         return said
 
     def _read(self, sweep_id: str) -> _Known:
@@ -527,11 +523,7 @@ class SweepDesk:
         except SchemaValidationError as error:
             raise NoSuchSweep(str(error)) from None
         trials = self._fill(known, sweep, reader.list_trials(sweep_id, limit=_MOST_TRIALS))
-        if known is None:
-            known = self._known[sweep_id] = _Known()
-            while len(self._known) > _MOST_KNOWN:
-                self._known.popitem(last=False)
-        self._known.move_to_end(sweep_id)
+        known = self._known[sweep_id] = known or _Known()
         _renew(known, sweep, trials)
         known.read_s = time.monotonic()
         return known
@@ -581,8 +573,6 @@ class SweepDesk:
             best = {"number": trial.number, "value": trial.values[0], "run_id": trial.run_id}
         with self._lock:
             self._best[key] = best, until_s
-            while len(self._best) > _MOST_BEST:
-                self._best.popitem(last=False)
         return best
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quark.page.recent import Recent
 from quark.page.routes.parameters import MAX_ROWS, Parameters
 from quark.page.routes.records import find_artifact, open_artifact
 from quark.page.routes.table_files import KINDS, TableFile, is_text, open_table
@@ -132,7 +133,7 @@ class _OpenTable:
         self._kind = kind
         self._file: Any = None
         self._table: TableFile | None = None
-        self._orders: OrderedDict[_Ask, tuple[NDArray[Any], int]] = OrderedDict()
+        self._orders = Recent[_Ask, "tuple[NDArray[Any], int]"](_MOST_ORDERS)
 
     def tell(self, source: PageSource, ask: _Ask, first: int, limit: int) -> dict[str, Any]:
         table = self._table or self._look(source)
@@ -181,10 +182,8 @@ class _OpenTable:
         """Numbers of the rows that fit, in their order, and how many rows were looked at."""
         found = self._orders.get(ask)
         if found is None:
-            found = self._orders[ask] = _find_order(table, ask)
-            while len(self._orders) > _MOST_ORDERS:
-                self._orders.popitem(last=False)
-        self._orders.move_to_end(ask)
+            found = _find_order(table, ask)
+        self._orders[ask] = found
         return found
 
 

@@ -416,12 +416,6 @@ def test_long_names_are_folded_into_eighty_columns(invoke, tmp_path, log_run):
 
 
 @pytest.mark.long
-def test_brackets_in_names_are_shown_as_they_are(invoke, tmp_path, log_run):
-    log_run(tmp_path, "odd", "[bold]p", name="[/x]", values=overfit())
-    assert "[bold]p odd  [/x]" in invoke("analyze", "odd", "-d", tmp_path).stdout
-
-
-@pytest.mark.long
 def test_pipes_get_no_colours_and_may_close(store):
     done = subprocess.run(
         [SCRIPT, "analyze", "over", "-d", store], capture_output=True, encoding="utf-8"

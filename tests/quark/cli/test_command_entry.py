@@ -1,6 +1,5 @@
 """How the command is entered and left: `python -m quark`, --help, Ctrl-C, errors of the system."""
 
-import os
 import subprocess
 import sys
 from importlib import import_module
@@ -8,7 +7,6 @@ from importlib import import_module
 import click
 import pytest
 from click.testing import CliRunner
-from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
@@ -34,13 +32,6 @@ except SystemExit:
     pass
 print(*sorted(name for name in sys.modules if name.startswith(("quark.cli", "numpy", "rich"))))
 """
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
-    for name in [*os.environ]:
-        if name.startswith("QUARK_") and name not in SET_FOR_TESTS:
-            monkeypatch.delenv(name)
 
 
 def run_python(*arguments, **options):

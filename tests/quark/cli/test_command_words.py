@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
@@ -33,16 +32,6 @@ session.flush("stored")
 print(session.run_id, flush=True)
 os.kill(os.getpid(), 9)
 """
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
-    for name in [*os.environ]:
-        if (name.startswith("QUARK_") and name not in SET_FOR_TESTS) or name in (
-            "FORCE_COLOR",
-            "TTY_COMPATIBLE",
-        ):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture

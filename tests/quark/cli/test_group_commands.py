@@ -112,17 +112,6 @@ def test_columns_are_shown_besides(invoke, sweep):
     assert "config.width" in shown
 
 
-def test_hostile_groups_and_fields_do_not_steer_the_terminal(invoke, tmp_path, start):
-    with start(tmp_path, "evil") as session:
-        session.annotate({"[red]x": "\x1b[31mred\nline", "plain": "[bold]b"})
-    shown = invoke("show", "-d", tmp_path, "evil").stdout
-    assert "\x1b" not in shown
-    assert "[red]x" in shown
-    assert "[bold]b" in shown
-    grouped = invoke("runs", "-d", tmp_path, "--group-by", "field.[red]x").stdout
-    assert "\x1b" not in grouped
-
-
 def test_show_says_groups_version_revision_and_fields(invoke, tmp_path):
     with quark.start_run(
         project="p", config={"a": 1}, group="paper/fig3", version="v7", if_done="again",

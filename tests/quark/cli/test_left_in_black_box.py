@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
@@ -29,13 +28,6 @@ for step in range(1, 2000):
 print(session.run_id, flush=True)
 os.kill(os.getpid(), 9)
 """
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
-    for name in [*os.environ]:
-        if name.startswith("QUARK_") and name not in SET_FOR_TESTS:
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from set_for_tests import SET_FOR_TESTS
 
 import quark
 from quark.cli.main import cli
@@ -44,13 +43,6 @@ os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 sys.argv[1:] = arguments
 main()
 """
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch):
-    for name in [*os.environ]:
-        if name.startswith("QUARK_") and name not in SET_FOR_TESTS:
-            monkeypatch.delenv(name)
 
 
 def call(*arguments):

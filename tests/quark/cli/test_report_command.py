@@ -5,6 +5,8 @@ import json
 import pytest
 from diagnosed_runs import overfit, succeed
 
+from quark_core.formatting import format_bytes
+
 
 @pytest.fixture
 def store(tmp_path, log_run):
@@ -17,7 +19,7 @@ def test_a_report_of_two_runs(store, invoke):
     path = store / "r.html"
     result = invoke("report", "overfit", "good", "-d", store, "-o", path)
     assert result.exit_code == 0, result.output
-    assert result.output == f"Wrote {path} ({path.stat().st_size / 1000:,.0f} kB).\n"
+    assert result.output == f"Wrote {path} ({format_bytes(path.stat().st_size)}).\n"
     assert path.read_text().startswith("<!doctype html>")
     told = invoke("report", "over", "-d", store, "-o", path, "--json", "--no-config", "--no-logs")
     said = json.loads(told.output)

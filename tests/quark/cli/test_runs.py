@@ -159,13 +159,6 @@ def test_eighty_columns_are_enough(invoke, tmp_path, log_run):
     assert "-1.235e-30" in result.stdout
 
 
-def test_brackets_in_names_are_shown_as_they_are(invoke, tmp_path, log_run):
-    log_run(tmp_path, "run-odd", "p[red]", name="[/b]", tags=["[bold]x"])
-    row = find_row(invoke("runs", "-d", tmp_path), "run-odd")
-    assert row.split()[1:3] == ["[/b]", "p[red]"]
-    assert row.split()[-1] == "[bold]x"
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("columns", [80, 200])
 def test_an_ascii_terminal_is_enough(quark_command, tmp_path, log_run, columns):

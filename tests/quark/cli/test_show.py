@@ -76,15 +76,6 @@ def test_a_name_of_two_runs_is_ambiguous(quark_command, tmp_path, log_run):
     assert "'same' fits 2 runs: two, one; name one by its id" in done.stderr
 
 
-@pytest.mark.long
-def test_no_store_is_one_line_on_stderr(quark_command, tmp_path):
-    done = quark_command("show", "abc", "-d", tmp_path / "absent")
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert "no Quark store" in line
-    assert not (tmp_path / "absent").exists()
-
-
 def test_a_run_that_the_store_has_taken_in_has_no_folder_named(invoke, tmp_path, log_run):
     log_run(tmp_path, "taken")
     folder = tmp_path / ".quark" / "runs" / "taken"

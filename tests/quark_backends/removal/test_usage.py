@@ -6,7 +6,7 @@ import os
 import pytest
 
 import quark
-from quark.cli.du import describe_bytes, shorten_ids
+from quark.cli.du import shorten_ids
 from quark_core.backends.contract import Capability
 from quark_core.backends.registry import default_registry
 
@@ -126,24 +126,6 @@ def test_the_table_has_projects_runs_and_totals(tmp_path, make_run, invoke):
     assert order == ["run-a", "run-c", "run-b"] or order == ["run-a", "run-b", "run-c"]
     assert "1 of 3 runs, the largest." in invoke("du", "-n", "1", "-d", tmp_path).stdout
     assert "run-a" not in invoke("du", "-n", "0", "-d", tmp_path).stdout
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (999_949, "999.9 kB"),
-        (999_950, "1.0 MB"),
-        (1_234_567, "1.2 MB"),
-        (56_000_000_000, "56.0 GB"),
-        (10**16, "10000.0 TB"),
-        (-1500, "-1.5 kB"),
-    ],
-)
-def test_sizes_are_short(size_bytes, text):
-    assert describe_bytes(size_bytes) == text
 
 
 def test_shortened_ids_still_fit_one_run():

@@ -278,14 +278,6 @@ def test_a_terminal_gets_no_colours(spoken):
     assert b"\x1b" not in said
 
 
-def test_how_long_a_run_has_taken_is_told_in_two_units_at_most():
-    spell = banner._spell_duration
-    assert spell(2.34) == "2.3 s"
-    assert spell(192.4) == "3 min 12 s"
-    assert spell(3600 * 5 + 60 * 7) == "5 h 7 min"
-    assert spell(86_400 * 3 + 3600) == "3 d 1 h"
-
-
 def test_nothing_that_is_looked_for_at_a_start_opens_a_database(spoken, monkeypatch):
     """Whatever SQLite has open in a process that forks locks the child out."""
     import sqlite3

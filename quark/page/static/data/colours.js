@@ -58,8 +58,3 @@ export function packColour(colour) {
   const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
   return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
-
-/** A packed colour as CSS has it. @param {number} packed */
-export function writeColour(packed) {
-  return `rgb(${packed & 255} ${(packed >> 8) & 255} ${(packed >> 16) & 255})`;
-}

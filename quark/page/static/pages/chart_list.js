@@ -74,14 +74,14 @@ export function ChartList({ metrics, find, turned, turn, chart }) {
     else lines.push([group]);
   }
   /** @param {[string, Metric[]]} group */
-  const one = ([name, items]) => html`<${Group} key=${`group ${name}`} name=${name} metrics=${items}
+  const one = ([name, items]) => html`<${MetricGroup} key=${`group ${name}`} name=${name} metrics=${items}
     isOpen=${open.has(name) !== turned.has(name)} turn=${turn} chart=${chart} />`;
   return html`<div class="groups">${lines.map((line) => line.length > 1
     ? html`<div class="folded" key=${`line ${line[0][0]}`}>${line.map(one)}</div>` : one(line[0]))}</div>`;
 }
 
-/** @param {{ name: string, metrics: Metric[], isOpen: boolean, turn: (group: string) => void, chart: any }} props */
-function Group({ name, metrics, isOpen, turn, chart }) {
+/** @param {{ name: string, metrics: any[], isOpen: boolean, turn: (group: string) => void, chart: any, tile?: any }} props */
+export function MetricGroup({ name, metrics, isOpen, turn, chart, tile = MetricTile }) {
   const [most, setMost] = useState(MOST_AT_ONCE);
   // Small groups stand beside one another; one of many metrics has the whole width.
   const wide = Math.min(metrics.length, most);
@@ -91,7 +91,7 @@ function Group({ name, metrics, isOpen, turn, chart }) {
       <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${name || "metrics"}
       <small>${metrics.length}</small></button></h2>
     ${isOpen && html`<div class="charts">${metrics.slice(0, most).map((metric) => html`
-      <${MetricTile} key=${metric.key} metric=${metric} chart=${chart} />`)}</div>
+      <${tile} key=${metric.key} metric=${metric} chart=${chart} />`)}</div>
       ${metrics.length > most && html`<${Further} left=${metrics.length - most}
         show=${() => setMost(most + MOST_AT_ONCE)} />`}`}
   </section>`;

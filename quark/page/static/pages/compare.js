@@ -1,20 +1,20 @@
 // @ts-check
 /** Runs and groups of runs side by side: the verdict, what was set differently, and every curve. */
 
-import { moveWindow } from "../charts/zooming.js";
 import { readTheme } from "../charts/theme.js";
 import { styleLine } from "../data/colours.js";
 import { html } from "../data/html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { CopyButton, HealthBadge, SeverityBadge, StateBadge } from "./badges.js";
-import { groupMetrics, listOpen, readNames, writeNames } from "./chart_list.js";
+import { MetricGroup, groupMetrics, listOpen, readNames, writeNames } from "./chart_list.js";
 import { CompareTile } from "./compare_charts.js";
 import { Parallel, Scatter } from "./compare_runs.js";
 import { LayerChanges, PhasePair, Verdict } from "./compare_verdict.js";
 import { Explanation } from "./compare_why.js";
-import { Refused, askJson, isPassing, poll } from "./connection.js";
+import { Refused, askJson, follow, isPassing, poll } from "./connection.js";
+import { FindMetric, Smooth, chooseAxis } from "./controls.js";
 import { GroupStore } from "./group_store.js";
-import { takeKeys } from "./keyboard.js";
+import { listMoves, takeKeys } from "./keyboard.js";
 import { useLate } from "./late.js";
 import { change, go, makeLink } from "./links.js";
 import { writeMany, writeNumber, writeStep, writeValue } from "./texts.js";
@@ -22,9 +22,6 @@ import { writeMany, writeNumber, writeStep, writeValue } from "./texts.js";
 const LIVE_MS = 5000;
 const ASK_AGAIN_MS = 400;
 const ENTRIES = 1000;
-const MOST_CHARTS = 48;
-const CHART_REM = 24;
-const SMOOTHEST = 0.99;
 const TABS = [
   { name: "curves", title: "Curves" }, { name: "why", title: "Why" }, { name: "code", title: "Code" }, { name: "scatter", title: "Scatter" }, { name: "parallel", title: "Parallel" },
   { name: "layers", title: "Layers by change" }, { name: "phases", title: "Phases" },
@@ -67,17 +64,15 @@ export function ComparePage({ place }) {
   const [waits, setWaits] = useState("");
   const [version, setVersion] = useState(0);
   useEffect(() => {
-    const ended = new AbortController();
-    let stop = () => {};
-    const load = async () => {
+    const load = async (/** @type {AbortSignal} */ signal) => {
       try {
-        const next = await askJson("api/compare", JSON.parse(asked), ended.signal);
+        const next = await askJson("api/compare", JSON.parse(asked), signal);
         setData(next);
         setMistake("");
         setVersion((old) => old + 1);
         return Object.values(next.runs).some((/** @type {any} */ run) => run.state === "running");
       } catch (error) {
-        if (ended.signal.aborted) throw error;
+        if (signal.aborted) throw error;
         if (isPassing(error)) {
           setWaits(error instanceof Error ? error.message : "");
           throw error;
@@ -86,13 +81,7 @@ export function ComparePage({ place }) {
         return false;
       }
     };
-    load().catch(() => true).then((goesOn) => {
-      if (goesOn && !ended.signal.aborted) stop = poll(load, LIVE_MS);
-    });
-    return () => {
-      ended.abort();
-      stop();
-    };
+    return follow(load, LIVE_MS);
   }, [asked]);
   useEffect(() => {
     document.title = "Compare · Quark";
@@ -292,37 +281,20 @@ function Curves({ data, look, query, sides, version }) {
   };
   return html`<${CurveControls} look=${look} />
     ${!groups.size && html`<p class="notice-line">${data.metrics.length ? `No metric's name has ${look.find} in it.` : "No metric was logged yet."}</p>`}
-    <div class="groups">${[...groups].map(([name, metrics]) => html`<${MetricGroup} key=${name} name=${name} metrics=${metrics} isOpen=${open.has(name) !== turned.has(name)} turn=${turn} chart=${chart} />`)}</div>
+    <div class="groups">${[...groups].map(([name, metrics]) => html`<${MetricGroup} key=${name} tile=${CompareTile} name=${name} metrics=${metrics} isOpen=${open.has(name) !== turned.has(name)} turn=${turn} chart=${chart} />`)}</div>
     ${data.metric_count > data.metrics.length && html`<p class="quiet">The first ${data.metrics.length} of ${data.metric_count} metrics.</p>`}`;
-}
-
-/** @param {{ name: string, metrics: any[], isOpen: boolean, turn: (name: string) => void, chart: any }} props */
-function MetricGroup({ name, metrics, isOpen, turn, chart }) {
-  const [most, setMost] = useState(MOST_CHARTS);
-  // Small groups stand beside one another; one of many metrics has the whole width.
-  const wide = Math.min(metrics.length, most);
-  const style = isOpen ? { flex: `${wide} 1 ${wide * CHART_REM}rem` } : { flex: "0 0 auto" };
-  return html`<section class="group" style=${style}><h2><button class="plain fold" aria-expanded=${isOpen} onClick=${() => turn(name)}>
-      <span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${name || "metrics"} <small>${metrics.length}</small></button></h2>
-    ${isOpen && html`<div class="charts">${metrics.slice(0, most).map((metric) => html`<${CompareTile} key=${metric.key} metric=${metric} chart=${chart} />`)}</div>
-      ${metrics.length > most && html`<button class="plain more" onClick=${() => setMost(most + MOST_CHARTS)}>and ${writeMany(metrics.length - most, "more chart")}</button>`}`}</section>`;
 }
 
 /** @param {{ look: ReturnType<typeof readLook> }} props */
 function CurveControls({ look }) {
-  const find = useRef(/** @type {HTMLInputElement | null} */ (null));
-  useEffect(() => {
-    if (find.current && find.current !== document.activeElement) find.current.value = look.find;
-  }, [look.find]);
   /** @param {string} name @param {string} text */
   const check = (name, text) => html`<label><input type="checkbox" checked=${{ difference: look.isDifference, runs: look.members, log: look.isLog }[name]}
     onChange=${(/** @type {any} */ event) => change({ [name]: event.currentTarget.checked ? "1" : null })} /> ${text}</label>`;
-  return html`<div class="bar controls"><label>Find metric <input id="find" ref=${find} type="search" onInput=${(/** @type {any} */ event) => change({ find: event.currentTarget.value.trim() }, { together: true })} /></label>
-    <label>x <select value=${look.x} onChange=${(/** @type {any} */ event) => change({ x: event.currentTarget.value === "step" ? null : event.currentTarget.value, from: null, to: null })}>
+  return html`<div class="bar controls"><${FindMetric} text=${look.find} />
+    <label>x <select value=${look.x} onChange=${chooseAxis}>
       ${AXES.map(([name, title]) => html`<option key=${name} value=${name}>${title}</option>`)}</select></label>
     ${check("difference", "difference to the baseline")}${check("runs", "each run")}${check("log", "log y")}
-    <label>smooth <input type="range" min="0" max=${SMOOTHEST} step="0.01" value=${look.smooth} aria-valuetext=${look.smooth ? String(look.smooth) : "off"}
-      onInput=${(/** @type {any} */ event) => change({ smooth: Number(event.currentTarget.value) ? event.currentTarget.value : null }, { together: true })} /> <output>${look.smooth || "off"}</output></label>
+    <${Smooth} smooth=${look.smooth} />
     ${look.window && html`<button class="plain" onClick=${() => change({ from: null, to: null })}>Whole runs</button>`}</div>`;
 }
 
@@ -341,17 +313,9 @@ function findWhole(store) {
 
 /** @param {{ current: any }} current */
 function makeKeys(current) {
-  /** @param {KeyboardEvent} event */
-  const look = ({ key, repeat }) => {
-    const { view, whole, zoom } = current.current;
-    if (!whole) return;
-    const next = moveWindow(view.window && { low: view.window[0], high: view.window[1] }, whole, key);
-    zoom(next?.low ?? null, next?.high ?? null, repeat);
-  };
   return [
     { key: "/", says: "find a metric", act: () => document.getElementById("find")?.focus() },
-    { key: "w", says: "zoom in", act: look }, { key: "s", says: "zoom out", act: look },
-    { key: "a", says: "earlier", act: look }, { key: "d", says: "later", act: look },
+    ...listMoves(() => current.current),
     { key: "0", says: "the whole runs", act: () => current.current.zoom(null, null) },
     { key: "l", says: "log axis on or off", act: () => change({ log: current.current.view.isLog ? null : "1" }) },
   ];

@@ -4,8 +4,8 @@
 import { MetricChart } from "../charts/metric_chart.js";
 import { subtractCurve } from "../data/differences.js";
 import { html } from "../data/html.js";
-import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
-import { watchSight } from "./sight.js";
+import { useLayoutEffect } from "../vendor/hooks.js";
+import { useTile } from "./drawing.js";
 
 /** @typedef {import("../data/curves.js").Curve} Curve */
 
@@ -31,15 +31,8 @@ function writeSide(side, runs) {
 
 /** @param {{ metric: any, chart: any }} props */
 export function CompareTile({ metric, chart }) {
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {MetricChart | null} */ (null));
-  const [isNear, setNear] = useState(false);
-  const width = useRef(0);
+  const { host, drawn, width, isNear } = useTile();
   const { store, view, look } = chart;
-  useEffect(() => host.current ? watchSight(host.current, (isSeen, wide) => {
-    width.current = wide;
-    setNear(isSeen);
-  }) : undefined, []);
   useLayoutEffect(() => isNear ? store.want(metric.key) : undefined, [isNear, metric.key, store]);
   const kept = store.read(metric.key);
   const { curves, faces } = chooseCurves(kept?.curves ?? [], look);
@@ -60,10 +53,6 @@ export function CompareTile({ metric, chart }) {
     if (drawn.current) drawn.current.update(props);
     else drawn.current = new MetricChart(host.current, { ...props, width: width.current });
   }, [kept, isNear, view, look, hasCurves, metric.name]);
-  useEffect(() => () => {
-    drawn.current?.destroy();
-    drawn.current = null;
-  }, []);
   const says = kept?.message || (kept ? "no side that is shown has a value here" : "…");
   return html`<div class="tile" data-metric=${metric.key}>
     <div ref=${host} class="tile-chart"></div>

@@ -169,6 +169,25 @@ async function readRefusal(response) {
 }
 
 /**
+ * Do something at once, and again and again where that was not the last time.
+ * @param {(signal: AbortSignal) => Promise<boolean | void>} act false ends it; what fails is tried again
+ * @param {number} [every_ms]
+ * @returns {() => void} ends it
+ */
+export function follow(act, every_ms) {
+  const ended = new AbortController();
+  let stop = () => {};
+  const goOn = () => {
+    if (!ended.signal.aborted) stop = poll(act, every_ms);
+  };
+  act(ended.signal).then((goesOn) => goesOn === false || goOn(), goOn);
+  return () => {
+    ended.abort();
+    stop();
+  };
+}
+
+/**
  * Do something again and again: a second after it has ended, less and less often while the
  * server is lost, and not at all while nobody looks.
  * @param {(signal: AbortSignal) => Promise<boolean | void>} act false ends it

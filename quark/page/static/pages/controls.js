@@ -9,12 +9,30 @@ const MOST_METRICS = 500;
 const OFFER_AFTER_MS = 1000;
 const SMOOTHEST = 0.99;
 
-/** @param {{ view: import("./run.js").View, data: any, metrics: any[] }} props */
-export function Controls({ view, data, metrics }) {
+/** @param {{ text: string }} props */
+export function FindMetric({ text }) {
   const find = useRef(/** @type {HTMLInputElement | null} */ (null));
   useEffect(() => {
-    if (find.current && find.current !== document.activeElement) find.current.value = view.find;
-  }, [view.find]);
+    if (find.current && find.current !== document.activeElement) find.current.value = text;
+  }, [text]);
+  return html`<label>Find metric <input id="find" ref=${find} type="search"
+    onInput=${(/** @type {any} */ event) => change({ find: event.currentTarget.value.trim() }, { together: true })} /></label>`;
+}
+
+/** @param {{ smooth: number }} props */
+export function Smooth({ smooth }) {
+  return html`<label>smooth <input type="range" min="0" max=${SMOOTHEST} step="0.01" value=${smooth} aria-valuetext=${smooth ? String(smooth) : "off"}
+    onInput=${(/** @type {any} */ event) => change({ smooth: Number(event.currentTarget.value) ? event.currentTarget.value : null }, { together: true })} />
+    <output>${smooth || "off"}</output></label>`;
+}
+
+/** @param {any} event of a choice of what lies across */
+export function chooseAxis(event) {
+  change({ x: event.currentTarget.value === "step" ? null : event.currentTarget.value, from: null, to: null });
+}
+
+/** @param {{ view: import("./run.js").View, data: any, metrics: any[] }} props */
+export function Controls({ view, data, metrics }) {
   const chosen = view.x.startsWith("metric:") ? view.x.slice(7) : "";
   const [isOffering, setOffering] = useState(false);
   // Hundreds of names, for a list that is mostly closed: after the charts.
@@ -26,10 +44,8 @@ export function Controls({ view, data, metrics }) {
   const ranks = data.ranks ?? [];
   const hasEpochs = metrics.some((metric) => metric.epochs) || (data.axes ?? []).includes("epoch");
   return html`<div class="bar controls">
-    <label>Find metric <input id="find" ref=${find} type="search"
-      onInput=${(/** @type {any} */ event) => change({ find: event.currentTarget.value.trim() }, { together: true })} /></label>
-    <label>x <select value=${view.x} onChange=${(/** @type {any} */ event) => (
-      change({ x: event.currentTarget.value === "step" ? null : event.currentTarget.value, from: null, to: null }))}>
+    <${FindMetric} text=${view.find} />
+    <label>x <select value=${view.x} onChange=${chooseAxis}>
       <option value="step">step</option><option value="epoch">epoch${hasEpochs ? "" : " (if logged)"}</option>
       <option value="time">time</option><option value="relative">time since the start</option>
       ${chosen && !metrics.some((metric) => metric.key === chosen) && html`<option value=${view.x}>${chosen}</option>`}
@@ -38,10 +54,7 @@ export function Controls({ view, data, metrics }) {
     </select></label>
     <label><input type="checkbox" checked=${view.isLog}
       onChange=${(/** @type {any} */ event) => change({ log: event.currentTarget.checked ? "1" : null })} /> log y</label>
-    <label>smooth <input type="range" min="0" max=${SMOOTHEST} step="0.01" value=${view.smooth}
-      aria-valuetext=${view.smooth ? String(view.smooth) : "off"}
-      onInput=${(/** @type {any} */ event) => change({ smooth: Number(event.currentTarget.value) ? event.currentTarget.value : null }, { together: true })} />
-      <output>${view.smooth || "off"}</output></label>
+    <${Smooth} smooth=${view.smooth} />
     ${(data.attempts ?? []).length > 1 && html`<label>attempts <select value=${view.attempts}
       onChange=${(/** @type {any} */ event) => change({ attempts: event.currentTarget.value === "current" ? null : event.currentTarget.value })}>
       <option value="current">what counts</option><option value="all">all, also what was done again</option></select></label>`}

@@ -4,6 +4,7 @@
 import { readCurves } from "../data/curves.js";
 import { decodePack } from "../data/pack.js";
 import { ask, isPassing } from "./connection.js";
+import { WantedCurves } from "./wanted_curves.js";
 
 /** @typedef {import("../data/curves.js").Curve} Curve */
 /** @typedef {{ x: string, low: number | null, high: number | null, members: boolean, entries: number }} GroupView */
@@ -18,63 +19,23 @@ function placeCurve(curve, x) {
   return x === "relative" ? { ...curve, time: curve.step } : x === "epoch" ? { ...curve, epoch: curve.step } : curve;
 }
 
-export class GroupStore {
+/** @extends {WantedCurves<KeptGroup, GroupView>} */
+export class GroupStore extends WantedCurves {
   /** @param {string[]} sides ids of each, parted by commas @param {GroupView} view @param {() => void} changed */
   constructor(sides, view, changed) {
+    super(view, changed);
     this.sides = sides;
-    this.view = view;
-    this.changed = changed;
-    this.turn = 0;
-    /** @type {Map<string, KeptGroup>} */
-    this.kept = new Map();
-    /** @type {Map<string, number>} */
-    this.wanted = new Map();
-    this.timer = 0;
-    this.ended = new AbortController();
-  }
-
-  close() {
-    clearTimeout(this.timer);
-    this.ended.abort();
+    this.times = 0;
   }
 
   get asked() {
-    return JSON.stringify([this.view, this.turn]);
-  }
-
-  /** What there is of a metric, as it was seen before until the new one has come. @param {string} key */
-  read(key) {
-    return this.kept.get(key);
-  }
-
-  /** A metric is in sight until the function that is returned is called. @param {string} key */
-  want(key) {
-    this.wanted.set(key, (this.wanted.get(key) ?? 0) + 1);
-    this.gather();
-    return () => {
-      const left = (this.wanted.get(key) ?? 1) - 1;
-      if (left) this.wanted.set(key, left);
-      else this.wanted.delete(key);
-    };
-  }
-
-  /** @param {GroupView} view */
-  show(view) {
-    if (JSON.stringify(view) === JSON.stringify(this.view)) return;
-    this.view = view;
-    this.restart();
+    return JSON.stringify([this.view, this.times]);
   }
 
   /** What is in sight is read anew: its runs have gone on. */
   refresh() {
-    this.turn += 1;
+    this.times += 1;
     this.restart();
-  }
-
-  restart() {
-    this.ended.abort();
-    this.ended = new AbortController();
-    this.gather();
   }
 
   gather() {
@@ -88,7 +49,7 @@ export class GroupStore {
   /** @param {string[]} keys */
   async fetch(keys) {
     const { view, asked } = this;
-    const { signal } = this.ended;
+    const { signal } = this.turn;
     try {
       const answer = await ask("api/compare/curves", {
         side: this.sides, key: keys, x: view.x, low: view.low, high: view.high,

@@ -1,6 +1,8 @@
 // @ts-check
 /** One key, one action; a page says which while it is shown. */
 
+import { moveWindow } from "../charts/zooming.js";
+
 /** @typedef {{ key: string, says: string, act: (event: KeyboardEvent) => void }} Shortcut */
 
 const SETTING = "quark-keys";
@@ -30,6 +32,24 @@ function readSetting() {
   } catch {
     return true;
   }
+}
+
+/**
+ * The keys that move what all charts show.
+ * @param {() => { view: any, whole: [number, number] | null, zoom: (low: number | null, high: number | null, repeat: boolean) => void }} read
+ * @returns {Shortcut[]}
+ */
+export function listMoves(read) {
+  const act = (/** @type {KeyboardEvent} */ { key, repeat }) => {
+    const { view, whole, zoom } = read();
+    if (!whole) return;
+    const next = moveWindow(view.window && { low: view.window[0], high: view.window[1] }, whole, key);
+    zoom(next?.low ?? null, next?.high ?? null, repeat);
+  };
+  return [
+    { key: "w", says: "zoom in", act }, { key: "s", says: "zoom out", act },
+    { key: "a", says: "earlier", act }, { key: "d", says: "later", act },
+  ];
 }
 
 /**

@@ -10,6 +10,7 @@ import { html } from "../data/html.js";
 import { decodePack } from "../data/pack.js";
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { SignInNeeded, ask } from "./connection.js";
+import { useDrawn } from "./drawing.js";
 import { change } from "./links.js";
 
 /** @typedef {import("../data/curves.js").Curve} Curve */
@@ -92,34 +93,20 @@ export function OpenLayer({ run, view, whole, findings }) {
 
 /** @param {any} props */
 function FigureChart({ title, curves, window: shown, whole, marks, layer }) {
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {MetricChart | null} */ (null));
-  useEffect(() => {
-    if (!host.current) return;
-    const props = {
-      title: `${title} of ${layer}`, curves, window: shown, whole, marks, height: 150,
-      isLog: needsLog(curves.map((/** @type {Curve} */ curve) => makeLine(curve))),
-      onZoom: (/** @type {number | null} */ low, /** @type {number | null} */ high) =>
-        change({ from: low === null ? null : String(low), to: high === null ? null : String(high) }),
-    };
-    if (drawn.current) drawn.current.update(props);
-    else drawn.current = new MetricChart(host.current, props);
-  }, [curves, String(shown), String(whole), marks.length]);
-  useEffect(() => () => drawn.current?.destroy(), []);
+  const host = useDrawn(MetricChart, () => ({
+    title: `${title} of ${layer}`, curves, window: shown, whole, marks, height: 150,
+    isLog: needsLog(curves.map((/** @type {Curve} */ curve) => makeLine(curve))),
+    onZoom: (/** @type {number | null} */ low, /** @type {number | null} */ high) =>
+      change({ from: low === null ? null : String(low), to: high === null ? null : String(high) }),
+  }), [curves, String(shown), String(whole), marks.length]);
   return html`<div ref=${host}></div>`;
 }
 
 /** @param {{ title: string, ridges: Ridge[], at: number | null }} props */
 function RidgesChart({ title, ridges, at }) {
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {Ridges | null} */ (null));
-  useEffect(() => {
-    if (!host.current) return;
+  const host = useDrawn(Ridges, () => {
     const near = at === null ? null : ridges.reduce((best, { step }) => (Math.abs(step - at) < Math.abs(best - at) ? step : best), ridges[0].step);
-    const props = { title, ridges, chosen: near };
-    if (drawn.current) drawn.current.update(props);
-    else drawn.current = new Ridges(host.current, props);
+    return { title, ridges, chosen: near };
   }, [ridges, at]);
-  useEffect(() => () => drawn.current?.destroy(), []);
   return html`<div ref=${host}></div>`;
 }

@@ -3,13 +3,12 @@
 
 import { HeatMap } from "../charts/heat_map.js";
 import { listGroups, suggestMode } from "../charts/heat_cells.js";
-import { moveWindow } from "../charts/zooming.js";
 import { html } from "../data/html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { StateBadge } from "./badges.js";
 import { readNames, writeNames } from "./chart_list.js";
-import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
-import { takeKeys } from "./keyboard.js";
+import { Refused, SignInNeeded, ask, askJson, follow, poll } from "./connection.js";
+import { listMoves, takeKeys } from "./keyboard.js";
 import { STATISTICS, SHOWN_AT_ONCE, alignParameters, askGrid, findStatistic, hasCells } from "./layer_maps.js";
 import { OpenLayer } from "./layer_details.js";
 import { change, go, makeLink } from "./links.js";
@@ -79,8 +78,6 @@ function useRun(id, setMistake) {
   const [data, setData] = useState(/** @type {any} */ (null));
   const [analyses, setAnalyses] = useState(0);
   useEffect(() => {
-    const ended = new AbortController();
-    let stop = () => {};
     let wasComputing = false;
     let isLate = false;
     /** @param {AbortSignal} signal */
@@ -103,13 +100,7 @@ function useRun(id, setMistake) {
         throw error;
       }
     };
-    load(ended.signal).catch(() => true).then((goesOn) => {
-      if (goesOn && !ended.signal.aborted) stop = poll(load);
-    });
-    return () => {
-      ended.abort();
-      stop();
-    };
+    return follow(load);
   }, [id]);
   return { data, analyses };
 }
@@ -333,18 +324,9 @@ function fold(folded, group) {
 
 /** @param {{ current: any }} actions */
 function makeKeys(actions) {
-  /** @param {string} key */
-  const look = (key) => {
-    const { view, whole } = actions.current;
-    const next = moveWindow(view.window && { low: view.window[0], high: view.window[1] }, whole, key);
-    zoom(next?.low ?? null, next?.high ?? null);
-  };
   return [
     { key: "/", says: "find a layer", act: () => document.getElementById("find")?.focus() },
-    { key: "w", says: "zoom in", act: () => look("w") },
-    { key: "s", says: "zoom out", act: () => look("s") },
-    { key: "a", says: "earlier", act: () => look("a") },
-    { key: "d", says: "later", act: () => look("d") },
+    ...listMoves(() => ({ ...actions.current, zoom })),
     { key: "0", says: "the whole run", act: () => zoom(null, null) },
     { key: "f", says: "fold or unfold all blocks", act: () => {
       const { groups, view } = actions.current;

@@ -1,18 +1,18 @@
 // @ts-check
 /** One run: what is wrong and what shows it, its health, its phases, its charts. */
 
-import { frameRange, moveWindow } from "../charts/zooming.js";
+import { frameRange } from "../charts/zooming.js";
 import { html } from "../data/html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { CopyButton, StateBadge } from "./badges.js";
 import { Batches } from "./batches.js";
 import { ChartList, listFirst, readNames, writeNames } from "./chart_list.js";
-import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
+import { Refused, SignInNeeded, ask, askJson, follow, poll } from "./connection.js";
 import { Console } from "./console.js";
 import { Controls } from "./controls.js";
 import { EditButtons, EditNotes } from "./edit_run.js";
 import { Findings, Health, isGrave } from "./findings.js";
-import { takeKeys } from "./keyboard.js";
+import { listMoves, takeKeys } from "./keyboard.js";
 import { useLate } from "./late.js";
 import { change, go, makeLink } from "./links.js";
 import { readMetrics } from "./metrics.js";
@@ -63,14 +63,13 @@ export function RunPage({ place }) {
   const [data, setData] = useState(/** @type {any} */ (null));
   const [mistake, setMistake] = useState("");
   useEffect(() => {
-    const ended = new AbortController();
-    const load = async () => {
+    const load = async (/** @type {AbortSignal} */ signal) => {
       try {
-        setData(await askJson(`api/runs/${encodeURIComponent(place.run)}`, {}, ended.signal));
+        setData(await askJson(`api/runs/${encodeURIComponent(place.run)}`, {}, signal));
         setMistake("");
         return false;
       } catch (error) {
-        if (ended.signal.aborted || error instanceof SignInNeeded) return false;
+        if (signal.aborted || error instanceof SignInNeeded) return false;
         if (!(error instanceof Refused)) throw error;
         setMistake(error.message);
         // A store that is busy or being made ready is asked again.
@@ -78,14 +77,7 @@ export function RunPage({ place }) {
         return false;
       }
     };
-    let stop = () => {};
-    load().catch(() => {
-      if (!ended.signal.aborted) stop = poll(load);
-    });
-    return () => {
-      ended.abort();
-      stop();
-    };
+    return follow(load);
   }, [place.run]);
   if (data) return html`<${Run} key=${place.run} first=${data} place=${place} />`;
   return html`<header class="top"><a class="brand" href=${makeLink([])}>quark</a></header>
@@ -399,14 +391,6 @@ function makeKeys(actions) {
     change({}, { hash: `alert-${next.id}`, replace: true });
     showElement(`alert-${next.id}`);
   };
-  /** @param {KeyboardEvent} event */
-  const look = ({ key, repeat }) => {
-    const { chart, view } = actions.current;
-    const whole = chart.whole();
-    if (!whole) return;
-    const next = moveWindow(view.window && { low: view.window[0], high: view.window[1] }, whole, key);
-    chart.zoom(next?.low ?? null, next?.high ?? null, repeat);
-  };
   return [
     { key: "/", says: "find a metric", act: () => {
       change({ tab: null }, { replace: true });
@@ -419,10 +403,10 @@ function makeKeys(actions) {
       const finding = analysis.findings.find((/** @type {any} */ item) => `alert-${item.id}` === active);
       if (finding) zoomTo(finding, chart);
     } },
-    { key: "w", says: "zoom in", act: look },
-    { key: "s", says: "zoom out", act: look },
-    { key: "a", says: "earlier", act: look },
-    { key: "d", says: "later", act: look },
+    ...listMoves(() => {
+      const { chart, view } = actions.current;
+      return { view, whole: chart.whole(), zoom: chart.zoom };
+    }),
     { key: "0", says: "the whole run", act: () => actions.current.chart.zoom(null, null) },
     { key: "l", says: "log axis on or off", act: () => change({ log: actions.current.view.isLog ? null : "1" }) },
     { key: "e", says: "layers", act: () => go(makeLink(["run", actions.current.id, "layers"])) },

@@ -3,7 +3,7 @@
 
 import { html } from "../data/html.js";
 import { FreeText } from "./badges.js";
-import { writeStep, writeTime, writeValue } from "./texts.js";
+import { writeSeconds, writeStep, writeTime, writeValue } from "./texts.js";
 
 /** @param {{ text: string | null }} props */
 export function Traceback({ text }) {
@@ -48,13 +48,6 @@ function Values({ title, id, values, by = "", origins = {} }) {
       <td>${typeof value === "string" ? html`<${FreeText} text=${value} />` : writeValue(value)}</td>
       ${told && html`<td>${Object.hasOwn(origins, key) && html`<${Origin} chain=${origins[key]} />`}</td>`}</tr>`)}</tbody></table>`
       : html`<p class="quiet">Nothing.</p>`}</section>`;
-}
-
-/** Seconds in the unit that suits. @param {number | null} seconds */
-function writeSeconds(seconds) {
-  if (seconds === null || !Number.isFinite(seconds)) return "–";
-  const [size, unit] = seconds >= 1 ? [1, "s"] : seconds >= 1e-3 ? [1e-3, "ms"] : [1e-6, "µs"];
-  return `${Number((seconds / size).toPrecision(3))} ${unit}`;
 }
 
 /** Where the time went. @param {{ rows: any[], id: string, by?: string }} props */

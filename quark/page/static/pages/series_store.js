@@ -7,6 +7,7 @@
 import { joinCurves, readCurves } from "../data/curves.js";
 import { decodePack } from "../data/pack.js";
 import { Refused, ask, isAtOnce } from "./connection.js";
+import { WantedCurves } from "./wanted_curves.js";
 
 /** @typedef {import("../data/curves.js").Curve} Curve */
 /** @typedef {{ x: string, low: number | null, high: number | null, ranks: string, attempts: string,
@@ -21,49 +22,19 @@ const GATHER_MS = 8;
 // is of what the page was told of the run.
 const MOST_CURSORS = 3;
 
-export class SeriesStore {
+/** @extends {WantedCurves<Kept, View>} */
+export class SeriesStore extends WantedCurves {
   /** @param {string} run @param {View} view @param {() => void} changed */
   constructor(run, view, changed) {
+    super(view, changed);
     this.run = run;
-    this.view = view;
-    this.changed = changed;
-    /** @type {Map<string, Kept>} */
-    this.kept = new Map();
-    /** @type {Map<string, number>} */
-    this.wanted = new Map();
-    this.timer = 0;
-    this.turn = new AbortController();
     /** @type {Set<string>} */
     this.underWay = new Set();
     // Up to where the page was told of the run, be it by answers to curves.
     this.pageCursor = /** @type {string | null} */ (null);
   }
 
-  close() {
-    this.turn.abort();
-    clearTimeout(this.timer);
-  }
-
-  /** What there is of a metric, in the old view until the new one has come. @param {string} key */
-  read(key) {
-    return this.kept.get(key);
-  }
-
-  /** A metric is in sight until the function that is returned is called. @param {string} key */
-  want(key) {
-    this.wanted.set(key, (this.wanted.get(key) ?? 0) + 1);
-    this.gather();
-    return () => {
-      const left = (this.wanted.get(key) ?? 1) - 1;
-      if (left) this.wanted.set(key, left);
-      else this.wanted.delete(key);
-    };
-  }
-
-  /** Look at another part of the run, or at it in another way. @param {View} view */
-  show(view) {
-    if (JSON.stringify(view) === JSON.stringify(this.view)) return;
-    this.view = view;
+  restart() {
     this.turn.abort();
     this.turn = new AbortController();
     this.underWay.clear();

@@ -8,7 +8,7 @@ import { brushTrials, listColumns, makeAxis, readBrushes, readTrials, sortTrials
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { StateBadge } from "./badges.js";
 import { BestChart } from "./best_chart.js";
-import { Refused, SignInNeeded, ask, askJson, poll } from "./connection.js";
+import { Refused, SignInNeeded, ask, askJson, follow } from "./connection.js";
 import { change, go, makeLink } from "./links.js";
 import { ParallelAxes } from "./parallel_axes.js";
 import { Account } from "./session.js";
@@ -67,11 +67,7 @@ function useSweep(id) {
         return false;
       }
     };
-    let stop = () => {};
-    const follow = () => {
-      if (!ended.signal.aborted) stop = poll(load, LOOK_EVERY_MS);
-    };
-    load(ended.signal).then((goesOn) => goesOn === false || follow(), follow);
+    const stop = follow(load, LOOK_EVERY_MS);
     again.current = () => void load(ended.signal).catch(() => undefined);
     return () => {
       ended.abort();

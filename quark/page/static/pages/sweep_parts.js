@@ -113,7 +113,7 @@ export function Workers({ workers, now, link }) {
     <tbody>${workers.map((worker, at) => html`<tr key=${`${worker.worker} ${at}`}><th scope="row">${worker.worker}</th>
       <td>${worker.holds.slice(0, 8).map((/** @type {number} */ number) => html`<span key=${number}>${link(number)} </span>`)}${worker.holds.length > 8 ? `and ${worker.holds.length - 8} more` : ""}</td>
       <td>${worker.holds.length ? writeLease(worker.lease_until, now) : ""}</td><td class="number">${writeStep(worker.ended)}</td>
-      <td title=${writeTime(worker.last_at)}>${worker.last_at ? `${writeAge(worker.last_at, Date.parse(now))} ago` : ""}</td></tr>`)}</tbody></table></div></section>`;
+      <td title=${writeTime(worker.last_at)}>${worker.last_at ? writeAge(worker.last_at, Date.parse(now)) : ""}</td></tr>`)}</tbody></table></div></section>`;
 }
 
 /** @param {{ rungs: any[], metric: any }} props */

@@ -4,7 +4,7 @@
 import { html } from "../data/html.js";
 import { useEffect, useState } from "../vendor/hooks.js";
 import { StateBadge } from "./badges.js";
-import { Refused, askJson, poll } from "./connection.js";
+import { Refused, askJson, follow } from "./connection.js";
 import { makeLink } from "./links.js";
 import { Account } from "./session.js";
 import { Counts } from "./sweep_parts.js";
@@ -19,29 +19,20 @@ export function SweepsPage({ place }) {
   const [mistake, setMistake] = useState("");
   useEffect(() => {
     document.title = spell(`Sweeps${project ? ` of ${project}` : ""} · Quark`);
-    const ended = new AbortController();
     /** @param {AbortSignal} signal */
     const load = async (signal) => {
       try {
         const next = await askJson("api/sweeps", { project }, signal);
-        if (ended.signal.aborted) return false;
+        if (signal.aborted) return false;
         setFound(next);
         setMistake("");
       } catch (error) {
-        if (ended.signal.aborted) return false;
+        if (signal.aborted) return false;
         if (error instanceof Refused) setMistake(error.message);
         throw error;
       }
     };
-    let stop = () => {};
-    const follow = () => {
-      if (!ended.signal.aborted) stop = poll(load, LOOK_EVERY_MS);
-    };
-    load(ended.signal).then(follow, follow);
-    return () => {
-      ended.abort();
-      stop();
-    };
+    return follow(load, LOOK_EVERY_MS);
   }, [project]);
   const sweeps = found?.sweeps ?? [];
   return html`
@@ -67,5 +58,5 @@ function Row({ sweep, project }) {
     <td>${all > 0 && html`<progress max=${all} value=${ended} aria-label=${`${ended} of ${all} trials have ended`}></progress> <small>${writeStep(ended)}/${writeStep(all)}</small>`}</td>
     <td class="number">${sweep.best && html`${sweep.best.run_id ? html`<a href=${makeLink(["run", sweep.best.run_id])}>${writeNumber(sweep.best.value)}</a>` : writeNumber(sweep.best.value)} <small>${metric?.name} ${metric?.mode === "max" ? "↑" : "↓"}</small>`}
       ${sweep.metrics.length > 1 && html`<small>${writeStep(sweep.metrics.length)} metrics</small>`}</td>
-    <td>${sweep.search}</td><td title=${writeTime(sweep.created_at)}>${writeAge(sweep.created_at)} ago</td></tr>`;
+    <td>${sweep.search}</td><td title=${writeTime(sweep.created_at)}>${writeAge(sweep.created_at)}</td></tr>`;
 }

@@ -7,9 +7,9 @@ import { MetricChart } from "../charts/metric_chart.js";
 import { readCurves } from "../data/curves.js";
 import { html } from "../data/html.js";
 import { decodePack } from "../data/pack.js";
-import { useEffect, useRef } from "../vendor/hooks.js";
 import { useAnswer } from "./answers.js";
 import { ask } from "./connection.js";
+import { useDrawn } from "./drawing.js";
 import { change } from "./links.js";
 import { useRarely } from "./pace.js";
 import { writeNumber, writeStep } from "./texts.js";
@@ -66,20 +66,6 @@ function useRates(run, window, version) {
   return value;
 }
 
-/** @param {{ curves: import("../data/curves.js").Curve[], window: [number, number] | null }} props */
-function Rate({ curves, window: shown }) {
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {MetricChart | null} */ (null));
-  useEffect(() => {
-    if (!host.current) return;
-    const props = { title: curves[0].name, curves: curves.slice(0, MOST_LINES), window: shown, onZoom: zoom };
-    if (drawn.current) drawn.current.update(props);
-    else drawn.current = new MetricChart(host.current, props);
-  }, [curves, String(shown)]);
-  useEffect(() => () => drawn.current?.destroy(), []);
-  return html`<div class="tile"><div ref=${host} class="tile-chart"></div></div>`;
-}
-
 /** @param {{ run: string, query: URLSearchParams, version: number, absent: Record<string, string> }} props */
 export function System({ run, query, version, absent }) {
   const [from, to] = [Number(query.get("from") ?? NaN), Number(query.get("to") ?? NaN)];
@@ -91,8 +77,10 @@ export function System({ run, query, version, absent }) {
   if (!packs.length && !rates?.length) return html`<p class="notice-line">${absent?.telemetry ?? "No telemetry was logged. quark.SystemTelemetry keeps what steps take and what the machine does."}</p>`;
   const pace = packs.find(({ head }) => head.field === "step_time_ms" && head.ranks.length > 1);
   return html`${pace && html`<${Ranks} pack=${pace} />`}
-    ${rates && rates.length > 0 && html`<h2>What gets done, by rank</h2><div class="charts">${rates.map((curves) => html`<${Rate} key=${curves[0].key} curves=${curves} window=${window} />`)}</div>`}
-    <div class="charts">${packs.map((pack) => html`<${Figure} key=${pack.head.field} pack=${pack} window=${window} />`)}</div>
+    ${rates && rates.length > 0 && html`<h2>What gets done, by rank</h2><div class="charts">${rates.map((curves) => html`<${Tile} key=${curves[0].key} of=${curves} window=${window}
+      describe=${() => ({ title: curves[0].name, curves: curves.slice(0, MOST_LINES) })} />`)}</div>`}
+    <div class="charts">${packs.map((pack) => html`<${Tile} key=${pack.head.field} of=${pack} window=${window}
+      describe=${() => ({ title: pack.head.title, curves: readRankCurves(pack), whole: pack.head.steps })} />`)}</div>
     ${packs.some(({ head }) => !head.exact) && html`<p class="quiet">Each entry is the highest of its steps.</p>`}`;
 }
 
@@ -104,18 +92,13 @@ function zoom(low, high) {
 /** @param {{ pack: Pack }} props */
 function Ranks({ pack }) {
   const { ranks, steps } = pack.head;
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {HeatMap | null} */ (null));
-  useEffect(() => {
-    if (!host.current || !steps) return;
-    const props = {
+  const host = useDrawn(HeatMap, () => {
+    if (!steps) return null;
+    return {
       title: "step time by rank", grid: readGrid(pack), mode: /** @type {"absolute"} */ ("absolute"),
       whole: /** @type {[number, number]} */ (steps), window: null, onZoom: zoom,
     };
-    if (drawn.current) drawn.current.update(props);
-    else drawn.current = new HeatMap(host.current, props);
   }, [pack]);
-  useEffect(() => () => drawn.current?.destroy(), []);
   const grave = ranks.filter((/** @type {any} */ rank) => rank.is_silent || rank.ratio > LAGS);
   return html`<section aria-labelledby="ranks-title"><h2 id="ranks-title">${ranks.length} ranks${grave.length ? "" : ": all take about the same time, and none is silent"}</h2>
     <div class="scrolls" tabindex="0" role="region" aria-label="Ranks"><table class="plain-table ranks"><thead><tr><th scope="col">rank</th><th scope="col" class="number">step, ms (median)</th>
@@ -127,16 +110,8 @@ function Ranks({ pack }) {
     <div ref=${host}></div></section>`;
 }
 
-/** @param {{ pack: Pack, window: [number, number] | null }} props */
-function Figure({ pack, window: shown }) {
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {MetricChart | null} */ (null));
-  useEffect(() => {
-    if (!host.current) return;
-    const props = { title: pack.head.title, curves: readRankCurves(pack), window: shown, whole: pack.head.steps, onZoom: zoom };
-    if (drawn.current) drawn.current.update(props);
-    else drawn.current = new MetricChart(host.current, props);
-  }, [pack, String(shown)]);
-  useEffect(() => () => drawn.current?.destroy(), []);
+/** Of what the chart is tells whether it is drawn anew. @param {{ of: any, window: [number, number] | null, describe: () => any }} props */
+function Tile({ of, window: shown, describe }) {
+  const host = useDrawn(MetricChart, () => ({ ...describe(), window: shown, onZoom: zoom }), [of, String(shown)]);
   return html`<div class="tile"><div ref=${host} class="tile-chart"></div></div>`;
 }

@@ -5,6 +5,7 @@ const THOUSAND = 1e3;
 const MINUTE_S = 60;
 const HOUR_S = 3600;
 const DAY_S = 86400;
+const SIZES = ["B", "kB", "MB", "GB", "TB"];
 const UNITS = /** @type {const} */ ([["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]);
 
 /** Health and severity: a glyph and a word, so that colour is never alone. */
@@ -36,15 +37,15 @@ export function compareNames(a, b) {
   return byName.compare(a, b) || (a < b ? -1 : a > b ? 1 : 0);
 }
 
-/** A figure in four digits, such as 0.281, 2.59e+6 or NaN. @param {unknown} value */
+/** A figure in five digits, such as 0.28131, 2.590e+6 or NaN. @param {unknown} value */
 export function writeNumber(value) {
   if (value === null || value === undefined) return "";
   if (typeof value !== "number") return String(value);
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(3);
   if (Number.isInteger(value)) return String(value);
-  return String(Number(value.toPrecision(4)));
+  return String(Number(value.toPrecision(size < 1e5 ? 5 : 6)));
 }
 
 /** A count, such as 41.2k. @param {number | null | undefined} value */
@@ -67,21 +68,32 @@ export function writeStep(value) {
   return value > -THOUSAND && value < THOUSAND ? digits : digits.replace(/\B(?=(?:\d{3})+$)/g, ",");
 }
 
-/** @param {number | null | undefined} seconds */
+/** About how long, in one unit, as `format_span`. @param {number | null | undefined} seconds */
 export function writeDuration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "";
   const whole = Math.max(0, seconds);
   if (whole < 10) return `${whole.toFixed(1)} s`;
   if (whole < MINUTE_S * 2) return `${Math.round(whole)} s`;
   if (whole < HOUR_S * 2) return `${Math.round(whole / MINUTE_S)} min`;
-  if (whole < DAY_S * 2) return `${Math.round(whole / HOUR_S)} h`;
-  return `${Math.round(whole / DAY_S)} d`;
+  const [size, unit] = whole < DAY_S * 2 ? [HOUR_S, "h"] : [DAY_S, "d"];
+  return `${Number((whole / size).toFixed(1))} ${unit}`;
 }
 
-/** How long ago. @param {string | null | undefined} time ISO 8601 @param {number} [now_ms] */
+/** How long ago, or its date. @param {string | null | undefined} time ISO 8601 @param {number} [now_ms] */
 export function writeAge(time, now_ms = Date.now()) {
-  const then = time ? Date.parse(time) : NaN;
-  return Number.isNaN(then) ? "" : writeDuration((now_ms - then) / THOUSAND);
+  const age_s = (now_ms - (time ? Date.parse(time) : NaN)) / THOUSAND;
+  if (!time || Number.isNaN(age_s)) return "";
+  if (age_s < MINUTE_S) return "just now";
+  if (age_s >= DAY_S) return time.slice(0, "2026-11-30".length);
+  return age_s < HOUR_S ? `${Math.floor(age_s / MINUTE_S)} min ago` : `${Math.floor(age_s / HOUR_S)} h ago`;
+}
+
+/** A measured time in the unit that suits it. @param {number | null} seconds */
+export function writeSeconds(seconds) {
+  if (seconds === null || !Number.isFinite(seconds)) return "-";
+  if (seconds >= THOUSAND) return `${writeStep(Math.round(seconds))} s`;
+  const [size, unit] = seconds >= 1 ? [1, "s"] : seconds >= 1e-3 ? [1e-3, "ms"] : [1e-6, "µs"];
+  return `${Number((seconds / size).toPrecision(3))} ${unit}`;
 }
 
 /** Local time with its zone. @param {string | null | undefined} time ISO 8601 */
@@ -96,10 +108,13 @@ export function writeTime(time) {
   return `${at.getDate()} ${MONTHS[at.getMonth()]} ${at.getFullYear()}, ${clock.join(":")} UTC${zone}`;
 }
 
-/** @param {number | null | undefined} bytes */
+/** A size such as 512 B or 1.2 kB, of 1000 bytes. @param {number | null | undefined} bytes */
 export function writeBytes(bytes) {
   if (bytes === null || bytes === undefined) return "";
-  return bytes < THOUSAND ? `${bytes} B` : `${writeCount(bytes)}B`;
+  let [value, place] = [bytes, 0];
+  // What would be shown as 1000.0 is one of the next unit.
+  for (; Math.abs(value) >= 999.95 && place < SIZES.length - 1; place += 1) value /= THOUSAND;
+  return `${place ? value.toFixed(1) : value} ${SIZES[place]}`;
 }
 
 /** @param {number} count @param {string} noun @param {string} [plural] */

@@ -7,9 +7,10 @@ import { MetricChart } from "../charts/metric_chart.js";
 import { readCurves } from "../data/curves.js";
 import { html } from "../data/html.js";
 import { decodePack } from "../data/pack.js";
+import { useDrawn } from "../pages/drawing.js";
 import { nameOffered } from "../pages/layer_maps.js";
 import { groupMetrics, listMarks } from "../pages/metrics.js";
-import { useEffect, useMemo, useRef } from "../vendor/hooks.js";
+import { useMemo } from "../vendor/hooks.js";
 import { findAnswer } from "./answers.js";
 
 /** @typedef {import("../data/curves.js").Curve} Curve */
@@ -68,39 +69,28 @@ export function CurveGroups({ data, metrics, curves, view }) {
 
 /** @param {{ metric: any, curves: Curve[], view: any, findings: any[] }} props */
 function Curves({ metric, curves, view, findings }) {
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {MetricChart | null} */ (null));
-  useEffect(() => {
-    if (!host.current || !curves.length) return;
+  const host = useDrawn(MetricChart, () => {
+    if (!curves.length) return null;
     const isStep = curves.every((curve) => curve.unit === "step");
-    const props = {
+    return {
       title: metric.name, curves, window: isStep ? view.window : null, whole: isStep ? view.whole : null,
       isLog: view.isLog, marks: listMarks(findings, metric), onZoom: isStep ? view.zoom : undefined,
       onMark: (/** @type {string} */ id) => document.getElementById(`alert-${id}`)?.scrollIntoView(),
     };
-    if (drawn.current) drawn.current.update(props);
-    else drawn.current = new MetricChart(host.current, props);
   }, [view]);
-  useEffect(() => () => drawn.current?.destroy(), []);
   return html`<div class="tile" data-metric=${metric.key}><div ref=${host}></div>
     ${!curves.length && html`<p class="chart-title">${metric.name}</p><p class="quiet">no point</p>`}</div>`;
 }
 
 /** @param {{ map: any, view: any }} props */
 export function LayerMap({ map, view }) {
-  const host = useRef(/** @type {HTMLElement | null} */ (null));
-  const drawn = useRef(/** @type {HeatMap | null} */ (null));
   const { statistic, grid } = map;
-  useEffect(() => {
-    if (!host.current) return;
+  const host = useDrawn(HeatMap, () => {
     const whole = view.whole ?? [grid.step[0] ?? 0, Math.max(grid.last, (grid.step[0] ?? 0) + 1)];
-    const props = {
+    return {
       title: statistic.title, grid, mode: statistic.isShare ? "absolute" : suggestMode(grid), isShare: statistic.isShare,
       hidesEmpty: statistic.kind === "layer", window: view.window, whole, onZoom: view.zoom,
     };
-    if (drawn.current) drawn.current.update(props);
-    else drawn.current = new HeatMap(host.current, /** @type {any} */ (props));
   }, [view]);
-  useEffect(() => () => drawn.current?.destroy(), []);
   return html`<div ref=${host} data-map=${statistic.id}></div>`;
 }

@@ -13,23 +13,14 @@ PAGES = {
 }
 
 
-# One of each page in `make test`, light or dark; all in the long tier.
-SHORT = {("", "light"), ("run/exploding", "dark")}
-LOOKS = [
-    pytest.param(path, scheme, marks=[] if (path, scheme) in SHORT else pytest.mark.long)
-    for path in PAGES
-    for scheme in ("light", "dark")
-]
-
-
-@pytest.mark.parametrize(("path", "scheme"), LOOKS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", PAGES)
 def test_axe_finds_nothing(visit, serve_shared, runs, path, scheme):
     visitor = visit(serve_shared(runs), path, color_scheme=scheme)
     visitor.wait(PAGES[path])
     visitor.check_axe()
 
 
-@pytest.mark.long
 def test_axe_finds_nothing_in_what_opens(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "?find=train%2Floss+%3C", may_be_lost=True)
     visitor.wait("document.querySelector('.mistake')")
@@ -41,19 +32,13 @@ def test_axe_finds_nothing_in_what_opens(visit, serve_shared, runs):
     visitor.check_axe()
 
 
-NARROW = [
-    pytest.param(path, marks=[] if path == "run/exploding" else pytest.mark.long) for path in PAGES
-]
-
-
-@pytest.mark.parametrize("path", NARROW)
+@pytest.mark.parametrize("path", PAGES)
 def test_a_screen_of_320_pixels_needs_no_scrolling_to_the_side(visit, serve_shared, runs, path):
     visitor = visit(serve_shared(runs), path, viewport={"width": 320, "height": 640})
     visitor.wait(PAGES[path])
     assert visitor.evaluate("document.documentElement.scrollWidth") <= 320
 
 
-@pytest.mark.long
 def test_a_screen_of_4k_is_used(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "run/exploding", viewport={"width": 3840, "height": 2160})
     visitor.wait_for_chart("train/loss")
@@ -120,7 +105,6 @@ def test_without_javascript_a_sentence_says_what_to_do(visit, serve_shared, runs
     assert "quark show RUN" in visitor.page.inner_text("noscript, body")
 
 
-@pytest.mark.long
 def test_the_first_key_leads_past_the_head_and_all_controls_are_reached(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "run/exploding")
     visitor.wait_for_chart("train/loss")
@@ -140,7 +124,6 @@ def test_the_first_key_leads_past_the_head_and_all_controls_are_reached(visit, s
     )
 
 
-@pytest.mark.long
 def test_single_keys_can_be_switched_off(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "run/exploding")
     visitor.wait_for_chart("train/loss")

@@ -54,7 +54,6 @@ def find_row(visitor, number):
     )
 
 
-@pytest.mark.long
 def test_a_long_table_is_read_as_one_scrolls_sorts_and_searches(visit, serve_shared, payloads):
     visitor = visit(serve_shared(payloads), "run/held?tab=artifacts")
     visitor.page.get_by_role("button", name="Show scores.csv as a table").click()
@@ -80,7 +79,6 @@ def test_a_long_table_is_read_as_one_scrolls_sorts_and_searches(visit, serve_sha
     assert "table=" not in visitor.page.url
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_table_fits_a_narrow_screen(visit, serve_shared, payloads, scheme):
     options = {"viewport": {"width": 320, "height": 700}, "color_scheme": scheme}
@@ -91,7 +89,6 @@ def test_a_table_fits_a_narrow_screen(visit, serve_shared, payloads, scheme):
     visitor.check_axe()
 
 
-@pytest.mark.long
 def test_what_only_looks_like_a_picture_or_a_text_runs_nothing(visit, serve_shared, payloads):
     visitor = visit(serve_shared(payloads), "run/held?tab=artifacts")
     visitor.wait("[...document.images].some(image => image.complete && image.naturalWidth === 40)")
@@ -108,7 +105,6 @@ def test_what_only_looks_like_a_picture_or_a_text_runs_nothing(visit, serve_shar
     assert len(visitor.context.pages) == 1
 
 
-@pytest.mark.long
 def test_what_is_no_table_says_so_where_it_would_be(visit, serve_shared, payloads):
     visitor = visit(serve_shared(payloads), may_be_lost=True).sign_in()
     visitor.go(f"run/held?tab=artifacts&table=csv.{'0' * 64}")

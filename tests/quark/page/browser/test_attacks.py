@@ -14,7 +14,7 @@ import quark
 
 RUN = "victim"
 SECRET = "a name that nobody else may read"
-SITES = ["127.0.0.1", pytest.param("evil.example", marks=pytest.mark.long)]
+SITES = ["127.0.0.1", pytest.param("evil.example")]
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"
 onload="window.ran=1;top.ran=1" width="20" height="20"><script>window.ran = 1; parent.ran = 1;
 fetch("/api/runs").then(answer => answer.text()).then(text => document.title = text)</script>
@@ -173,7 +173,6 @@ def test_no_page_of_others_has_ours_in_a_frame(attacked, stranger, host):
     assert [frame.url for frame in blocked] == ["chrome-error://chromewebdata/"] * len(places)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("host", SITES)
 def test_who_opens_our_page_has_no_hold_on_it(attacked, stranger, host):
     visitor = attacked()
@@ -356,7 +355,6 @@ def test_a_payload_that_is_a_page_or_a_drawing_runs_nothing(attacked, stranger, 
     assert set(alone.evaluate(TRIES, asked).values()) == {None}
 
 
-@pytest.mark.long
 def test_a_link_that_leads_out_takes_nothing_along(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "run/quiet?tab=config", is_attacked=True)
     headers = []
@@ -375,7 +373,6 @@ def test_a_link_that_leads_out_takes_nothing_along(visit, serve_shared, runs):
     assert not {"referer", "cookie", "origin"} & set(sent)
 
 
-@pytest.mark.long
 def test_names_that_objects_have_by_themselves_are_names(attacked):
     visitor = attacked(f"run/{RUN}?turned=__proto__&__proto__[polluted]=1&constructor=x")
     visitor.wait_for_chart("train/loss")
@@ -401,7 +398,6 @@ def test_names_that_objects_have_by_themselves_are_names(attacked):
     assert visitor.errors == []
 
 
-@pytest.mark.long
 def test_paths_and_wishes_beyond_bounds_are_refused_to_a_browser_too(attacked):
     visitor = attacked("")
     visitor.wait_for_text(SECRET)

@@ -57,7 +57,6 @@ def test_groups_of_seeds_have_a_verdict_and_bands(visit, serve_shared, sides):
     visitor.check_axe()
 
 
-@pytest.mark.long
 def test_hiding_a_side_changes_no_other_and_is_in_the_address(visit, serve_shared, sides):
     visitor = visit(serve_shared(sides), f"compare?{ALL}")
     visitor.wait(f"() => {LOSS}?.lines.length === 6")
@@ -71,7 +70,6 @@ def test_hiding_a_side_changes_no_other_and_is_in_the_address(visit, serve_share
     assert visitor.evaluate(f"() => {LOSS}.lines") == before[1:]
 
 
-@pytest.mark.long
 def test_the_difference_to_the_baseline_and_each_run_are_drawn(visit, serve_shared, sides):
     visitor = visit(serve_shared(sides), f"compare?{ALL}&group=lr")
     visitor.wait_for_chart("val/loss")
@@ -89,7 +87,6 @@ def test_the_difference_to_the_baseline_and_each_run_are_drawn(visit, serve_shar
     visitor.wait(f"() => {LOSS}?.x.kind === 'relative'")
 
 
-@pytest.mark.long
 def test_what_is_judged_and_the_baseline_are_chosen_and_the_time_to_a_target(
     visit, serve_shared, sides
 ):
@@ -112,7 +109,6 @@ def test_what_is_judged_and_the_baseline_are_chosen_and_the_time_to_a_target(
     visitor.check_axe()
 
 
-@pytest.mark.long
 def test_chosen_runs_of_the_list_are_compared(visit, serve_shared, sides):
     visitor = visit(serve_shared(sides), "?chosen=low-0,low-1,high-0")
     visitor.wait("document.querySelector('.chosen a')")
@@ -125,7 +121,6 @@ def test_chosen_runs_of_the_list_are_compared(visit, serve_shared, sides):
     visitor.wait("document.querySelectorAll('tr[data-side]').length === 2")
 
 
-@pytest.mark.long
 def test_hostile_names_are_text_and_a_narrow_page_scrolls_within(visit, serve_shared, sides):
     options = {"viewport": {"width": 320, "height": 700}}
     visitor = visit(serve_shared(sides), "compare?run=hostile&run=low-0", **options)
@@ -156,7 +151,6 @@ def log_epochs(session):
             metrics.log("val/loss", 1.0 - epoch / 10, epoch=epoch)
 
 
-@pytest.mark.long
 def test_runs_with_no_metric_in_common_have_their_own_curves(visit, serve_shared, strangers):
     visitor = visit(serve_shared(strangers), "compare?run=alpha&run=beta&group=lr")
     visitor.wait("document.querySelectorAll('.verdicts tbody tr').length === 2")
@@ -174,7 +168,6 @@ def test_runs_with_no_metric_in_common_have_their_own_curves(visit, serve_shared
         visitor.wait("!document.getElementById('panel').innerText.includes('…')")
 
 
-@pytest.mark.long
 def test_metrics_over_steps_and_over_epochs_stand_in_one_chart(visit, serve_shared, strangers):
     visitor = visit(serve_shared(strangers), "compare?run=dense&run=epochs")
     chart = visitor.wait_for_chart("val/loss")
@@ -184,7 +177,6 @@ def test_metrics_over_steps_and_over_epochs_stand_in_one_chart(visit, serve_shar
     visitor.wait(f"() => {LOSS}?.lines.length === 1")
 
 
-@pytest.mark.long
 def test_runs_that_are_not_there_and_a_side_alone_say_so(visit, serve_shared, sides):
     server = serve_shared(sides)
     visitor = visit(server, "compare?run=low-0&run=none-such", may_be_lost=True)
@@ -207,7 +199,6 @@ def test_why_names_what_differs(visit, serve_shared, sides):
     visitor.check_axe()
 
 
-@pytest.mark.long
 def test_why_shows_names_of_others_as_text(visit, serve_shared, sides):
     visitor = visit(serve_shared(sides), "compare?run=low-0&run=hostile&tab=why")
     visitor.wait("document.querySelector('.why-verdict')")

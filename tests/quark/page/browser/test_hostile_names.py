@@ -93,10 +93,10 @@ def turned(tmp_path_factory):
     "path",
     [
         "?column=tags&column=notes",
-        pytest.param("run/turned", marks=pytest.mark.long),
-        pytest.param("run/turned?tab=events", marks=pytest.mark.long),
-        pytest.param("run/turned?tab=config", marks=pytest.mark.long),
-        pytest.param("run/turned/layers", marks=pytest.mark.long),
+        pytest.param("run/turned"),
+        pytest.param("run/turned?tab=events"),
+        pytest.param("run/turned?tab=config"),
+        pytest.param("run/turned/layers"),
     ],
 )
 def test_what_turns_or_hides_what_is_read_is_spelled_out(visit, serve_shared, turned, path):
@@ -108,7 +108,6 @@ def test_what_turns_or_hides_what_is_read_is_spelled_out(visit, serve_shared, tu
     assert [line for line in read.split("\n") if UNSEEN.search(line)] == []
 
 
-@pytest.mark.long
 def test_a_report_spells_it_out_with_scripts_and_without(visit, tmp_path, turned):
     made = quark.report("turned", storage_dir=turned)
     assert not UNSEEN.search(str(made))

@@ -111,14 +111,12 @@ def test_alerts_are_marked_on_the_rows_that_they_name(look):
     assert any(abs(mark["step"] - SINCE) <= 20 for mark in marks)
 
 
-@pytest.mark.long
 def test_what_is_found_while_one_looks_is_marked_and_the_phases_come(look):
     visitor = look("run/fresh/layers")
     visitor.wait(f"{GRADIENT}.marks.length > 0")
     visitor.wait("document.querySelector('.map-phase')")
 
 
-@pytest.mark.long
 def test_red_is_on_the_canvas_where_a_cell_is_not_finite(look):
     visitor = look()
     count = visitor.evaluate(
@@ -164,7 +162,6 @@ def test_keys_find_fold_zoom_and_open_a_layer_and_the_address_holds_it_all(look)
     visitor.wait(f"{GRADIENT}.x.max >= {STEPS[-1]}")
 
 
-@pytest.mark.long
 def test_blocks_fold_to_one_row_that_shows_the_furthest_of_it(look):
     visitor = look()
     visitor.press("f")
@@ -179,7 +176,6 @@ def test_blocks_fold_to_one_row_that_shows_the_furthest_of_it(look):
     visitor.wait(f"!{GRADIENT}.rows.some(row => row.name === '{BROKEN}')")
 
 
-@pytest.mark.long
 def test_a_drag_zooms_and_a_click_opens_the_row_at_its_step(look):
     visitor = look()
     area = visitor.find_place("[data-map=gradient] .map-area")
@@ -199,7 +195,6 @@ def test_a_drag_zooms_and_a_click_opens_the_row_at_its_step(look):
     assert f"layer={BROKEN}" in visitor.page.url
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everyone_can_use_it(look, scheme):
     visitor = look(f"run/deep/layers?layer={BROKEN}&kind=layer", color_scheme=scheme)
@@ -209,14 +204,12 @@ def test_everyone_can_use_it(look, scheme):
     visitor.check_axe()
 
 
-@pytest.mark.long
 def test_it_fits_a_narrow_screen(look):
     visitor = look(f"run/deep/layers?layer={BROKEN}", viewport={"width": 320, "height": 640})
     visitor.wait_for_chart(f"gradient norm of {BROKEN}")
     assert visitor.evaluate("document.documentElement.scrollWidth") <= 320
 
 
-@pytest.mark.long
 def test_what_could_not_be_read_of_a_live_run_is_read_again(visit, serve, tmp_path, monkeypatch):
     monkeypatch.setenv("QUARK_RUN_ID", "live")
     session = quark.start_run(project="digits", storage_dir=tmp_path)
@@ -253,7 +246,6 @@ def test_a_run_without_layers_says_how_to_have_them(visit, serve_shared, root):
     visitor.wait_for_text("no records of layers or parameters")
 
 
-@pytest.mark.long
 def test_names_of_layers_are_text(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "run/hostile/layers")
     drawn = visitor.wait(GRADIENT)

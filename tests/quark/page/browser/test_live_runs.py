@@ -84,7 +84,6 @@ def test_what_is_found_as_a_run_ends_is_shown_however_the_answer_comes(
     visitor.wait("document.querySelector('.finding')")
 
 
-@pytest.mark.long
 def test_a_live_run_stands_first_in_the_list_with_how_it_stands(visit, serve, live, tmp_path):
     live(30)
     visitor = visit(serve(tmp_path), "")
@@ -106,7 +105,6 @@ def test_a_connection_that_is_lost_is_said_and_taken_up_again(visit, serve, live
     visitor.wait("!document.body.innerText.includes('The server does not answer')")
 
 
-@pytest.mark.long
 def test_a_server_that_is_ended_and_begun_anew_wants_a_sign_in_and_goes_on(
     visit, serve, live, tmp_path
 ):
@@ -124,7 +122,6 @@ def test_a_server_that_is_ended_and_begun_anew_wants_a_sign_in_and_goes_on(
     assert visitor.evaluate("window.quark.charts.find('train/loss').y.isLog")
 
 
-@pytest.mark.long
 def test_a_page_that_nobody_looks_at_asks_for_nothing(visit, serve, live, tmp_path):
     live(40)
     visitor = visit(serve(tmp_path), "run/live")

@@ -54,7 +54,6 @@ def test_timers_are_a_table_what_took_the_most_first(visit, serve_shared, machin
     visitor.check_axe()
 
 
-@pytest.mark.long
 def test_ranks_batches_and_figures_of_the_machine_are_shown(visit, serve_shared, machines):
     visitor = visit(serve_shared(machines), "run/machine?tab=system")
     visitor.wait("document.querySelectorAll('.ranks tbody tr').length === 3")
@@ -75,7 +74,6 @@ def test_ranks_batches_and_figures_of_the_machine_are_shown(visit, serve_shared,
     visitor.check_axe()
 
 
-@pytest.mark.long
 def test_images_share_a_slider_and_texts_are_text(visit, serve_shared, machines):
     visitor = visit(serve_shared(machines), "run/payloads?tab=artifacts")
     visitor.wait("document.querySelectorAll('.images img').length === 2")

@@ -41,7 +41,6 @@ def find_box(visitor, place):
     return visitor.find_place(".tile-chart .u-over", place)
 
 
-@pytest.mark.long
 def test_the_cursor_of_one_chart_is_that_of_all(look):
     visitor = look()
     box = find_box(visitor, 0)
@@ -82,7 +81,6 @@ def test_what_is_not_finite_stands_at_its_steps_and_is_counted(look):
     assert set(inks) == {"#e4e7eb"}
 
 
-@pytest.mark.long
 def test_smoothing_adds_a_line_and_leaves_the_band_as_it_is(look):
     raw = look().wait_for_chart(SECOND)["lines"][0]
     visitor = look("?smooth=0.9")
@@ -93,7 +91,6 @@ def test_smoothing_adds_a_line_and_leaves_the_band_as_it_is(look):
     assert max(smooth["smoothed"]) < 20
 
 
-@pytest.mark.long
 def test_a_chart_is_a_table_too(look):
     visitor = look()
     visitor.page.locator(".tile-chart").get_by_role("button", name="as table").nth(1).click()

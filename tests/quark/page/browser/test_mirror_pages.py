@@ -41,7 +41,6 @@ def test_what_a_mirror_lacks_is_said_where_it_would_be(visit, serve_shared, mirr
     visitor.wait_for_text("This run has no records of layers")
 
 
-@pytest.mark.long
 def test_mirrored_runs_are_compared(visit, serve_shared, mirror):
     visitor = visit(serve_shared(mirror[0], mirror[1]), "compare?run=whole-0&run=whole-1")
     visitor.wait("document.querySelector('.verdicts tbody tr')")
@@ -55,7 +54,6 @@ def test_mirrored_runs_are_compared(visit, serve_shared, mirror):
     visitor.wait("document.querySelectorAll('.runs tbody tr[data-run]').length === 3")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("part", ["batches", "system", "artifacts", "events"])
 def test_a_part_that_could_not_be_read_is_asked_for_again(visit, serve_shared, mirror, part):
     visitor = visit(serve_shared(mirror[0], mirror[1]), may_be_lost=True).sign_in()

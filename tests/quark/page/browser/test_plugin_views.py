@@ -3,7 +3,6 @@
 import sys
 from types import SimpleNamespace
 
-import pytest
 from browser_runs import log_run
 
 from quark_core.backends import registry as registries
@@ -21,7 +20,6 @@ def read(reader, run_id):
     return {"columns": ["device", "joules"], "rows": [["gpu0", 41.5], ["<b>gpu1</b>", None]]}
 
 
-@pytest.mark.long
 def test_a_view_of_a_plugin_is_a_tab_with_a_table(visit, serve, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "energy_view", SimpleNamespace(read=read))
     monkeypatch.setattr(registries, "_default", BackendRegistry.discover())

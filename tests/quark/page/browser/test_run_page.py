@@ -126,7 +126,7 @@ def test_a_run_of_one_point_and_one_of_nan_alone_are_drawn(visit, serve_shared, 
     assert sum(bad["count"] for bad in chart["lines"][0]["bad"]) == 20
 
 
-@pytest.mark.parametrize("points", [40_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("points", [40_000, pytest.param(1_000_000)])
 def test_a_spike_of_one_point_is_in_the_band_and_named_at_the_edge(
     visit, serve_shared, tmp_path_factory, points
 ):
@@ -147,11 +147,10 @@ def test_a_spike_of_one_point_is_in_the_band_and_named_at_the_edge(
 
 QUERIES = [
     "?log=1&smooth=0.6&from=10&to=40",
-    *(pytest.param(query, marks=pytest.mark.long) for query in ("", "?x=relative", "?smooth=0.9")),
+    *(pytest.param(query) for query in ("", "?x=relative", "?smooth=0.9")),
 ]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_link_and_a_reload_give_the_same_picture(visit, serve_shared, runs, query):
     visitor = visit(serve_shared(runs), f"run/quiet{query}")
@@ -197,7 +196,6 @@ def test_zooming_by_keys_is_in_the_address_and_back_undoes_it(visit, serve_share
     visitor.wait("high => quark.charts.find('train/loss').x.max === high", whole["max"])
 
 
-@pytest.mark.long
 def test_a_phase_zooms_all_charts(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "run/quiet")
     visitor.wait_for_chart("train/loss")
@@ -236,7 +234,6 @@ def test_findings_are_gone_through_by_keys_alone(visit, serve_shared, runs):
     visitor.wait("!document.querySelector('dialog').open")
 
 
-@pytest.mark.long
 def test_a_finding_that_is_linked_to_is_in_sight(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "run/exploding")
     last = visitor.wait("() => [...document.querySelectorAll('.findings > .finding')].at(-1)?.id")
@@ -272,7 +269,6 @@ def test_only_charts_in_sight_are_read_and_folded_groups_are_not_built(
     assert visitor.evaluate("document.querySelectorAll('.tile').length") == 1
 
 
-@pytest.mark.long
 def test_x_may_be_another_metric_or_the_time_since_the_start(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "run/quiet?x=metric%3Atrain%2Floss")
     drawn = visitor.wait(
@@ -291,7 +287,6 @@ def test_a_run_that_is_not_there_says_so(visit, serve_shared, runs):
     assert "nobody" in visitor.page.inner_text("main")
 
 
-@pytest.mark.long
 def test_all_of_it_works_below_a_path_that_a_proxy_keeps(visit, serve, runs):
     visitor = visit(serve(runs, "/user/me/quark"), "")
     visitor.wait("document.querySelector('.runs tbody a')")
@@ -309,7 +304,6 @@ def test_all_of_it_works_below_a_path_that_a_proxy_keeps(visit, serve, runs):
     assert [url for url in outside if not url.startswith("data:")] == []
 
 
-@pytest.mark.long
 def test_dragging_over_a_chart_zooms_all_of_them(visit, serve_shared, runs):
     visitor = visit(serve_shared(runs), "run/quiet")
     visitor.wait_for_chart("train/loss")
@@ -329,7 +323,6 @@ def test_dragging_over_a_chart_zooms_all_of_them(visit, serve_shared, runs):
     )
 
 
-@pytest.mark.long
 def test_attempts_are_lines_of_their_own_where_they_are_asked_for(visit, serve, tmp_path):
     log_run(tmp_path, "twice", {"train/loss": make_falling(60)}, status="failed", analyzes=False)
     session = quark.resume_run(run_id="twice", storage_dir=tmp_path, from_step=40)
@@ -350,7 +343,6 @@ def test_attempts_are_lines_of_their_own_where_they_are_asked_for(visit, serve, 
     )
 
 
-@pytest.mark.long
 def test_a_run_that_failed_says_why_on_its_page_and_in_the_list(visit, serve, tmp_path):
     def fail(session):
         try:

@@ -42,7 +42,6 @@ def test_a_mistake_is_shown_with_its_caret(visit, serve_shared, sweep):
     )
 
 
-@pytest.mark.long
 def test_names_are_completed_by_the_keyboard(visit, serve_shared, sweep):
     visitor = visit(serve_shared(sweep), "")
     visitor.wait(f"{READ_NAMES}.length === 12")
@@ -122,7 +121,6 @@ def test_back_finds_the_list_and_forward_the_run_as_they_were_left(visit, serve_
     visitor.wait(f"{tops}.join() === '0,200'")
 
 
-@pytest.mark.long
 def test_chosen_runs_are_in_the_address_and_can_be_shown_alone(visit, serve_shared, sweep):
     visitor = visit(serve_shared(sweep), "")
     visitor.wait(f"{READ_NAMES}.length === 12")
@@ -134,7 +132,6 @@ def test_chosen_runs_are_in_the_address_and_can_be_shown_alone(visit, serve_shar
     assert "chosen=" in visitor.page.url
 
 
-@pytest.mark.long
 def test_of_many_runs_only_the_rows_in_sight_are_in_the_document(visit, serve_shared, sweep):
     visitor = visit(serve_shared(sweep), None)
     visitor.sign_in()

@@ -21,7 +21,6 @@ def sampled(tmp_path_factory):
     return root
 
 
-@pytest.mark.long
 def test_samples_are_searched_sorted_and_opened_beside_the_curves(visit, serve_shared, sampled):
     visitor = visit(serve_shared(sampled), "run/rollouts?tab=samples")
     visitor.wait("document.querySelectorAll('.samples tbody tr').length === 50")
@@ -41,7 +40,6 @@ def test_samples_are_searched_sorted_and_opened_beside_the_curves(visit, serve_s
     visitor.check_axe()
 
 
-@pytest.mark.long
 def test_a_click_in_a_chart_shows_the_samples_of_that_step(visit, serve_shared, sampled):
     visitor = visit(serve_shared(sampled), "run/rollouts")
     visitor.wait_for_chart("train/loss")

@@ -251,7 +251,6 @@ def test_a_narrow_page_scrolls_its_parts_and_not_itself(open_sweep, scheme):
     visitor.check_axe()
 
 
-@pytest.mark.long
 def test_a_run_leads_to_its_sweep(tmp_path, visit, serve):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -269,7 +268,6 @@ def test_a_run_leads_to_its_sweep(tmp_path, visit, serve):
     assert visitor.page.locator(f".trials a[href$='run/{session.run_id}']").count() == 1
 
 
-@pytest.mark.long
 def test_thousands_of_trials_are_drawn_and_narrowed(tmp_path, visit, serve):
     with open_store(tmp_path) as store:
         definition = {"metric": "val/acc", "mode": "max"}

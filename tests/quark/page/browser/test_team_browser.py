@@ -199,9 +199,7 @@ def stranger():
     server.stop()
 
 
-@pytest.mark.parametrize(
-    "site", ["127.0.0.1", pytest.param("evil.example", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("site", ["127.0.0.1", pytest.param("evil.example")])
 def test_pages_of_others_change_nothing_and_have_none_of_ours_in_a_frame(
     team, enter, stranger, site
 ):
@@ -247,7 +245,6 @@ def test_a_session_that_somebody_planted_is_not_gone_on_with(team, visit):
     assert cookie["sameSite"] == "Strict"
 
 
-@pytest.mark.long
 def test_axe_finds_nothing_on_a_teams_page(team, visit):
     visitor = visit(team, may_be_lost=True, viewport={"width": 320, "height": 640})
     visitor.context.clear_cookies()

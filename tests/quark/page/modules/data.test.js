@@ -2,10 +2,21 @@
 import { appendCurve, identifyCurve, joinCurves, readCurves, reduceCurve } from "../../../../quark/page/static/data/curves.js";
 import { decodePack, readNumber } from "../../../../quark/page/static/data/pack.js";
 import { smoothValues } from "../../../../quark/page/static/data/smoothing.js";
-import { writeStep, writeTime } from "../../../../quark/page/static/pages/texts.js";
+import { writeAge, writeBytes, writeDuration, writeNumber, writeSeconds, writeStep, writeTime } from "../../../../quark/page/static/pages/texts.js";
 import { equal, holds, makeCurve, makePack } from "./curve_maker.js";
 
 const GOLDEN = new URL("../golden/", import.meta.url);
+
+Deno.test("durations, sizes and values are written as Python writes them", () => {
+  const cases = JSON.parse(Deno.readTextFileSync(new URL("../../formats.json", import.meta.url)));
+  const now = Date.parse("2026-11-30T12:00:00Z");
+  const ago = (/** @type {number} */ age_s) => writeAge(new Date(now - 1000 * age_s).toISOString(), now);
+  const forms = { span: writeDuration, value: writeNumber, bytes: writeBytes, seconds: writeSeconds, age: ago };
+  equal(Object.keys(cases), Object.keys(forms));
+  for (const [form, write] of Object.entries(forms)) {
+    for (const [given, text] of cases[form]) equal(write(given), text, `${form} of ${given}`);
+  }
+});
 
 Deno.test("golden packs hold what their JSON says", () => {
   const names = [...Deno.readDirSync(GOLDEN)].map(({ name }) => name).filter((name) => name.endsWith(".pack"));
