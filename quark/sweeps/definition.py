@@ -24,6 +24,7 @@ _MOST_METRICS = 20
 _MOST_CONSTRAINTS = 20
 _MOST_CHARACTERS = 1_000
 _MOST_FAILURES = 1_000
+_MOST_OPTION = 1_000_000_000
 _LEAST_LEASE_S, _MOST_LEASE_S = 0.5, 86_400.0
 _INT64_MAX = 2**63 - 1
 _CONSTRAINT = re.compile(r"\s*(?P<metric>\S.*?)\s*(?P<sign><=|>=)\s*(?P<bound>\S+)\s*")
@@ -230,6 +231,29 @@ def _read_option(text: str) -> float | str | bool:
         except ValueError:
             continue
     return text.strip("'\"")
+
+
+def read_options(choice: SearchChoice, defaults: Mapping[str, float]) -> dict[str, float]:
+    """The settings of a search, those that are not given by default; all of them are numbers.
+
+    Raises:
+        SchemaValidationError: One that the search does not have, or no number within bounds.
+    """
+    for name, value in choice.options.items():
+        if name not in defaults:
+            raise SchemaValidationError(
+                f"search: {choice.name} has no setting {name!r}; it has "
+                f"{', '.join(defaults) or 'none'}"
+            )
+        if isinstance(value, bool | str):
+            raise SchemaValidationError(f"search: {name} must be a number, got {value!r:.60}")
+        if not abs(value) <= _MOST_OPTION:
+            raise SchemaValidationError(
+                f"search: {name} must be a finite number of at most {_MOST_OPTION:,}, "
+                f"got {value!r:.40}"
+            )
+    given = {name: value for name, value in choice.options.items() if not isinstance(value, str)}
+    return {**defaults, **given}
 
 
 def _write(value: float | str | bool) -> str:
@@ -516,14 +540,15 @@ def _find_able(trials: Sequence[StoredTrial], definition: SweepDefinition) -> li
         and (not definition.constraints or _keeps(trial))
     ]
     # After halving, figures of a smaller budget are no match for those of a larger one.
-    farthest = max((_find_rung(trial) for trial in able), default=0)
-    return [trial for trial in able if _find_rung(trial) == farthest]
+    farthest = max((find_rung(trial) for trial in able), default=0)
+    return [trial for trial in able if find_rung(trial) == farthest]
 
 
 def _keeps(trial: StoredTrial) -> bool:
     return trial.constraints is not None and all(broken <= 0 for broken in trial.constraints)
 
 
-def _find_rung(trial: StoredTrial) -> int:
+def find_rung(trial: StoredTrial) -> int:
+    """How often a trial has survived a halving."""
     rung = trial.origin.get("rung")
     return rung if isinstance(rung, int) else 0

@@ -313,7 +313,7 @@ def find_code_differences(
     if code.manner == "same":
         return Findings(
             (),
-            () if unseen else (Remark("code", "", _code_differences_describe_same(code)),),
+            () if unseen else (Remark("code", "", _describe_same_code(code)),),
             unseen,
         )
     assert code.sources is not None
@@ -327,7 +327,7 @@ def _tell_varied(code: CodeComparison) -> Findings:
     return Findings((Difference("code", CODE_PLACE, one, two, False, words=code.reason),))
 
 
-def _code_differences_describe_same(code: CodeComparison) -> str:
+def _describe_same_code(code: CodeComparison) -> str:
     if code.sources is None:
         return "one digest over all sources of the project"
     count = len(code.sources[0].files)
@@ -445,9 +445,7 @@ def _list_traced(
     ]
 
 
-_DATA_DIFFERENCES_UNRECORDED = (
-    "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
-)
+_NO_DATA = "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
 _STREAM = "stream"
 _SAMPLES = "samples of "
 _ORDER = "order"
@@ -465,7 +463,7 @@ def compare_data(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) 
     """
     sides = [_take(side[0], "data") for side in (before, after)]
     if not sides[0] or not sides[1]:
-        return Findings(unknown=(Remark("data", "", _DATA_DIFFERENCES_UNRECORDED),))
+        return Findings(unknown=(Remark("data", "", _NO_DATA),))
     found, ruled_out, unknown = [], [], []
     for comparison in compare_fingerprints(*sides):
         if comparison.is_ruled_out:
@@ -476,7 +474,7 @@ def compare_data(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) 
                 words = f"{words}, which is not all of it"
             unknown.append(Remark("data", _name(comparison), words))
         else:
-            found.append(_data_differences_make(comparison, sides))
+            found.append(_make_data_difference(comparison, sides))
     return Findings(_join_given(found), tuple(ruled_out), tuple(unknown))
 
 
@@ -573,7 +571,7 @@ def _take(run: ExplainedRun, subject: str) -> list[FingerprintRecord]:
     return [record for record in run.fingerprints if record.subject == subject]
 
 
-def _data_differences_make(
+def _make_data_difference(
     comparison: FingerprintComparison, sides: Sequence[Sequence[FingerprintRecord]]
 ) -> Difference:
     is_stream = _is_stream(comparison)
