@@ -18,7 +18,7 @@ import xxhash
 from quark.analysis.analysis_context import Case
 from quark.analysis.baseline import HealthyBaseline, is_alike
 from quark.analysis.causes import explain_finding
-from quark.analysis.config import AnalyzerEngineConfig
+from quark.analysis.config import AnalyzerEngineConfig, check_config
 from quark.analysis.evidence import place_evidence, place_findings
 from quark.analysis.health import CATEGORIES, Coverage, Standing, score_health, tell_end
 from quark.analysis.learning import is_sound, judge_learning
@@ -576,11 +576,7 @@ class AnalyzerEngine:
     """
 
     def __init__(self, session: object, *, config: AnalyzerEngineConfig | None = None) -> None:
-        if config is not None and not isinstance(config, AnalyzerEngineConfig):
-            raise SchemaValidationError(
-                f"config must be an AnalyzerEngineConfig, not {type(config).__name__}"
-            )
-        self.config = config or AnalyzerEngineConfig()
+        self.config = check_config(config, AnalyzerEngineConfig)
         self._target = open_analysis(session)
         self._lock = threading.Lock()
         self._latest: AnalyzerResult | None = None

@@ -34,6 +34,7 @@ from quark.analysis.metric_roles import (
     find_validation_accuracy,
     find_validation_loss,
 )
+from quark.analysis.observations import keep_finite
 from quark.analysis.run_data import RunData
 from quark_core.config.objective import (
     MetricDirection,
@@ -130,16 +131,16 @@ def summarize_curve(
     tail = good.between(tail_start, None).value
     best = None
     if direction != "none":
-        best = _known(good.value.max() if direction == "higher" else good.value.min())
+        best = keep_finite(good.value.max() if direction == "higher" else good.value.min())
     inside = None if common is None else good.between(common.start, common.end)
     return CurveSummary(
         end=end,
-        last=None if diverged else _known(good.value[-1]),
+        last=None if diverged else keep_finite(good.value[-1]),
         best=best,
-        tail_median=_known(_take_median(tail)),
+        tail_median=keep_finite(_take_median(tail)),
         tail_start=tail_start,
         noise=estimate_median_error(tail),
-        at_common_end=_known(inside.value[-1]) if inside is not None and len(inside) else None,
+        at_common_end=keep_finite(inside.value[-1]) if inside is not None and len(inside) else None,
         area=None if inside is None or common is None else _average_area(inside, common),
         non_finite=non_finite,
         diverged=diverged,
@@ -160,7 +161,7 @@ def _average_area(curve: Curve, common: CommonRange) -> float | None:
         values = values / scale
     inner = (values[1:] + values[:-1]) * (steps[1:] - steps[:-1])
     outside = values[0] * (steps[0] - common.start) + values[-1] * (common.end - steps[-1])
-    return _known((float(inner.sum()) / 2.0 + float(outside)) / width * scale)
+    return keep_finite((float(inner.sum()) / 2.0 + float(outside)) / width * scale)
 
 
 def _take_median(values: Iterable[float]) -> float:
@@ -170,10 +171,6 @@ def _take_median(values: Iterable[float]) -> float:
         return float(np.partition(array, middle)[middle])
     low, high = np.partition(array, (middle - 1, middle))[middle - 1 : middle + 1]
     return float(low / 2.0 + high / 2.0)
-
-
-def _known(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 _TESTED_RUNS = 3
@@ -517,7 +514,7 @@ def _make_diff(
     interval: tuple[float | None, float | None] = (None, None)
     if evidence.end is not None:
         low, high = evidence.end.interval(level)
-        interval = (_take_known(low), _take_known(high))
+        interval = (keep_finite(low), keep_finite(high))
     shown = {name: _compare_statistic(summaries, name) for name in _STATISTICS}
     shown["last"] = msgspec.structs.replace(shown["last"], p_value=evidence.p_value)
     if sample is not None and sample.has_diverged:
@@ -662,16 +659,16 @@ def _describe_groups(sample: Sample | None, level: float) -> dict[str, float | N
     if sample is None or sample.has_diverged:
         return {}
     one, two = sample.ends
-    out: dict[str, float | None] = {"effect_size": _take_known(estimate_effect(one, two))}
+    out: dict[str, float | None] = {"effect_size": keep_finite(estimate_effect(one, two))}
     if min(len(one), len(two)) >= 2 and sample.sign:
         out["probability_of_improvement"] = probability_of_improvement(one, two, sample.sign)
     if min(len(one), len(two)) >= _IQM_RUNS:
         low, high = bootstrap_iqm(one, two, level)
         out |= {
-            "primary_iqm": _take_known(take_iqm(one)),
-            "reference_iqm": _take_known(take_iqm(two)),
-            "iqm_interval_low": _take_known(low),
-            "iqm_interval_high": _take_known(high),
+            "primary_iqm": keep_finite(take_iqm(one)),
+            "reference_iqm": keep_finite(take_iqm(two)),
+            "iqm_interval_low": keep_finite(low),
+            "iqm_interval_high": keep_finite(high),
         }
     return out
 
@@ -684,13 +681,13 @@ def _compare_statistic(
     primary, reference = _take_mean(one), _take_mean(two)
     difference, relative, p_value = None, None, None
     if primary is not None and reference is not None:
-        difference = _take_known(primary - reference)
+        difference = keep_finite(primary - reference)
         if difference is not None and reference:
-            relative = _take_known(difference / abs(reference))
+            relative = keep_finite(difference / abs(reference))
         test = compare_means(one, two)
         p_value = None if test is None else test.p_value
     deviations = [
-        _take_known(float(side.std(ddof=1))) if len(side) > 1 else None for side in (one, two)
+        keep_finite(float(side.std(ddof=1))) if len(side) > 1 else None for side in (one, two)
     ]
     return FigureDiff(
         primary, reference, difference, relative, deviations[0], deviations[1], p_value
@@ -700,9 +697,4 @@ def _compare_statistic(
 def _take_mean(values: Floats) -> float | None:
     """The mean, or None of no values."""
     # Divided first, since the sum of huge values overflows where their mean does not.
-    return _take_known(float((values / len(values)).sum())) if len(values) else None
-
-
-def _take_known(value: float | None) -> float | None:
-    """The value where it is finite, else None."""
-    return None if value is None or not math.isfinite(value) else float(value)
+    return keep_finite(float((values / len(values)).sum())) if len(values) else None

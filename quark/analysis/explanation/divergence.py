@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from quark.analysis.curves import take_lowest_rank
 from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.history import PastRun
 from quark.analysis.explanation.results import Parting
@@ -124,11 +125,9 @@ def _windows() -> Iterator[tuple[int, int | None]]:
 def _read(reader: SupportsRead, run_id: str, low: int, high: int | None) -> Curves:
     """Values by metric, of the lowest rank, the newest of a step; ascending by step."""
     query = Query(step_min=low, step_max=high)
-    columns = read_rows(reader, run_id, MetricRecord.KIND, query)
+    columns = take_lowest_rank(read_rows(reader, run_id, MetricRecord.KIND, query))
     if not columns.count:
         return {}
-    ranks = columns["rank"]
-    columns = columns.take(ranks == ranks.min())
     keys, steps, values = columns["metric_key"], columns["step"], columns["value"]
     names, groups = np.unique(keys.astype(str), return_inverse=True)
     out: Curves = {}
