@@ -14,7 +14,13 @@ from typing import Any, Literal, NoReturn, Self, get_args
 from quark.analysis.config import AnalyzerEngineConfig, check_config
 from quark.analysis.engine import AnalyzerResult, analyze_run
 from quark.analysis.health import is_note
-from quark.analysis.monitor_state import Pace, RaisedAlerts, RunFeed, Sightings, describe_alert
+from quark.analysis.monitor_state import (
+    AlertDeduplicator,
+    Pace,
+    RaisedAlerts,
+    RunFeed,
+    describe_alert,
+)
 from quark.analysis.outputs import AnalysisTarget
 from quark.analysis.rule import SEVERITIES
 from quark.analysis.rules.registry import choose_rules
@@ -175,7 +181,7 @@ class TrainingMonitor:
         self._pace = Pace(float(min_interval_s), _SHARE)
         self._target = AnalysisTarget(RunReader.of(run))
         self._feed = RunFeed(run)
-        self._sightings = Sightings()
+        self._sightings = AlertDeduplicator()
         self._alerts: tuple[AlertRecord, ...] = ()
         self._earlier: tuple[AlertRecord, ...] = ()
         self._unwritten = False

@@ -45,7 +45,7 @@ _log = logging.getLogger("quark")
 _BEATS_HOLD_S = 30.0
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     """Renews a lease from a thread of its own, from the claim until a run does it.
 
     Args:
@@ -280,7 +280,7 @@ class Trial(RunExtension):
         rungs = () if sweep.search is None else sweep.search.list_rungs(stored)
         on_rung = self._meet_rung if definition.stop else None
         self._watch = MetricWatch(keys, rungs, on_rung)
-        self._keeper = LeaseKeeper(self._renew, definition.lease_s)
+        self._keeper = LeaseRenewer(self._renew, definition.lease_s)
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -177,7 +177,7 @@ _TESTED_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TimeToTarget:
     """When one run reached a target.
 
     Attributes:
@@ -190,14 +190,14 @@ class Reach:
     reached: bool
     confirmed: bool
 
-    def is_before(self, other: Reach) -> bool:
+    def is_before(self, other: TimeToTarget) -> bool:
         """Whether this run certainly reached the target before the other one."""
         if not self.reached:
             return False
         return self.at < other.at if other.reached else self.at <= other.at
 
 
-def find_reach(curve: Curve, target: MetricTargetSpec, persistence: int) -> Reach:
+def find_time_to_target(curve: Curve, target: MetricTargetSpec, persistence: int) -> TimeToTarget:
     """The first of `persistence` points in a row that meet the target.
 
     Where the curve ends sooner, all points from there on must meet it.
@@ -209,12 +209,12 @@ def find_reach(curve: Curve, target: MetricTargetSpec, persistence: int) -> Reac
     if len(met) >= persistence:
         held = np.flatnonzero(sums[persistence:] - sums[:-persistence] == persistence)
         if len(held):
-            return Reach(int(curve.step[held[0]]), True, True)
+            return TimeToTarget(int(curve.step[held[0]]), True, True)
     failed = np.flatnonzero(~met)
     start = int(failed[-1]) + 1 if len(failed) else 0
     if start < len(met):
-        return Reach(int(curve.step[start]), True, False)
-    return Reach(int(curve.step[-1]), False, False)
+        return TimeToTarget(int(curve.step[start]), True, False)
+    return TimeToTarget(int(curve.step[-1]), False, False)
 
 
 def compare_targets(
@@ -226,7 +226,7 @@ def compare_targets(
 ) -> TargetDiff:
     """The time to a target on both sides, over all points that each run has."""
     sides = [
-        [find_reach(curve, target, persistence) for curve in curves if len(curve)]
+        [find_time_to_target(curve, target, persistence) for curve in curves if len(curve)]
         for curves in (primary, reference)
     ]
     unit = next((curve.unit for curve in (*primary, *reference) if len(curve)), "step")
@@ -255,7 +255,7 @@ def compare_targets(
     )
 
 
-def _order(primary: Reach, reference: Reach) -> str | None:
+def _order(primary: TimeToTarget, reference: TimeToTarget) -> str | None:
     if primary.is_before(reference):
         return "primary"
     if reference.is_before(primary):
@@ -263,7 +263,7 @@ def _order(primary: Reach, reference: Reach) -> str | None:
     return "same" if primary.reached and reference.reached else None
 
 
-def _sum_up(reaches: Sequence[Reach], unit: str) -> TargetOutcome:
+def _sum_up(reaches: Sequence[TimeToTarget], unit: str) -> TargetOutcome:
     count, reached = len(reaches), sum(reach.reached for reach in reaches)
     censored = [reach.at for reach in reaches if not reach.reached]
     step = _find_median(reaches)
@@ -285,7 +285,7 @@ def _sum_up(reaches: Sequence[Reach], unit: str) -> TargetOutcome:
     return TargetOutcome(step, lowest, reached, count, confirmed, words)
 
 
-def _find_median(reaches: Sequence[Reach]) -> float | None:
+def _find_median(reaches: Sequence[TimeToTarget]) -> float | None:
     """The step by which half of the runs reached it (Kaplan and Meier 1958), or None."""
     share = 1.0
     for at in sorted({reach.at for reach in reaches if reach.reached}):
@@ -296,7 +296,7 @@ def _find_median(reaches: Sequence[Reach]) -> float | None:
     return None
 
 
-def _score(primary: Sequence[Reach], reference: Sequence[Reach]) -> tuple[
+def _score(primary: Sequence[TimeToTarget], reference: Sequence[TimeToTarget]) -> tuple[
     np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray[tuple[int], np.dtype[np.float64]]
 ]:  # fmt: skip
     """Of each run, how many it certainly beat less how many beat it (Gehan 1965)."""
@@ -470,7 +470,7 @@ def _weigh_metric(
     pairing: Pairing,
     config: ComparisonEngineConfig,
 ) -> _Metric:
-    curves = _lay_over(key, sides)
+    curves = _align_curves(key, sides)
     common = find_range([*curves[0], *curves[1]])
     summaries = tuple(
         [
@@ -573,7 +573,7 @@ def _make_diff(
     )  # fmt: skip
 
 
-def _lay_over(
+def _align_curves(
     key: str, sides: tuple[Sequence[RunData], Sequence[RunData]]
 ) -> tuple[list[Curve], list[Curve]]:
     """The metric's curves of either side, over steps wherever some are over steps."""
