@@ -21,7 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from quark.analysis.explanation.attribution import Case, measure_pairs, rank_causes, regress
+from quark.analysis.explanation.attribution import (
+    CandidateCauses,
+    measure_pairs,
+    rank_causes,
+    regress,
+)
 from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.history import PastRun
 from quark.analysis.explanation.results import FirstDivergence, NoiseFloor
@@ -200,7 +205,7 @@ def answer(
     counts["ridge, always"].note(largest, truth)
     verdict = "better" if change > 0 else "worse"
     causes = rank_causes(
-        Case(verdict, change, floor, differences, (), pairs, found, UNKNOWN)  # type: ignore[arg-type]
+        CandidateCauses(verdict, change, floor, differences, (), pairs, found, UNKNOWN)  # type: ignore[arg-type]
     )
     first = int(causes[0].place[1:])
     counts["first cause"].note(first, truth)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol, get_args
 
 import msgspec
@@ -111,19 +111,15 @@ class SweepDefinition:
         metrics = [goal.metric for goal in self.goals]
         modes = [goal.mode for goal in self.goals]
         is_one = len(metrics) == 1
+        said = {item.name: getattr(self, item.name) for item in fields(self)}
+        del said["goals"]
         return {
-            "space": self.space.to_dict(),
+            "space": said.pop("space").to_dict(),
             "metric": metrics[0] if is_one else metrics,
             "mode": modes[0] if is_one else modes,
+            **said,
             "search": str(self.search),
-            "trials": self.trials,
-            "budget": self.budget,
             "constraints": [str(each) for each in self.constraints],
-            "max_failures": self.max_failures,
-            "stop": self.stop,
-            "stop_broken": self.stop_broken,
-            "seed": self.seed,
-            "lease_s": self.lease_s,
         }
 
     @classmethod
@@ -139,13 +135,13 @@ class SweepDefinition:
             space=space,
             goals=goals,
             search=parse_search(given.get("search", "random")),
-            trials=_check_count(given.get("trials"), "trials"),
-            budget=_check_count(given.get("budget"), "budget"),
+            trials=_check_limit(given.get("trials"), "trials"),
+            budget=_check_limit(given.get("budget"), "budget"),
             constraints=read_constraints(given.get("constraints")),
-            max_failures=_check_count(given.get("max_failures", 3), "max_failures") or 3,
+            max_failures=_check_limit(given.get("max_failures", 3), "max_failures") or 3,
             stop=_check_flag(given.get("stop", False), "stop"),
             stop_broken=_check_flag(given.get("stop_broken", False), "stop_broken"),
-            seed=_check_seed(given.get("seed", 0)),
+            seed=_check_count(given.get("seed", 0), "seed", 0),
             lease_s=check_lease(given.get("lease_s", 60.0)),
         )
         if made.max_failures > _MOST_FAILURES:
@@ -341,12 +337,14 @@ def check_lease(lease_s: object) -> float:
     return float(lease_s)  # type: ignore[arg-type]
 
 
-def _check_count(value: object, argument: str) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _INT64_MAX:
+def _check_limit(value: object, argument: str) -> int | None:
+    return None if value is None else _check_count(value, argument, 1)
+
+
+def _check_count(value: object, argument: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _INT64_MAX:
         raise SchemaValidationError(
-            f"{argument} must be a whole number of at least 1, got {describe_argument(value)}"
+            f"{argument} must be a whole number of at least {least}, got {describe_argument(value)}"
         )
     return value
 
@@ -355,14 +353,6 @@ def _check_flag(value: object, argument: str) -> bool:
     if not isinstance(value, bool):
         raise SchemaValidationError(
             f"{argument} must be True or False, got {describe_argument(value)}"
-        )
-    return value
-
-
-def _check_seed(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _INT64_MAX:
-        raise SchemaValidationError(
-            f"seed must be a whole number of at least 0, got {describe_argument(value)}"
         )
     return value
 

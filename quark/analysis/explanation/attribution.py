@@ -491,7 +491,7 @@ _NEVER_RECORDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CandidateCauses:
     """What is judged.
 
     Attributes:
@@ -517,20 +517,20 @@ class Case:
     has_hidden: bool = False
 
 
-def rank_causes(case: Case) -> tuple[Cause, ...]:
+def rank_causes(case: CandidateCauses) -> tuple[Cause, ...]:
     """The causes, the most likely first."""
     judged = [(_judge(case, each), each) for each in case.differences]
     judged.sort(key=lambda pair: _order(pair[0], pair[1], case))
     return tuple(cause for cause, _ in judged)
 
 
-def list_never_recorded(case: Case, causes: Sequence[Cause]) -> tuple[Note, ...]:
+def list_never_recorded(case: CandidateCauses, causes: Sequence[Cause]) -> tuple[Note, ...]:
     """What no run records and may be to blame, where nothing that is recorded explains a change."""
     explained = any(cause.standing != "unlikely" for cause in causes)
     return () if explained or case.verdict not in _CHANGES else _NEVER_RECORDED
 
 
-def _judge(case: Case, difference: Difference) -> Cause:
+def _judge(case: CandidateCauses, difference: Difference) -> Cause:
     pieces: list[tuple[Likelihood, EvidenceRecord]] = []
     pairs = case.pairs.get(difference.key)
     history = None
@@ -563,7 +563,7 @@ def _judge(case: Case, difference: Difference) -> Cause:
     )
 
 
-def _decide(case: Case, standings: Sequence[Likelihood]) -> Likelihood:
+def _decide(case: CandidateCauses, standings: Sequence[Likelihood]) -> Likelihood:
     """The first piece of evidence that says more than possible decides: they come in order."""
     told: Likelihood = next(
         (standing for standing in standings if standing != "possible"), "possible"
@@ -574,7 +574,7 @@ def _decide(case: Case, standings: Sequence[Likelihood]) -> Likelihood:
 
 
 def _weigh_pairs(
-    case: Case, difference: Difference, effect: Effect | None
+    case: CandidateCauses, difference: Difference, effect: Effect | None
 ) -> list[tuple[Likelihood, EvidenceRecord]]:
     if effect is None or case.change is None:
         return []
@@ -602,7 +602,7 @@ def judge_effect(effect: Effect, change: float) -> Likelihood:
 
 
 def _weigh_history(
-    case: Case, difference: Difference, effect: Effect | None, *, settled: bool
+    case: CandidateCauses, difference: Difference, effect: Effect | None, *, settled: bool
 ) -> list[tuple[Likelihood, EvidenceRecord]]:
     if effect is None or case.change is None or effect.low is None or effect.high is None:
         return []
@@ -623,7 +623,9 @@ def _weigh_history(
     return [(standing, _note("history", difference, told, effect))]
 
 
-def _weigh_alone(case: Case, difference: Difference) -> list[tuple[Likelihood, EvidenceRecord]]:
+def _weigh_alone(
+    case: CandidateCauses, difference: Difference
+) -> list[tuple[Likelihood, EvidenceRecord]]:
     """The only thing that differs did it, where enough was recorded to say so."""
     others = [
         each
@@ -636,26 +638,26 @@ def _weigh_alone(case: Case, difference: Difference) -> list[tuple[Likelihood, E
     ]
     if difference.kind == "seed" or difference.is_aside or others:
         return []
-    if is_incidental(difference.key):
-        words = "nothing else that is recorded differs, but by its name it is no setting"
-        return [("possible", _note("alone", difference, words, None))]
-    if case.has_hidden:
-        words = "nothing else that is recorded differs, but something else does"
-        return [("possible", _note("alone", difference, words, None))]
-    if difference.may_follow:
-        words = "nothing else that is recorded differs, but it may follow from what is not"
-        return [("possible", _note("alone", difference, words, None))]
-    named = [each.place for each in case.differences if is_incidental(each.key)]
-    missing = sorted({remark.kind for remark in case.unknown if not remark.place})
     words = "nothing else that is recorded differs"
+    for is_so, doubt in (
+        (is_incidental(difference.key), "by its name it is no setting"),
+        (case.has_hidden, "something else does"),
+        (difference.may_follow, "it may follow from what is not"),
+    ):
+        if is_so:
+            return [("possible", _note("alone", difference, f"{words}, but {doubt}"))]
+    named = [each.place for each in case.differences if is_incidental(each.key)]
+    missing = sorted({note.kind for note in case.unknown if not note.place})
     if named:
         words += f", but for {', '.join(named)}"
     if missing:
         words += f" (not recorded: {', '.join(missing)})"
-    return [("probable", _note("alone", difference, words, None))]
+    return [("probable", _note("alone", difference, words))]
 
 
-def _weigh_timing(case: Case, difference: Difference) -> list[tuple[Likelihood, EvidenceRecord]]:
+def _weigh_timing(
+    case: CandidateCauses, difference: Difference
+) -> list[tuple[Likelihood, EvidenceRecord]]:
     words = score_divergence(difference, case.divergence)
     if words is None:
         return []
@@ -673,23 +675,25 @@ def _weigh_timing(case: Case, difference: Difference) -> list[tuple[Likelihood, 
     return [(standing, piece)]
 
 
-def _weigh_kind(case: Case, difference: Difference) -> list[tuple[Likelihood, EvidenceRecord]]:
+def _weigh_kind(
+    case: CandidateCauses, difference: Difference
+) -> list[tuple[Likelihood, EvidenceRecord]]:
     if difference.kind == "seed":
         others = [each for each in case.differences if each.kind != "seed"]
         if case.verdict in _CHANGES and (others or case.floor is not None):
             words = "the change is more than seeds do"
-            return [("unlikely", _note("noise", difference, words, None))]
+            return [("unlikely", _note("noise", difference, words))]
         if not others:
-            return [("probable", _note("alone", difference, "nothing else differs", None))]
+            return [("probable", _note("alone", difference, "nothing else differs"))]
     if difference.is_aside:
-        return [("unlikely", _note("kind", difference, difference.words, None))]
+        return [("unlikely", _note("kind", difference, difference.words))]
     if difference.may_follow and any(not each.may_follow for each in case.differences):
         words = "may follow from what else differs"
-        return [("possible", _note("kind", difference, words, None))]
+        return [("possible", _note("kind", difference, words))]
     return []
 
 
-def _order(cause: Cause, difference: Difference, case: Case) -> tuple[object, ...]:
+def _order(cause: Cause, difference: Difference, case: CandidateCauses) -> tuple[object, ...]:
     share = 0.0
     if cause.effect is not None and case.change:
         share = cause.effect.difference / case.change
@@ -708,7 +712,7 @@ def _order(cause: Cause, difference: Difference, case: Case) -> tuple[object, ..
     )
 
 
-def _rank_effect(effect: Effect | None, case: Case) -> int:
+def _rank_effect(effect: Effect | None, case: CandidateCauses) -> int:
     """What may explain the change by its size comes first, and what nobody knows next."""
     if effect is None:
         return 1
@@ -722,7 +726,9 @@ def _is_numeric(difference: Difference) -> bool:
     return name in NUMERIC_PACKAGES or name.startswith(("python", "cuda", "blas", "nvidia-"))
 
 
-def _note(kind: str, difference: Difference, summary: str, effect: Effect | None) -> EvidenceRecord:
+def _note(
+    kind: str, difference: Difference, summary: str, effect: Effect | None = None
+) -> EvidenceRecord:
     return EvidenceRecord(
         kind, difference.place, summary, None if effect is None else effect.difference
     )
