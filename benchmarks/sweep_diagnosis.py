@@ -30,9 +30,9 @@ from quark.analysis.analysis_context import Case
 from quark.analysis.config import AnalyzerEngineConfig
 from quark.analysis.curves import Curve
 from quark.analysis.early_stopping import (
-    Hopeless,
     Peer,
-    judge_hopeless,
+    StopDecision,
+    decide_stop,
     make_peer,
 )
 from quark.analysis.run_data import RunData
@@ -58,7 +58,7 @@ class Tally:
         bad: Trials that learn nothing to the end.
     """
 
-    stopped: list[tuple[int, int, Hopeless]] = field(default_factory=list)
+    stopped: list[tuple[int, int, StopDecision]] = field(default_factory=list)
     learning: list[tuple[int, int, float]] = field(default_factory=list)
     good: list[tuple[int, int, float]] = field(default_factory=list)
     spent: int = 0
@@ -91,10 +91,10 @@ def replay(courses: Sequence[Course]) -> Tally:
     return tally
 
 
-def _watch(course: Course, peers: Sequence[Peer]) -> tuple[int, Hopeless] | None:
+def _watch(course: Course, peers: Sequence[Peer]) -> tuple[int, StopDecision] | None:
     looks = 0
     for step in range(_EVERY, STEPS, _EVERY):
-        why = judge_hopeless(_make_case(course, step), lambda: peers)
+        why = decide_stop(_make_case(course, step), lambda: peers)
         looks = 0 if why is None else looks + 1
         if why is not None and looks >= _LOOKS:
             return step, why

@@ -676,7 +676,7 @@ def is_zero_throughout(item: LayerHistory) -> bool:
     return item.kind in _LINEAR and bool((np.nan_to_num(item["dead_unit_ratio"]) >= _DEAD).all())
 
 
-def knows_something(case: Case, start: float) -> bool:
+def is_above_chance(case: Case, start: float) -> bool:
     """Whether the accuracy is twice that of guesses with this cross-entropy, exp(-loss)."""
     curve = case.train_accuracy or case.validation_accuracy
     if curve is None or not len(curve.finite):
@@ -687,7 +687,7 @@ def knows_something(case: Case, start: float) -> bool:
     return share > 2.0 * guesses + _ABOVE_GUESSES and share > _LEAST_KNOWN
 
 
-def knows_as_guesses_do(case: Case, final: float) -> bool:
+def is_at_chance(case: Case, final: float) -> bool:
     """Whether the accuracy at the end is that of guesses with this cross-entropy, exp(-loss)."""
     curve = case.validation_accuracy or case.train_accuracy
     if curve is None or not len(curve.finite) or final <= 0:

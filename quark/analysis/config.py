@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from quark.analysis.metric_roles import (
     TRAIN_ACCURACY_KEYS,
@@ -179,21 +179,49 @@ class AnalyzerEngineConfig:
     objective_mode: ObjectiveMode | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.thresholds, AnalyzerThresholds):
-            raise SchemaValidationError(
-                f"thresholds must be AnalyzerThresholds, not {type(self.thresholds).__name__}"
-            )
+        _check_common(self, AnalyzerThresholds)
         check_choice(self.mode, "mode", get_args(AnalyzerMode))
-        if not isinstance(self.replace_existing_outputs, bool):
-            raise SchemaValidationError("replace_existing_outputs must be True or False")
         named = check_objective(self.objective, self.objective_mode)
         object.__setattr__(self, "objective", None if named is None else named.metric)
-        for item in fields(self):
-            if item.name.endswith("_keys") or item.name == "excluded_rules":
-                texts = check_texts(getattr(self, item.name), item.name)
-                object.__setattr__(self, item.name, texts)
-        if self.rules is not None:
-            object.__setattr__(self, "rules", check_texts(self.rules, "rules"))
+        rules = {"excluded_rules": self.excluded_rules, "rules": self.rules}
+        for name, texts in rules.items():
+            if texts is not None:
+                object.__setattr__(self, name, check_texts(texts, name))
+
+
+def _check_common(
+    config: AnalyzerEngineConfig | PhaseAnalyzerConfig, thresholds: type[NotedThresholds]
+) -> None:
+    """Check what both analyzers have."""
+    if not isinstance(config.thresholds, thresholds):
+        raise SchemaValidationError(
+            f"thresholds must be {thresholds.__name__}, not {type(config.thresholds).__name__}"
+        )
+    if not isinstance(config.replace_existing_outputs, bool):
+        raise SchemaValidationError("replace_existing_outputs must be True or False")
+    for item in fields(config):
+        if item.name.endswith("_keys"):
+            texts = check_texts(getattr(config, item.name), item.name)
+            object.__setattr__(config, item.name, texts)
+
+
+AnyConfig = TypeVar("AnyConfig")
+
+
+def check_config(config: object, kind: type[AnyConfig]) -> AnyConfig:
+    """The config that was passed, or the default one.
+
+    Raises:
+        SchemaValidationError: It is of another type.
+    """
+    if config is None:
+        return kind()
+    if not isinstance(config, kind):
+        article = "an" if kind is AnalyzerEngineConfig else "a"
+        raise SchemaValidationError(
+            f"config must be {article} {kind.__name__}, not {type(config).__name__}"
+        )
+    return config
 
 
 def check_texts(values: object, argument: str) -> tuple[str, ...]:
@@ -279,16 +307,7 @@ class PhaseAnalyzerConfig:
     val_accuracy_metric_keys: tuple[str, ...] = VALIDATION_ACCURACY_KEYS
 
     def __post_init__(self) -> None:
-        if not isinstance(self.thresholds, PhaseAnalyzerThresholds):
-            raise SchemaValidationError(
-                f"thresholds must be PhaseAnalyzerThresholds, not {type(self.thresholds).__name__}"
-            )
-        if not isinstance(self.replace_existing_outputs, bool):
-            raise SchemaValidationError("replace_existing_outputs must be True or False")
-        for item in fields(self):
-            if item.name.endswith("_keys"):
-                texts = check_texts(getattr(self, item.name), item.name)
-                object.__setattr__(self, item.name, texts)
+        _check_common(self, PhaseAnalyzerThresholds)
 
 
 TargetDirection = Literal["at_least", "at_most"]

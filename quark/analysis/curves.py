@@ -31,6 +31,13 @@ SMALLEST = 1e-300
 """In place of 0 under a fraction: what is divided by it is beyond every threshold."""
 
 
+def take_lowest_rank(rows: Columns) -> Columns:
+    """The rows of the lowest rank that has any: it speaks for the run."""
+    if rows.count and (ranks := rows["rank"]).min() != ranks.max():
+        return rows.take(ranks == ranks.min())
+    return rows
+
+
 @dataclass(frozen=True)
 class Curve:
     """Values over steps, ascending.

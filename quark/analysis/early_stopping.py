@@ -67,7 +67,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Hopeless:
+class StopDecision:
     """Why a training is broken.
 
     Attributes:
@@ -87,7 +87,7 @@ FindPeers = Callable[[], Sequence[Peer]]
 """Finds the trainings of a sweep that have ended and learned."""
 
 
-def judge_hopeless(case: Case, find_peers: FindPeers) -> Hopeless | None:
+def decide_stop(case: Case, find_peers: FindPeers) -> StopDecision | None:
     """Whether the run of a case is broken as far as it has come; None where it may get on.
 
     Args:
@@ -136,19 +136,19 @@ def _find_shown(judged: Sequence[tuple[Curve, str]], last: int) -> int:
     return last
 
 
-def _find_non_finite(loss: Curve) -> Hopeless | None:
+def _find_non_finite(loss: Curve) -> StopDecision | None:
     finite = np.flatnonzero(np.isfinite(loss.value))
     first = int(finite[-1]) + 1 if len(finite) else 0
     if len(loss) - first < _LEAST_NON_FINITE:
         return None
     step, value = int(loss.step[first]), format_number(float(loss.value[-1]))
-    return Hopeless(
+    return StopDecision(
         "non_finite", loss.key, step,
         f"{decode_name(loss.key)} is {value} since {loss.unit} {step}",
     )  # fmt: skip
 
 
-def _find_explosion(loss: Curve) -> Hopeless | None:
+def _find_explosion(loss: Curve) -> StopDecision | None:
     """A loss that is far above its first value for a fifth of the run, and stays up there."""
     progress = measure_progress(loss)
     if progress is None or not progress.has_blown_up:
@@ -163,14 +163,14 @@ def _find_explosion(loss: Curve) -> Hopeless | None:
     if after < _COMING_DOWN * before:
         return None
     since = int(steps[-lasting])
-    return Hopeless(
+    return StopDecision(
         "exploded", loss.key, since,
         f"{decode_name(loss.key)} rose from {format_number(progress.first)} to "
         f"{format_number(float(after))} and stays there since {loss.unit} {since}",
     )  # fmt: skip
 
 
-def _find_nothing_learned(case: Case, find_peers: FindPeers) -> Hopeless | None:
+def _find_nothing_learned(case: Case, find_peers: FindPeers) -> StopDecision | None:
     """Nothing has got better, at a time when all good ones had shown long since that they learn."""
     judged = list(list_judged_curves(case))
     if not any(_is_long_enough(curve) for curve, _ in judged):
@@ -192,7 +192,7 @@ def _find_nothing_learned(case: Case, find_peers: FindPeers) -> Hopeless | None:
     if progress is None:
         return None
     sign = 1.0 if mode == "min" else -1.0
-    return Hopeless(
+    return StopDecision(
         "nothing_learned", curve.key, step,
         f"{decode_name(curve.key)} is {format_number(sign * progress.final)} at {curve.unit} "
         f"{step} and began at {format_number(sign * progress.start)}: nothing is learned, and "

@@ -18,7 +18,7 @@ import xxhash
 from quark.analysis.analysis_context import Case
 from quark.analysis.baseline import HealthyBaseline, is_alike
 from quark.analysis.causes import explain_finding
-from quark.analysis.config import AnalyzerEngineConfig
+from quark.analysis.config import AnalyzerEngineConfig, check_config
 from quark.analysis.evidence import place_evidence, place_findings
 from quark.analysis.health import CATEGORIES, Coverage, Standing, score_health, tell_end
 from quark.analysis.learning import is_sound, judge_learning
@@ -28,8 +28,6 @@ from quark.analysis.rules.registry import DOCUMENTED_RULES, choose_rules, list_r
 from quark.analysis.run_data import RunData
 from quark_core.errors import SchemaValidationError
 from quark_core.presentation import bundle, note_runs, paint
-from quark_core.records import AlertRecord as records_AlertRecord
-from quark_core.records import HealthScoreRecord as records_HealthScoreRecord
 from quark_core.records.checks import check_choice
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.findings import (
@@ -578,11 +576,7 @@ class AnalyzerEngine:
     """
 
     def __init__(self, session: object, *, config: AnalyzerEngineConfig | None = None) -> None:
-        if config is not None and not isinstance(config, AnalyzerEngineConfig):
-            raise SchemaValidationError(
-                f"config must be an AnalyzerEngineConfig, not {type(config).__name__}"
-            )
-        self.config = config or AnalyzerEngineConfig()
+        self.config = check_config(config, AnalyzerEngineConfig)
         self._target = open_analysis(session)
         self._lock = threading.Lock()
         self._latest: AnalyzerResult | None = None
@@ -640,8 +634,8 @@ class AnalyzerEngine:
             baseline = _choose_baseline(run, target, against, self.config)
             result = analyze_run(run, self.config, place=place, baseline=baseline)
             outputs = {
-                records_AlertRecord.KIND: result.alerts,
-                records_HealthScoreRecord.KIND: result.health_scores,
+                AlertRecord.KIND: result.alerts,
+                HealthScoreRecord.KIND: result.health_scores,
             }
             number = None if refusal else target.write(ANALYZER_NAME, replaces, outputs)
             result = replace(
@@ -691,7 +685,7 @@ class AnalyzerEngine:
         step_min: int | None = None,
         step_max: int | None = None,
         limit: int | None = None,
-    ) -> tuple[records_AlertRecord, ...]:
+    ) -> tuple[AlertRecord, ...]:
         """Stored alerts that fit, in the order in which they were found.
 
         Args:
@@ -715,7 +709,7 @@ class AnalyzerEngine:
             step_max=step_max,
             limit=limit,
         )
-        columns = self._target.read_outputs(records_AlertRecord.KIND, ANALYZER_NAME)
+        columns = self._target.read_outputs(AlertRecord.KIND, ANALYZER_NAME)
         return columns.select(query).to_records()  # type: ignore[return-value]
 
     def read_health_scores(
@@ -724,7 +718,7 @@ class AnalyzerEngine:
         score_key: str | None = None,
         category: str | None = None,
         limit: int | None = None,
-    ) -> tuple[records_HealthScoreRecord, ...]:
+    ) -> tuple[HealthScoreRecord, ...]:
         """Stored health scores that fit.
 
         Args:
@@ -741,7 +735,7 @@ class AnalyzerEngine:
         if category is not None:
             check_choice(category, "category", get_args(HealthScoreKey))
         query = Query.build(equals={"score_key": score_key, "category": category}, limit=limit)
-        columns = self._target.read_outputs(records_HealthScoreRecord.KIND, ANALYZER_NAME)
+        columns = self._target.read_outputs(HealthScoreRecord.KIND, ANALYZER_NAME)
         return columns.select(query).to_records()  # type: ignore[return-value]
 
     def __reduce__(self) -> NoReturn:
@@ -752,7 +746,7 @@ class AnalyzerEngine:
 
     def _count_generations(self) -> int:
         """How many generations readers see now."""
-        scores = self._target.read_outputs(records_HealthScoreRecord.KIND, ANALYZER_NAME)
+        scores = self._target.read_outputs(HealthScoreRecord.KIND, ANALYZER_NAME)
         return len(set(scores["writer_id"].tolist()))
 
 

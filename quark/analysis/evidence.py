@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.curves import as_floats, strip_prefixes
+from quark.analysis.curves import strip_prefixes, take_lowest_rank
 from quark.analysis.observations import (
     BATCH_LOSS,
     Figure,
@@ -23,6 +23,7 @@ from quark.analysis.observations import (
     Source,
     Text,
     name_source,
+    read_field,
     read_source,
 )
 from quark_core.backends.grids import find_broken
@@ -178,9 +179,8 @@ def read_evidence(
 
 def _make_curve(rows: Columns, piece: EvidenceRecord) -> EvidenceCurve:
     assert piece.field is not None
-    if rows.count and (ranks := rows["rank"]).min() != ranks.max():
-        rows = rows.take(ranks == ranks.min())
-    values = _read_values(rows, piece.field, piece.record_name)
+    rows = take_lowest_rank(rows)
+    values = read_field(rows, piece.field, piece.record_name)
     # A norm of what is left of a tensor is none of the tensor's.
     broken = find_broken(rows, str(piece.record_kind), piece.field)
     known = ~np.isnan(values) | broken
@@ -196,16 +196,6 @@ def _make_curve(rows: Columns, piece: EvidenceRecord) -> EvidenceCurve:
         at, values = _join_all(at[known], values[known], is_norm=is_norm)
     order = np.argsort(at, kind="stable")
     return EvidenceCurve(unit, at[order], values[order])
-
-
-def _read_values(rows: Columns, field: str, label: str | None) -> NDArray[np.float64]:
-    if field == "sequence_lengths":
-        longest = [max(item, default=0) if item else np.nan for item in rows[field].tolist()]
-        return np.array(longest, dtype=np.float64)
-    if field == "class_counts":
-        counts = [(item or {}).get(label, 0) for item in rows[field].tolist()]
-        return np.array(counts, dtype=np.float64)
-    return as_floats(rows[field])
 
 
 def _join_all(

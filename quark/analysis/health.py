@@ -11,9 +11,6 @@ import xxhash
 from quark.analysis.observations import observe
 from quark.analysis.rule import SEVERITIES, Verdict
 from quark_core.backends.run_summary import StoredRun
-from quark_core.records import AlertRecord as records_AlertRecord
-from quark_core.records import EvidenceRecord as records_EvidenceRecord
-from quark_core.records import HealthScoreRecord as records_HealthScoreRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.findings import (
     LITTLE_SEEN,
@@ -430,10 +427,10 @@ def say_end(run: _Ended, subject: str, last_step: int | None = None) -> str:
 
 def tell_end(
     stored: StoredRun,
-    alerts: Sequence[records_AlertRecord],
-    scores: Sequence[records_HealthScoreRecord],
+    alerts: Sequence[AlertRecord],
+    scores: Sequence[HealthScoreRecord],
     last_step: int | None,
-) -> tuple[tuple[records_AlertRecord, ...], tuple[records_HealthScoreRecord, ...]]:
+) -> tuple[tuple[AlertRecord, ...], tuple[HealthScoreRecord, ...]]:
     """What an analysis has found, with the end of the run where it broke off.
 
     Args:
@@ -456,31 +453,31 @@ def tell_end(
     )
 
 
-def is_of_another_end(stored: StoredRun, alerts: Sequence[records_AlertRecord]) -> bool:
+def is_of_another_end(stored: StoredRun, alerts: Sequence[AlertRecord]) -> bool:
     """Whether alerts tell an end that the run has not: it was resumed since."""
     end = stored.describe_end() if stored.is_broken_off else None
     told: list[Any] = [alert.metadata or {} for alert in alerts if alert.rule_id == BROKEN_OFF]
     return any(metadata.get(_END) != end for metadata in told)
 
 
-def place_alert(alert: records_AlertRecord) -> tuple[bool, int]:
+def place_alert(alert: AlertRecord) -> tuple[bool, int]:
     """Orders alerts: that the run broke off, then the worst."""
     rank = _SEVERITIES.index(alert.severity) if alert.severity in _SEVERITIES else 0
     return alert.rule_id != BROKEN_OFF, -rank
 
 
-def _describe(stored: StoredRun, last_step: int | None, time_us: int) -> records_AlertRecord:
+def _describe(stored: StoredRun, last_step: int | None, time_us: int) -> AlertRecord:
     run_id, ending = str(stored.run.id), stored.ending
     title, said = f"The run {_VERBS[stored.state]}", f"{say_end(stored, 'The run', last_step)}."
     check = _LAST_LINES if ending is None else _CHECKS.get(ending.cause, _LAST_LINES)
     if ending is not None and ending.was_asked_for:
         check = _ASKED_FOR
-    return records_AlertRecord(
+    return AlertRecord(
         run_id, "", 0, 0, 0, time_us,
         BROKEN_OFF, _CATEGORY, _grade(stored), title, said, said,
         "What it has recorded is of the part before: its result is not that of a whole training.",
         last_step, None, None, check.format(run_id=run_id),
-        (records_EvidenceRecord("run", "status", stored.state, step_start=last_step),),
+        (EvidenceRecord("run", "status", stored.state, step_start=last_step),),
         JsonObject({"confidence": 1.0, _END: stored.describe_end()}),
         f"alert-{xxhash.xxh3_128_hexdigest(repr((run_id, BROKEN_OFF, last_step)).encode())[:24]}",
     )  # fmt: skip

@@ -498,16 +498,16 @@ def _judge_records(case: Case) -> Learning:
     assert main is not None
     judged = _judge_curve(main, "min")
     if is_player_loss(main.key):
-        return _look_elsewhere(case, judged)
+        return _check_other_metrics(case, judged)
     if judged.state == "not_learned" and train is not None and validation is not None:
         # With little left to win the training's noise hides what the validation shows.
         judged = _look_at_validation(judged, train, validation)
     elif judged.state == "learned" and train is not None and validation is not None:
-        judged = _hold_against(judged, train, validation)
+        judged = _compare_losses(judged, train, validation)
     if judged.state != "learned":
-        judged = _look_elsewhere(case, judged)
+        judged = _check_other_metrics(case, judged)
     if judged.state == "learned":
-        judged = _doubt(case, _hold_against_guesses(case, _hold_against_accuracy(case, judged)))
+        judged = _add_caveat(case, _compare_with_chance(case, _compare_with_accuracy(case, judged)))
     return judged
 
 
@@ -568,7 +568,7 @@ def _judge_scores(case: Case) -> Learning:
     return Learning(state="unknown", reason=f"no loss was recognised{among}")
 
 
-def _look_elsewhere(case: Case, judged: Learning) -> Learning:
+def _check_other_metrics(case: Case, judged: Learning) -> Learning:
     """What else says that the run has learned, where its loss does not."""
     if any(is_player_loss(key) for key in case.run.metrics if is_loss(key)):
         # Two players that are equally good have losses that stand still.
@@ -640,7 +640,7 @@ def _look_at_validation(judged: Learning, train: Curve, validation: Curve) -> Le
     return theirs if theirs.state == "learned" and not is_worse else judged
 
 
-def _hold_against(judged: Learning, train: Curve, validation: Curve) -> Learning:
+def _compare_losses(judged: Learning, train: Curve, validation: Curve) -> Learning:
     """Whether the validation has won what the training has."""
     key = validation.key
     if len(validation) and not len(validation.finite):
@@ -661,7 +661,7 @@ def _hold_against(judged: Learning, train: Curve, validation: Curve) -> Learning
     )
 
 
-def _hold_against_accuracy(case: Case, judged: Learning) -> Learning:
+def _compare_with_accuracy(case: Case, judged: Learning) -> Learning:
     """A loss also falls where a model only learns how often each label comes."""
     curve = case.train_accuracy if case.train_accuracy is not None else case.validation_accuracy
     at_chance = None if curve is None else _find_chance(curve)
@@ -671,7 +671,7 @@ def _hold_against_accuracy(case: Case, judged: Learning) -> Learning:
     return refuse(judged, f"{judged.reason}, but {at_chance}")
 
 
-def _hold_against_guesses(case: Case, judged: Learning) -> Learning:
+def _compare_with_chance(case: Case, judged: Learning) -> Learning:
     """A loss that was worse than that of guesses falls too where it comes to be that of guesses."""
     guesses = find_guesses(case)
     if judged.state != "learned" or guesses is None:
@@ -745,7 +745,7 @@ def _find_missing(case: Case, judged: Learning) -> str | None:
     return None
 
 
-def _doubt(case: Case, judged: Learning) -> Learning:
+def _add_caveat(case: Case, judged: Learning) -> Learning:
     """Whether a run that has learned may not have learned well."""
     if judged.state != "learned":
         return judged

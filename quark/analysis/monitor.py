@@ -7,15 +7,20 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, get_args
 
-from quark.analysis.config import AnalyzerEngineConfig
+from quark.analysis.config import AnalyzerEngineConfig, check_config
 from quark.analysis.engine import AnalyzerResult, analyze_run
 from quark.analysis.health import is_note
-from quark.analysis.monitor_state import Pace, RaisedAlerts, RunFeed, Sightings, describe_alert
+from quark.analysis.monitor_state import (
+    AlertDeduplicator,
+    Pace,
+    RaisedAlerts,
+    RunFeed,
+    describe_alert,
+)
 from quark.analysis.outputs import AnalysisTarget
 from quark.analysis.rule import SEVERITIES
 from quark.analysis.rules.registry import choose_rules
@@ -49,44 +54,20 @@ _SLOW_S = 10.0
 _POLL_S = 0.5
 
 
-@dataclass(frozen=True)
-class MonitorSettings:
-    """Arguments of a TrainingMonitor; see there.
-
-    Raises:
-        SchemaValidationError: A bad one; the message names it.
-    """
-
-    every_n_steps: Any
-    on_alert: Any
-    halt_on: Any
-    config: Any
-    min_interval_s: Any
-
-    def __post_init__(self) -> None:
-        steps, interval = self.every_n_steps, self.min_interval_s
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise SchemaValidationError(f"every_n_steps must be a positive integer, got {steps!r}")
-        if self.on_alert is not None and not callable(self.on_alert):
-            raise SchemaValidationError(
-                f"on_alert must be a function of one alert, not {type(self.on_alert).__name__}"
-            )
-        if self.halt_on is not None:
-            check_choice(self.halt_on, "halt_on", get_args(HaltOn))
-        if self.config is not None and not isinstance(self.config, AnalyzerEngineConfig):
-            raise SchemaValidationError(
-                f"config must be an AnalyzerEngineConfig, not {type(self.config).__name__}"
-            )
-        is_number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
-        if not is_number or not isfinite(interval) or interval <= 0:
-            raise SchemaValidationError(
-                f"min_interval_s must be a positive number of seconds, got {interval!r}"
-            )
-
-    @property
-    def halt_rank(self) -> int:
-        """Place among the severities from which on the training is halted."""
-        return len(SEVERITIES) if self.halt_on is None else SEVERITIES.index(self.halt_on)
+def _check_arguments(steps: Any, on_alert: Any, halt_on: Any, interval: Any) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise SchemaValidationError(f"every_n_steps must be a positive integer, got {steps!r}")
+    if on_alert is not None and not callable(on_alert):
+        raise SchemaValidationError(
+            f"on_alert must be a function of one alert, not {type(on_alert).__name__}"
+        )
+    if halt_on is not None:
+        check_choice(halt_on, "halt_on", get_args(HaltOn))
+    is_number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
+    if not is_number or not isfinite(interval) or interval <= 0:
+        raise SchemaValidationError(
+            f"min_interval_s must be a positive number of seconds, got {interval!r}"
+        )
 
 
 MONITOR_NAME = "monitor"
@@ -184,11 +165,11 @@ class TrainingMonitor:
         notify: NotifyArgument = None,
         notify_on: str | Iterable[str] | None = None,
     ) -> None:
-        wanted = MonitorSettings(every_n_steps, on_alert, halt_on, config, min_interval_s)
+        _check_arguments(every_n_steps, on_alert, halt_on, min_interval_s)
         self._every = every_n_steps
         self._on_alert = on_alert
-        self._halt_rank = wanted.halt_rank
-        self._config = config or AnalyzerEngineConfig()
+        self._halt_rank = len(SEVERITIES) if halt_on is None else SEVERITIES.index(halt_on)
+        self._config = check_config(config, AnalyzerEngineConfig)
         # Loaded here, so that the thread imports nothing that a fork would have to wait for.
         choose_rules(self._config.rules, self._config.excluded_rules)
         self._run = run = resolve_target(session)
@@ -200,7 +181,7 @@ class TrainingMonitor:
         self._pace = Pace(float(min_interval_s), _SHARE)
         self._target = AnalysisTarget(RunReader.of(run))
         self._feed = RunFeed(run)
-        self._sightings = Sightings()
+        self._sightings = AlertDeduplicator()
         self._alerts: tuple[AlertRecord, ...] = ()
         self._earlier: tuple[AlertRecord, ...] = ()
         self._unwritten = False

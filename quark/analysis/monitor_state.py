@@ -309,7 +309,7 @@ _FORGET_LOOKS = 10
 _Key = tuple[str, str | None, bool]
 
 
-class Sightings:
+class AlertDeduplicator:
     """Turns what each look finds into alerts, each raised once.
 
     A finding is the same one as long as its rule and its culprit are. What is

@@ -31,7 +31,7 @@ def observe(
 ) -> EvidenceRecord:
     """One piece of evidence; a value that is not finite is left out, since the summary says it."""
     return EvidenceRecord(
-        kind, source, summary, _keep_finite(observed), _keep_finite(threshold), start, end
+        kind, source, summary, keep_finite(observed), keep_finite(threshold), start, end
     )
 
 
@@ -71,7 +71,8 @@ def say_steps(first: int | None, last: int | None, unit: str = "step") -> str:
     return f"{unit}s {first} to {last}"
 
 
-def _keep_finite(value: float | None) -> float | None:
+def keep_finite(value: float | None) -> float | None:
+    """The value where it is finite, else None."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
@@ -90,6 +91,7 @@ FigureKind = Literal["metric", "activation", "gradient", "parameter", "telemetry
 BATCH_LOSS = "batch loss"
 """Key of the training loss where only batch diagnostics have it."""
 
+_LISTED = ("sequence_lengths", "class_counts")
 _FULL_FROM, _FULL_TO = 1e3, 1e6  # shown without an exponent
 _END_PART, _MOST_END = 10, 20  # points of the start and of the end
 
@@ -374,13 +376,7 @@ def read_source(run: RunData, source: Source) -> tuple[Integers, Floats]:
             rows = run.rank_telemetry.get(source.rank, rows)
         step = rows["step"]
         order = np.argsort(step, kind="stable")
-        if source.field == "sequence_lengths":
-            longest = [max(item, default=0) if item else np.nan for item in _list(rows, source)]
-            return step[order], np.array(longest, dtype=np.float64)[order]
-        if source.field == "class_counts":
-            counts = [(item or {}).get(source.name, 0) for item in _list(rows, source)]
-            return step[order], np.array(counts, dtype=np.float64)[order]
-        return step[order], as_floats(rows[source.field])[order]
+        return step[order], read_field(rows, source.field, source.name)[order]
     history: History | None
     if source.kind == "parameter":
         items = run.parameters if source.rank is None else run.replicas.get(source.rank, {})
@@ -391,9 +387,15 @@ def read_source(run: RunData, source: Source) -> tuple[Integers, Floats]:
     return empty if history is None else (history.step, history[source.field])
 
 
-def _list(rows: Columns, source: Source) -> list[Any]:
-    values: list[Any] = rows[source.field].tolist()
-    return values
+def read_field(rows: Columns, field: str, label: str | None) -> Floats:
+    """A field of rows as numbers: of lengths the longest, of counts those of the class `label`."""
+    items: list[Any] = rows[field].tolist() if field in _LISTED else []
+    if field == "sequence_lengths":
+        longest = [max(item, default=0) if item else np.nan for item in items]
+        return np.array(longest, dtype=np.float64)
+    if field == "class_counts":
+        return np.array([(item or {}).get(label, 0) for item in items], dtype=np.float64)
+    return as_floats(rows[field])
 
 
 def at_step(step: int) -> Figure:

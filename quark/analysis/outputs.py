@@ -32,6 +32,7 @@ from quark_core.errors import (
 )
 from quark_core.ranks.launches import RankInfo
 from quark_core.records import HealthScoreRecord, StreamRecord
+from quark_core.records.columns import Columns
 from quark_core.records.query import Query
 from quark_core.records.runs import RunContext
 from quark_core.runs import backend_choice
@@ -238,8 +239,6 @@ class AnalysisTarget:
         self.run.catch_up("analyze")
         reader = self.run.reader
         if reader is None or not self.run_id:
-            from quark_core.records.columns import Columns
-
             return RunData(lambda kind, _: Columns.empty(kind), self.run_id, ended=False)
         return make_run_data(reader, reader.load_run(self.run_id))
 
@@ -279,8 +278,6 @@ class AnalysisTarget:
         self.run.catch_up("analyze")
         reader = self.run.reader
         if reader is None or not self.run_id:
-            from quark_core.records.columns import Columns
-
             return Columns.empty(kind)
         if not isinstance(reader, SupportsGenerations):
             raise SessionStoreError(

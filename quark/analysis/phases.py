@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn, get_args
 import msgspec
 import numpy as np
 
-from quark.analysis.config import PhaseAnalyzerConfig, PhaseAnalyzerThresholds
+from quark.analysis.config import PhaseAnalyzerConfig, PhaseAnalyzerThresholds, check_config
 from quark.analysis.curves import Curve
 from quark.analysis.evidence import place_findings
 from quark.analysis.metric_roles import (
@@ -522,11 +522,7 @@ class PhaseAnalyzer:
     """
 
     def __init__(self, session: object, *, config: PhaseAnalyzerConfig | None = None) -> None:
-        if config is not None and not isinstance(config, PhaseAnalyzerConfig):
-            raise SchemaValidationError(
-                f"config must be a PhaseAnalyzerConfig, not {type(config).__name__}"
-            )
-        self._config = config or PhaseAnalyzerConfig()
+        self._config = check_config(config, PhaseAnalyzerConfig)
         self._target: AnalysisTarget = open_analysis(session)
 
     @property

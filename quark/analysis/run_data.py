@@ -24,6 +24,8 @@ from quark.analysis.curves import (
     ParameterHistory,
     collect_layers,
     collect_parameters,
+    factorize,
+    take_lowest_rank,
 )
 from quark.analysis.metric_roles import names_a_part
 from quark_core.backends.contract import SupportsRead, SupportsSearch, SupportsSeries
@@ -128,8 +130,6 @@ class MetricSamples:
 
     def add(self, columns: Columns) -> None:
         """Take further rows."""
-        from quark.analysis.curves import factorize
-
         codes, names = factorize(columns["metric_key"])
         order = np.argsort(codes, kind="stable")
         ends = np.searchsorted(codes[order], np.arange(len(names) + 1))
@@ -407,8 +407,7 @@ class LongCurves:
         rows = read_rows(
             self.reader, self.run_id, MetricRecord.KIND, Query(equals={"metric_key": key})
         )
-        if rows.count and (ranks := rows["rank"]).min() != ranks.max():
-            rows = rows.take(ranks == ranks.min())
+        rows = take_lowest_rank(rows)
         return make_points(rows["step"], rows["epoch"], rows["value"])
 
     def _sample(self, key: str, curve: Series) -> Points:
@@ -460,8 +459,7 @@ class LongCurves:
         equals = {"metric_key": key}
         query = Query.build(equals=equals, step_min=low, step_max=high)
         rows = read_rows(self.reader, self.run_id, MetricRecord.KIND, query)
-        if rows.count and (ranks := rows["rank"]).min() != ranks.max():
-            rows = rows.take(ranks == ranks.min())
+        rows = take_lowest_rank(rows)
         number = np.full(rows.count, 2 * place)
         return make_points(rows["step"], rows["epoch"], rows["value"], number)
 

@@ -361,23 +361,7 @@ class _Taking:
         if type(value).__module__ == "numpy" and hasattr(value, "nbytes"):
             self._spend(int(value.nbytes))
             return _TOO_LARGE if self.is_too_large else value.copy()
-        kind = type(value)
-        if isinstance(value, tuple) and hasattr(kind, "_fields"):
-            return kind(*(self.take(item, depth + 1) for item in value))
-        if kind in (list, tuple):
-            return kind(self.take(item, depth + 1) for item in value)
-        if isinstance(value, dict) and not dataclasses.is_dataclass(value):
-            twin = copy.copy(value)
-            for key, item in value.items():
-                twin[key] = self.take(item, depth + 1)
-            return twin
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            twin = copy.copy(cast("Any", value))
-            for one in dataclasses.fields(value):
-                taken = self.take(getattr(value, one.name), depth + 1)
-                object.__setattr__(twin, one.name, taken)
-            return twin
-        return value
+        return _map_items(value, lambda item: self.take(item, depth + 1))
 
     def _clone(self, tensor: Any) -> Any:
         if tensor.device.type == "meta":
@@ -397,15 +381,24 @@ class _Taking:
 def _bring_over(value: Any, torch: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value if value.device.type in ("cpu", "meta") else value.cpu()
+    return _map_items(value, lambda item: _bring_over(item, torch))
+
+
+def _map_items(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A container of the same type with each of its items changed; anything else as it is."""
     kind = type(value)
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return kind(*(_bring_over(item, torch) for item in value))
+        return kind(*map(change, value))
     if kind in (list, tuple):
-        return kind(_bring_over(item, torch) for item in value)
-    if isinstance(value, dict):
-        for key in list(value):
-            value[key] = _bring_over(value[key], torch)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return kind(map(change, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        twin = copy.copy(cast("Any", value))
         for one in dataclasses.fields(value):
-            object.__setattr__(value, one.name, _bring_over(getattr(value, one.name), torch))
+            object.__setattr__(twin, one.name, change(getattr(value, one.name)))
+        return twin
+    if isinstance(value, dict):
+        twin = copy.copy(value)
+        for key, item in value.items():
+            twin[key] = change(item)
+        return twin
     return value

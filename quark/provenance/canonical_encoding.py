@@ -249,32 +249,31 @@ class CanonicalWalk:
             self._form.update(data)
         self._seen_something = self._seen_something or size > 0
 
+    def _put_plain(self, tag: bytes, data: Any, *, rounds: bool = False) -> None:
+        """A value of whose form the tag says all."""
+        self._form.update(tag)
+        self._put(tag, data, form=False, rounds=rounds)
+
     def _take_plain(self, value: Any) -> bool:
         kind = type(value)
         if value is None or value is Ellipsis or value is NotImplemented:
-            self._form_only(b"N")
-            self._put(b"N", repr(value).encode(), form=False)
+            self._put_plain(b"N", repr(value).encode())
         elif kind is str:
-            self._form_only(b"s")
-            self._put(b"s", value.encode("utf-8", "surrogatepass"), form=False)
+            self._put_plain(b"s", value.encode("utf-8", "surrogatepass"))
         elif kind is bool or kind is int:
-            self._form_only(b"i" if kind is int else b"B")
             # hex() has no limit of digits.
-            self._put(b"i" if kind is int else b"B", hex(value).encode(), form=False)
+            self._put_plain(b"i" if kind is int else b"B", hex(value).encode())
             self._leave_number(value)
         elif kind is float:
-            self._form_only(b"f")
             number = math.nan if value != value else value
-            self._put(b"f", struct.pack("<d", number), form=False, rounds=True)
+            self._put_plain(b"f", struct.pack("<d", number), rounds=True)
             self._leave_number(value)
         elif kind is complex:
-            self._form_only(b"c")
             both = (math.nan if part != part else part for part in (value.real, value.imag))
-            self._put(b"c", struct.pack("<dd", *both), form=False, rounds=True)
+            self._put_plain(b"c", struct.pack("<dd", *both), rounds=True)
             self._leave_number(value)
         elif kind in (bytes, bytearray, memoryview):
-            self._form_only(b"b")
-            self._put(b"b", value if kind is bytes else memoryview(bytes(value)), form=False)
+            self._put_plain(b"b", value if kind is bytes else memoryview(bytes(value)))
         else:
             return False
         return True
@@ -297,9 +296,6 @@ class CanonicalWalk:
 
     _path = ""
 
-    def _form_only(self, tag: bytes) -> None:
-        self._form.update(tag)
-
     def _take_container(self, value: Any, path: str) -> bool:
         kind = type(value)
         self._path = path
@@ -315,8 +311,7 @@ class CanonicalWalk:
         elif isinstance(value, Enum):
             self._put(b"e", f"{name_type(value)}.{value.name}".encode())
         elif isinstance(value, _TEXTUAL):
-            self._form_only(b"x")
-            self._put(b"x", f"{kind.__name__}:{value}".encode("utf-8", "surrogatepass"), form=False)
+            self._put_plain(b"x", f"{kind.__name__}:{value}".encode("utf-8", "surrogatepass"))
         elif isinstance(value, range):
             self._put(b"r", f"{value.start}:{value.stop}:{value.step}".encode())
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):

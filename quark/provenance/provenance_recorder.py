@@ -8,17 +8,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from pathlib import Path
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from quark_core.artifacts.payload_folder import PayloadFolder, PutPayload
 from quark_core.config import settings
 from quark_core.config.arguments import working_directory
 from quark_core.errors import QuarkError
-from quark_core.records import ArtifactRecord
 from quark_core.records.json_object import JsonObject
-from quark_core.records.kinds.provenance import FingerprintRecord
-from quark_core.records.names import KEPT_SOURCES, check_text, object_path, split_name
 from quark_core.records.runs import digest_environment
 from quark_core.runs.environment import WELL_KNOWN_PACKAGES, read_git_state
 from quark_core.runs.open_run import OpenRun
@@ -26,7 +22,7 @@ from quark_core.system.process import importing
 
 if TYPE_CHECKING:
     from quark.provenance.environment import InstalledPackages
-    from quark.provenance.source_snapshots import SourceKeeper, SourceMode
+    from quark.provenance.source_snapshots import KeepingPlace, SourceKeeper, SourceMode
 
 _log = logging.getLogger("quark")
 
@@ -47,7 +43,6 @@ class ProvenanceRecorder:
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
-        self._place = KeepingPlace(run)
         self._folder = working_directory()
         self._keeper: SourceKeeper | None = None
         self._mode: SourceMode = "off"
@@ -57,6 +52,12 @@ class ProvenanceRecorder:
         self._is_noted = False
         self._traced: set[object] = set()
         run.writers.add(self)
+
+    @cached_property
+    def _place(self) -> KeepingPlace:
+        with importing():
+            from quark.provenance.source_snapshots import KeepingPlace
+        return KeepingPlace(self._run)
 
     def bind(self) -> None:
         """A forked child leaves this to its parent."""
@@ -204,50 +205,6 @@ class ProvenanceRecorder:
         if digest is not None:
             metadata = JsonObject({"commit": commit, "size_bytes": len(text)})
             self._place.emit_fingerprint("code", GIT_DIFF, digest, "bytes", metadata)
-
-
-class KeepingPlace:
-    """A run, as the keeper of its sources needs it.
-
-    Attributes:
-        storage_dir: Its storage root.
-        directory: Where its payloads are put in place, or None where they are sent.
-    """
-
-    def __init__(self, run: OpenRun) -> None:
-        self._run = run
-        self.storage_dir: Path = run.context.storage_dir
-        self.directory: Path | None = run.payload_directory
-
-    def find_payloads(self) -> PayloadFolder | None:
-        """Where payloads are put, or None where nobody takes any."""
-        return self._run.stream.payloads
-
-    def emit_payload(self, key: str, payload_format: str, put: PutPayload) -> None:
-        """Record a payload that is kept."""
-        self._run.emit(
-            ArtifactRecord,
-            KEPT_SOURCES,
-            key,
-            *split_name(key),
-            payload_format,
-            put.size_bytes,
-            put.sha256,
-            payload_relative_path=object_path(put.sha256),
-        )
-
-    def emit_fingerprint(
-        self, subject: str, key: str, digest: str, level: str, metadata: JsonObject
-    ) -> None:
-        """Record what something was."""
-        self._run.emit(
-            FingerprintRecord,
-            subject,
-            check_text(key, "key"),
-            digest,
-            level,
-            metadata=metadata or None,
-        )
 
 
 def choose_mode(run: OpenRun) -> tuple[SourceMode, str]:

@@ -28,12 +28,14 @@ from quark_core.artifacts.source_packs import (
     make_pack,
 )
 from quark_core.config.redaction import redact_code
+from quark_core.records import ArtifactRecord
 from quark_core.records.json_object import JsonObject
-from quark_core.records.kinds.provenance import SOURCES_KEY
+from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
+from quark_core.records.names import KEPT_SOURCES, check_text, object_path, split_name
 from quark_core.version import __version__
 
 if TYPE_CHECKING:
-    from quark.provenance.provenance_recorder import KeepingPlace
+    from quark_core.runs.open_run import OpenRun
 
 CELLS_PATH = "notebook-cells.py"
 """Under which the executed cells of a notebook are kept, as one document."""
@@ -440,6 +442,50 @@ class _State:
     packs: dict[str, KnownPack] = field(default_factory=dict)
     payloads: dict[str, int] = field(default_factory=dict)
     told: object = None
+
+
+class KeepingPlace:
+    """A run, as the keeper of its sources needs it.
+
+    Attributes:
+        storage_dir: Its storage root.
+        directory: Where its payloads are put in place, or None where they are sent.
+    """
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self.storage_dir: Path = run.context.storage_dir
+        self.directory: Path | None = run.payload_directory
+
+    def find_payloads(self) -> PayloadFolder | None:
+        """Where payloads are put, or None where nobody takes any."""
+        return self._run.stream.payloads
+
+    def emit_payload(self, key: str, payload_format: str, put: PutPayload) -> None:
+        """Record a payload that is kept."""
+        self._run.emit(
+            ArtifactRecord,
+            KEPT_SOURCES,
+            key,
+            *split_name(key),
+            payload_format,
+            put.size_bytes,
+            put.sha256,
+            payload_relative_path=object_path(put.sha256),
+        )
+
+    def emit_fingerprint(
+        self, subject: str, key: str, digest: str, level: str, metadata: JsonObject
+    ) -> None:
+        """Record what something was."""
+        self._run.emit(
+            FingerprintRecord,
+            subject,
+            check_text(key, "key"),
+            digest,
+            level,
+            metadata=metadata or None,
+        )
 
 
 class SourceKeeper:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from quark.analysis.analysis_context import Case
 from quark.analysis.config import AnalyzerEngineConfig
-from quark.analysis.early_stopping import Hopeless, Peer, judge_hopeless, make_peer
+from quark.analysis.early_stopping import Peer, StopDecision, decide_stop, make_peer
 from quark.analysis.monitor_state import Pace, RunFeed
 from quark.analysis.outputs import make_run_data
 from quark.sweeps.sweep_store import StoreLink
@@ -134,7 +134,7 @@ class BrokenTrialWatch:
             return False
         self._looked_at, feed.is_alarmed = place, False
         case = Case(feed.load(ended=False), self._config)
-        found = judge_hopeless(case, self._peers.find)
+        found = decide_stop(case, self._peers.find)
         self._pace.note(began, time.thread_time() - spent_s)
         self._looks = 0 if found is None else self._looks + 1
         if found is None or self._looks < _LOOKS:
@@ -142,7 +142,7 @@ class BrokenTrialWatch:
         self._stop(found)
         return True
 
-    def _stop(self, found: Hopeless) -> None:
+    def _stop(self, found: StopDecision) -> None:
         run = self._run
         if run.is_over:
             return

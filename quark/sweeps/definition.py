@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Protocol, get_args
 
 import msgspec
@@ -24,6 +24,7 @@ _MOST_METRICS = 20
 _MOST_CONSTRAINTS = 20
 _MOST_CHARACTERS = 1_000
 _MOST_FAILURES = 1_000
+_MOST_OPTION = 1_000_000_000
 _LEAST_LEASE_S, _MOST_LEASE_S = 0.5, 86_400.0
 _INT64_MAX = 2**63 - 1
 _CONSTRAINT = re.compile(r"\s*(?P<metric>\S.*?)\s*(?P<sign><=|>=)\s*(?P<bound>\S+)\s*")
@@ -110,19 +111,15 @@ class SweepDefinition:
         metrics = [goal.metric for goal in self.goals]
         modes = [goal.mode for goal in self.goals]
         is_one = len(metrics) == 1
+        said = {item.name: getattr(self, item.name) for item in fields(self)}
+        del said["goals"]
         return {
-            "space": self.space.to_dict(),
+            "space": said.pop("space").to_dict(),
             "metric": metrics[0] if is_one else metrics,
             "mode": modes[0] if is_one else modes,
+            **said,
             "search": str(self.search),
-            "trials": self.trials,
-            "budget": self.budget,
             "constraints": [str(each) for each in self.constraints],
-            "max_failures": self.max_failures,
-            "stop": self.stop,
-            "stop_broken": self.stop_broken,
-            "seed": self.seed,
-            "lease_s": self.lease_s,
         }
 
     @classmethod
@@ -138,13 +135,13 @@ class SweepDefinition:
             space=space,
             goals=goals,
             search=parse_search(given.get("search", "random")),
-            trials=_check_count(given.get("trials"), "trials"),
-            budget=_check_count(given.get("budget"), "budget"),
+            trials=_check_limit(given.get("trials"), "trials"),
+            budget=_check_limit(given.get("budget"), "budget"),
             constraints=read_constraints(given.get("constraints")),
-            max_failures=_check_count(given.get("max_failures", 3), "max_failures") or 3,
+            max_failures=_check_limit(given.get("max_failures", 3), "max_failures") or 3,
             stop=_check_flag(given.get("stop", False), "stop"),
             stop_broken=_check_flag(given.get("stop_broken", False), "stop_broken"),
-            seed=_check_seed(given.get("seed", 0)),
+            seed=_check_count(given.get("seed", 0), "seed", 0),
             lease_s=check_lease(given.get("lease_s", 60.0)),
         )
         if made.max_failures > _MOST_FAILURES:
@@ -232,6 +229,29 @@ def _read_option(text: str) -> float | str | bool:
     return text.strip("'\"")
 
 
+def read_options(choice: SearchChoice, defaults: Mapping[str, float]) -> dict[str, float]:
+    """The settings of a search, those that are not given by default; all of them are numbers.
+
+    Raises:
+        SchemaValidationError: One that the search does not have, or no number within bounds.
+    """
+    for name, value in choice.options.items():
+        if name not in defaults:
+            raise SchemaValidationError(
+                f"search: {choice.name} has no setting {name!r}; it has "
+                f"{', '.join(defaults) or 'none'}"
+            )
+        if isinstance(value, bool | str):
+            raise SchemaValidationError(f"search: {name} must be a number, got {value!r:.60}")
+        if not abs(value) <= _MOST_OPTION:
+            raise SchemaValidationError(
+                f"search: {name} must be a finite number of at most {_MOST_OPTION:,}, "
+                f"got {value!r:.40}"
+            )
+    given = {name: value for name, value in choice.options.items() if not isinstance(value, str)}
+    return {**defaults, **given}
+
+
 def _write(value: float | str | bool) -> str:
     return repr(value) if not isinstance(value, str) else value
 
@@ -317,12 +337,14 @@ def check_lease(lease_s: object) -> float:
     return float(lease_s)  # type: ignore[arg-type]
 
 
-def _check_count(value: object, argument: str) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _INT64_MAX:
+def _check_limit(value: object, argument: str) -> int | None:
+    return None if value is None else _check_count(value, argument, 1)
+
+
+def _check_count(value: object, argument: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _INT64_MAX:
         raise SchemaValidationError(
-            f"{argument} must be a whole number of at least 1, got {describe_argument(value)}"
+            f"{argument} must be a whole number of at least {least}, got {describe_argument(value)}"
         )
     return value
 
@@ -331,14 +353,6 @@ def _check_flag(value: object, argument: str) -> bool:
     if not isinstance(value, bool):
         raise SchemaValidationError(
             f"{argument} must be True or False, got {describe_argument(value)}"
-        )
-    return value
-
-
-def _check_seed(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _INT64_MAX:
-        raise SchemaValidationError(
-            f"seed must be a whole number of at least 0, got {describe_argument(value)}"
         )
     return value
 
@@ -516,14 +530,15 @@ def _find_able(trials: Sequence[StoredTrial], definition: SweepDefinition) -> li
         and (not definition.constraints or _keeps(trial))
     ]
     # After halving, figures of a smaller budget are no match for those of a larger one.
-    farthest = max((_find_rung(trial) for trial in able), default=0)
-    return [trial for trial in able if _find_rung(trial) == farthest]
+    farthest = max((find_rung(trial) for trial in able), default=0)
+    return [trial for trial in able if find_rung(trial) == farthest]
 
 
 def _keeps(trial: StoredTrial) -> bool:
     return trial.constraints is not None and all(broken <= 0 for broken in trial.constraints)
 
 
-def _find_rung(trial: StoredTrial) -> int:
+def find_rung(trial: StoredTrial) -> int:
+    """How often a trial has survived a halving."""
     rung = trial.origin.get("rung")
     return rung if isinstance(rung, int) else 0

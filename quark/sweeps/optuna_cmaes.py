@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from quark.sweeps.optuna_samplers import mix_seed
+from quark.sweeps.space import mix_seed
 
 _GENERATION = "quark:cma_generation"
 _PARENTS = "quark:cma_parents"

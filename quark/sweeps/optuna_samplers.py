@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -22,9 +21,8 @@ from optuna.samplers import BaseSampler, CmaEsSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from quark.sweeps.definition import SweepDefinition
-from quark.sweeps.search_algorithms import read_options
-from quark.sweeps.space import Choices, Integers, ParameterRange, Space, Uniform
+from quark.sweeps.definition import SweepDefinition, read_options
+from quark.sweeps.space import Choices, Integers, ParameterRange, Space, Uniform, mix_seed
 from quark_core.backends.registry import default_registry
 from quark_core.config.arguments import describe_argument
 from quark_core.errors import SchemaValidationError
@@ -227,12 +225,6 @@ class SeededSampler(BaseSampler):
         if self._newest is None or self._newest[0] != trial.number:
             self._newest = (trial.number, self._make(mix_seed(self._seed, trial.number)))
         return self._newest[1]
-
-
-def mix_seed(seed: int, *parts: object) -> int:
-    """A seed of 32 bits that comes from all of these."""
-    said = "\0".join(str(part) for part in (seed, *parts)).encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.sha256(said).digest()[:4], "big")
 
 
 def _make_tpe(seed: int, *, startup: int = _STARTUP) -> BaseSampler:

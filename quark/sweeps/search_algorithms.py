@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,35 +17,33 @@ from quark.sweeps.definition import (
     SweepDefinition,
     choose_better,
     count_new,
+    find_rung,
     parse_search,
+    read_options,
 )
+from quark.sweeps.optuna_bridge import describe_optuna_search, open_optuna_search
 from quark_core.backends.coordination import MOST_TRIALS, NewTrial, SupportsCoordination
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import StoredTrial
 
-_MOST = 1_000_000_000
+
+def _make_trial(
+    definition: SweepDefinition, source: str, place: int, parameters: dict[str, Any]
+) -> NewTrial:
+    origin: dict[str, Any] = {"source": source, "place": place}
+    if definition.budget is not None:
+        origin["budget"] = definition.budget
+    return NewTrial(parameters=parameters, origin=origin)
 
 
-def read_options(choice: SearchChoice, defaults: Mapping[str, float]) -> dict[str, float]:
-    """The settings of a search, those that are not given by default; all of them are numbers.
-
-    Raises:
-        SchemaValidationError: One that the search does not have, or no number within bounds.
-    """
-    for name, value in choice.options.items():
-        if name not in defaults:
-            raise SchemaValidationError(
-                f"search: {choice.name} has no setting {name!r}; it has "
-                f"{', '.join(defaults) or 'none'}"
-            )
-        if isinstance(value, bool | str):
-            raise SchemaValidationError(f"search: {name} must be a number, got {value!r:.60}")
-        if not abs(value) <= _MOST:
-            raise SchemaValidationError(
-                f"search: {name} must be a finite number of at most {_MOST:,}, got {value!r:.40}"
-            )
-    given = {name: value for name, value in choice.options.items() if not isinstance(value, str)}
-    return {**defaults, **given}
+def _check_halving(definition: SweepDefinition, rate: float) -> None:
+    if not 0 < rate < 1:
+        raise SchemaValidationError(f"search: rate must lie between 0 and 1, got {rate:g}")
+    if len(definition.goals) > 1:
+        raise SchemaValidationError(
+            f'metric must be one metric for search="{definition.search.name}", which puts trials '
+            "in an order"
+        )
 
 
 class RandomSearch(Search):
@@ -72,11 +69,9 @@ class RandomSearch(Search):
         return [Proposal(f"{self._source}-{drawn}", [self._draw(place) for place in places])]
 
     def _draw(self, place: int) -> NewTrial:
-        origin: dict[str, Any] = {"source": self._source, "place": place}
-        if self._definition.budget is not None:
-            origin["budget"] = self._definition.budget
-        parameters = self._definition.space.draw(self._definition.seed, place)
-        return NewTrial(parameters=parameters, origin=origin)
+        definition = self._definition
+        drawn = definition.space.draw(definition.seed, place)
+        return _make_trial(definition, self._source, place, drawn)
 
 
 _SOURCE = "grid"
@@ -104,7 +99,10 @@ class GridSearch(Search):
         if added >= end:
             return None
         stop = min(added + MOST_TRIALS, end)
-        chosen = [self._make(*each) for each in islice(self._iterate(), added, stop)]
+        chosen = [
+            _make_trial(self._definition, _SOURCE, place, parameters)
+            for place, parameters in islice(self._iterate(), added, stop)
+        ]
         return [Proposal(f"{_SOURCE}-{added}", chosen)]
 
     def _iterate(self) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -117,12 +115,6 @@ class GridSearch(Search):
         listed = list(combinations)
         random.Random(self._definition.seed).shuffle(listed)
         yield from listed
-
-    def _make(self, place: int, parameters: dict[str, Any]) -> NewTrial:
-        origin: dict[str, Any] = {"source": _SOURCE, "place": place}
-        if self._definition.budget is not None:
-            origin["budget"] = self._definition.budget
-        return NewTrial(parameters=parameters, origin=origin)
 
 
 # ASHA: trials stop at rungs where they are worse than most that came so far; nobody waits.
@@ -153,15 +145,10 @@ class AshaSearch:
     ) -> None:
         options = read_options(definition.search, {"rate": 1 / 3, "least": 0})
         rate, least = float(options["rate"]), int(options["least"])
-        if not 0 < rate < 1:
-            raise SchemaValidationError(f"search: rate must lie between 0 and 1, got {rate:g}")
+        _check_halving(definition, rate)
         if definition.budget is None:
             raise SchemaValidationError(
                 'budget must say how many steps a whole trial has: search="asha", budget=100'
-            )
-        if len(definition.goals) > 1:
-            raise SchemaValidationError(
-                'metric must be one metric for search="asha", which puts trials in an order'
             )
         self._goal = definition.goals[0]
         self._rate = rate
@@ -265,8 +252,7 @@ class HalvingSearch(Search):
     def __init__(self, definition: SweepDefinition) -> None:
         options = read_options(definition.search, {"rate": 1 / 3, "least": 1})
         rate, least = float(options["rate"]), options["least"]
-        if not 0 < rate < 1:
-            raise SchemaValidationError(f"search: rate must lie between 0 and 1, got {rate:g}")
+        _check_halving(definition, rate)
         if not isinstance(least, int) or least < 1:
             raise SchemaValidationError(f"search: least must be at least 1, got {least!r}")
         if definition.trials is None:
@@ -275,10 +261,6 @@ class HalvingSearch(Search):
             )
         if definition.trials > MOST_TRIALS:
             raise SchemaValidationError(f"trials must be at most {MOST_TRIALS:,} for halving")
-        if len(definition.goals) > 1:
-            raise SchemaValidationError(
-                'metric must be one metric for search="halving", which puts trials in an order'
-            )
         self._definition = definition
         self._rate = rate
         self._first_seen: dict[int, float] = {}
@@ -290,8 +272,8 @@ class HalvingSearch(Search):
         if not own:
             count = self.sizes[0]
             return [Proposal("rung-0", [self._draw(place) for place in range(count)])]
-        newest = max(_find_rung(trial) for trial in own)
-        members = [trial for trial in own if _find_rung(trial) == newest]
+        newest = max(find_rung(trial) for trial in own)
+        members = [trial for trial in own if find_rung(trial) == newest]
         if newest + 1 >= len(self.sizes):
             return None
         if any(not trial.is_final or self._may_get_figures(trial) for trial in members):
@@ -350,15 +332,6 @@ def _plan_sizes(trials: int, rate: float, least: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _find_rung(trial: StoredTrial) -> int:
-    rung = trial.origin.get("rung")
-    return rung if isinstance(rung, int) else 0
-
-
-OWN_SEARCHES = ("random", "grid", "halving", "asha")
-"""Searches that need nothing but Quark."""
-
-
 def choose_search(given: object) -> SearchChoice:
     """The search that an argument asks for, as a definition has it.
 
@@ -370,7 +343,7 @@ def choose_search(given: object) -> SearchChoice:
     """
     if isinstance(given, str):
         return parse_search(given)
-    return parse_search(_load_bridge().describe_optuna_search(given))
+    return parse_search(describe_optuna_search(given))
 
 
 def open_search(
@@ -398,15 +371,4 @@ def open_search(
     if name in ("random", "grid"):
         read_options(definition.search, {})
         return RandomSearch(definition) if name == "random" else GridSearch(definition)
-    search: Search = _load_bridge().open_optuna_search(definition, sweep_id, store, given)
-    return search
-
-
-def _load_bridge() -> Any:
-    try:
-        return import_module("quark.sweeps.optuna_bridge")
-    except ImportError as error:
-        raise SchemaValidationError(
-            f"search: own ones are {', '.join(OWN_SEARCHES)}; all others come from Optuna, which "
-            f"is not installed: pip install 'quark-tracker[sweep]' ({error})"
-        ) from None
+    return open_optuna_search(definition, sweep_id, store, given)

@@ -211,7 +211,7 @@ class Space:
         Each parameter is drawn by itself, so that one more of them changes no other.
         """
         return {
-            name: values.draw(_make_generator(seed, place, name))
+            name: values.draw(random.Random(mix_seed(seed, place, name, size_bytes=16)))
             for name, values in self.ranges.items()
         }
 
@@ -315,9 +315,10 @@ def _read_described(given: Mapping[Any, Any], where: str) -> ParameterRange:
     )
 
 
-def _make_generator(seed: int, place: int, name: str) -> random.Random:
-    said = f"{seed}\0{place}\0{name}".encode("utf-8", "surrogateescape")
-    return random.Random(int.from_bytes(hashlib.sha256(said).digest()[:16], "big"))
+def mix_seed(seed: int, *parts: object, size_bytes: int = 4) -> int:
+    """A seed of so many bytes that comes from all of these."""
+    said = "\0".join(str(part) for part in (seed, *parts)).encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.sha256(said).digest()[:size_bytes], "big")
 
 
 def _spread(low: float, high: float, count: int, *, log: bool) -> list[float]:
@@ -498,7 +499,7 @@ def _read_value(value: object, where: str) -> object:
 def _read_text(text: str, where: str) -> object:
     kind, colon, rest = text.partition(":")
     if colon and kind in _RANGES:
-        return _space_texts_read_range(kind, rest.split(":"), where)
+        return _read_range_text(kind, rest.split(":"), where)
     if RANGE_TEXT.match(text):
         raise SchemaValidationError(
             f"{where}: there is no range {kind!r}; it must be {FORMS}. A text that looks like a "
@@ -512,7 +513,7 @@ def _read_text(text: str, where: str) -> object:
     return _check_choices([_read_scalar(part.strip()) for part in text.split(",")], where)
 
 
-def _space_texts_read_range(kind: str, parts: list[str], where: str) -> object:
+def _read_range_text(kind: str, parts: list[str], where: str) -> object:
     if len(parts) not in (2, 3):
         raise SchemaValidationError(
             f"{where} must be one of {FORMS}, got {kind}:{':'.join(parts)[:60]!r}"

@@ -31,8 +31,7 @@ from quark.sweeps.definition import (
 from quark.sweeps.rank_agreement import GivenTrial, RankAgreement, find_agreement
 from quark.sweeps.search_algorithms import choose_search, open_search
 from quark.sweeps.sweep_store import StoreLink, close_links
-from quark.sweeps.trial import SweepPart, Trial
-from quark.sweeps.trial_binding import current_trial
+from quark.sweeps.trial import SweepPart, Trial, current_trial
 from quark_core.backends.coordination import (
     NewTrial,
     SupportsCoordination,
@@ -349,7 +348,7 @@ class Sweep:
                     trial.take_result(train(trial))
                 has_worked = True
             except Exception as error:
-                if trial.ends_by(error):
+                if trial.catches(error):
                     continue
                 failures += 1
                 trial.end_failed(error)

@@ -1,4 +1,4 @@
-"""A trial that this process holds, and the renewal of its lease."""
+"""A trial that this process holds, the renewal of its lease, and the watch of its metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -17,19 +20,19 @@ from quark.configuration.setting_origins import note_source
 from quark.sweeps.definition import Search, SweepDefinition
 from quark.sweeps.rank_agreement import RankAgreement
 from quark.sweeps.sweep_store import StoreLink
-from quark.sweeps.trial_binding import MetricWatch, current_trial
 from quark_core.backends.coordination import SupportsCoordination
 from quark_core.config.arguments import describe_argument
 from quark_core.config.objective import Objective
 from quark_core.config.redaction import redact_text
+from quark_core.delivery.channel import MetricKey
 from quark_core.errors import InvalidRunStateError, QuarkError, SchemaValidationError, StopRequested
-from quark_core.records import ConfigSnapshot, RunStatus, format_time
+from quark_core.records import ConfigSnapshot, MetricRecord, RunStatus, format_time
 from quark_core.records.base import now_us
 from quark_core.records.json_object import JsonObject
 from quark_core.records.query import find_whole
 from quark_core.records.runs import StopRequest
 from quark_core.records.sweeps import StoredTrial, TrialClaim, TrialResult, describe_parameters
-from quark_core.runs.open_run import OpenRun, open_runs
+from quark_core.runs.open_run import OpenRun, RunDraft, RunExtension, open_runs
 from quark_core.sessions.session import TrainingSession
 from quark_core.writers.scalars import to_float
 
@@ -42,7 +45,7 @@ _log = logging.getLogger("quark")
 _BEATS_HOLD_S = 30.0
 
 
-class LeaseKeeper:
+class LeaseRenewer:
     """Renews a lease from a thread of its own, from the claim until a run does it.
 
     Args:
@@ -86,6 +89,118 @@ class LeaseKeeper:
                 _log.debug("a lease is not renewed", exc_info=True)
 
 
+_MOST_WAITING = 100_000
+_MOST_SHAPES = 1_000
+
+# The keys of a row, and of each watched metric in it its index there and its place here.
+_Shape: TypeAlias = tuple[tuple[MetricKey, ...], tuple[tuple[int, int], ...]]
+
+
+class MetricWatch:
+    """Keeps the newest value of some metrics, and notes when their first one reaches a rung.
+
+    Noting takes no lock, but at a rung, and makes no system call. Several threads may log; the
+    newest value of a metric is the one that came last.
+
+    Args:
+        keys: Stored keys of the metrics; the first one is the one that rungs are about.
+        rungs: Rising steps; None for each step that is logged.
+        on_rung: Called where a rung was reached, by the thread that has logged; or None.
+
+    Attributes:
+        newest: The newest value of each metric; None where there is none or it is not finite.
+        step: The highest step of any of them, or None.
+        waiting: Rungs that were reached and nobody has looked at, with the values there.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        rungs: Sequence[int] | None,
+        on_rung: Callable[[], None] | None = None,
+    ) -> None:
+        self.newest: list[float | None] = [None] * len(keys)
+        self.step: int | None = None
+        self.waiting: deque[tuple[int, tuple[float | None, ...]]] = deque(maxlen=_MOST_WAITING)
+        self._places = {key: place for place, key in enumerate(keys)}
+        self._shapes: dict[int, _Shape] = {}
+        self._rungs = None if rungs is None else deque(rungs)
+        self._on_rung = on_rung
+        self._reaching = threading.Lock()
+        self._next: float = -1 if rungs is None else math.inf
+        if self._rungs:
+            self._next = self._rungs[0]
+
+    def install(self, run: OpenRun) -> None:
+        """See what is logged in this process from now on, by loggers that are made later."""
+        channel = run.stream.channel(MetricRecord.KIND)
+        channel.append = self.wrap(channel.append)
+
+    def wrap(self, append: Callable[[Any], None]) -> Callable[[Any], None]:
+        """What takes an item of the stream, and looks at it behind that."""
+        places, note, shapes = self._places, self._note, self._shapes
+
+        def see(item: Any) -> None:
+            append(item)
+            if type(item) is tuple:
+                _, _, step, epoch, keys, values = item
+                known = shapes.get(id(keys))
+                if known is None or known[0] is not keys:
+                    known = self._learn_shape(keys)
+                for index, place in known[1]:
+                    note(place, values[index], epoch if step is None else step)
+            else:
+                watched = places.get(item.metric_key)
+                if watched is not None:
+                    step = item.step
+                    note(watched, item.value, item.epoch if step is None else step)
+
+        return see
+
+    def _learn_shape(self, keys: tuple[MetricKey, ...]) -> _Shape:
+        """Where metrics stand in rows of these keys; the first one last, as it may reach a rung.
+
+        A logger has one tuple of keys for all rows of a shape. It is kept here, so that no other
+        object gets its id.
+        """
+        found = ((index, self._places.get(key.metric_key)) for index, key in enumerate(keys))
+        seen = [(index, place) for index, place in found if place is not None]
+        seen.sort(key=itemgetter(1), reverse=True)
+        if len(self._shapes) >= _MOST_SHAPES:
+            self._shapes.clear()
+        shape = self._shapes[id(keys)] = (keys, tuple(seen))
+        return shape
+
+    def note(self, values: Sequence[float | None], step: int) -> None:
+        """Note values that somebody reports, the first one last: the rung is about all of them."""
+        for place in reversed(range(len(values))):
+            value = values[place]
+            if value is not None:
+                self._note(place, value, step)
+
+    def _note(self, place: int, value: float, step: int | None) -> None:
+        self.newest[place] = value if math.isfinite(value) else None
+        if step is None:
+            return
+        if self.step is None or step > self.step:
+            self.step = step
+        if place == 0 and step >= self._next:
+            self._reach(step)
+
+    def _reach(self, step: int) -> None:
+        values = tuple(self.newest)
+        if self._rungs is None:
+            self._next = step + 1
+            self.waiting.append((step, values))
+        else:
+            with self._reaching:
+                while self._rungs and step >= self._rungs[0]:
+                    self.waiting.append((self._rungs.popleft(), values))
+                self._next = self._rungs[0] if self._rungs else math.inf
+        if self._on_rung is not None:
+            self._on_rung()
+
+
 STOPPED_BY = "quark sweep"
 """Who asks a training to stop, where its sweep does."""
 
@@ -120,7 +235,11 @@ class SweepPart(msgspec.Struct, frozen=True):
         return "/".join(("sweeps", *(part for part in parts if part)))
 
 
-class Trial:
+current_trial: ContextVar[Trial | None] = ContextVar("quark_current_trial", default=None)
+"""The trial that a loop over a sweep works at here, or None; the first run that begins is its."""
+
+
+class Trial(RunExtension):
     """A trial that this process holds, by a sweep's loop, by `sweep.claim()` or by QUARK_TRIAL.
 
     Every method may be called from any thread.
@@ -161,7 +280,7 @@ class Trial:
         rungs = () if sweep.search is None else sweep.search.list_rungs(stored)
         on_rung = self._meet_rung if definition.stop else None
         self._watch = MetricWatch(keys, rungs, on_rung)
-        self._keeper = LeaseKeeper(self._renew, definition.lease_s)
+        self._keeper = LeaseRenewer(self._renew, definition.lease_s)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -223,10 +342,6 @@ class Trial:
     def session(self) -> TrainingSession | None:
         """The session of its run, once that has begun here."""
         return self._session
-
-    def _find_session(self) -> TrainingSession | None:
-        holders = [each for each in open_runs.sessions if each.open_run is self._run]
-        return next((each for each in holders if isinstance(each, TrainingSession)), None)
 
     def start_run(self, **arguments: Any) -> TrainingSession:
         """Begin the trial's run; takes what `quark.start_run` takes.
@@ -325,12 +440,9 @@ class Trial:
             if run is not None and not run.is_over:
                 run.halt(self._make_stop(reason))
 
-    # What the run asks of it; see `trial_binding`.
+    # What its run asks of it.
 
-    @property
-    def group(self) -> str:
-        """Path of the group that its run is in."""
-        return self._sweep.group
+    is_announced = False
 
     @property
     def storage_dir(self) -> Path:
@@ -343,12 +455,26 @@ class Trial:
         goal = self._sweep.definition.goals[0]
         return Objective(goal.metric, "max" if goal.mode == "max" else "min")
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether a run has taken it up."""
-        return self._run is not None
+    def describe_start(self) -> Mapping[str, Any]:
+        """The claim by which it is held."""
+        claim = self.claim
+        said = {"sweep_id": claim.sweep_id, "number": claim.number, "token": claim.token}
+        return {"trial": said}
 
-    def join_config(self, given: ConfigSnapshot) -> ConfigSnapshot:
+    def bind(self, draft: RunDraft) -> None:
+        """Make a run that begins now its run, unless it has one."""
+        if self._run is not None:
+            return
+        draft.extensions[Trial] = self
+        draft.launch_key = self.claim.to_text()
+        if draft.storage_dir is None:
+            draft.storage_dir = self.storage_dir
+        if draft.config is not None:
+            draft.config = self._join_config(draft.config)
+            draft.objective = draft.objective or self.objective
+            draft.groups = tuple(sorted({*draft.groups, self._sweep.group}))
+
+    def _join_config(self, given: ConfigSnapshot) -> ConfigSnapshot:
         """A run's configuration with the parameters; what was given stays as it is."""
         values = dict(given.values)
         added = {}
@@ -369,34 +495,32 @@ class Trial:
         joined = msgspec.structs.replace(given, values=JsonObject({**values, **added}), raw=raw)
         return note_source(joined, self._stored.parameters, source)
 
-    def take(self, run: OpenRun) -> None:
-        """Be the trial of a run that has just been opened here."""
+    def take(self, session: TrainingSession) -> bool:
+        """Be the trial of a run that has just begun here; whether faults in it are to stop it."""
+        run = session.open_run
         with self._lock:
-            self._run = run
-            self._session = self._find_session()
+            self._run, self._session = run, session
             self._keeper.has_run = True
         if run.already_done is not None:
             figures = run.already_done.metrics
             for place, key in enumerate(self._keys):
                 figure = figures.get(key)
                 self._watch.newest[place] = None if figure is None else figure.last
-            return
+            return False
         self._watch.install(run)
-        if self._sweep.definition.stop_broken and run.leads:
-            self._watch_for_faults()
+        return self._sweep.definition.stop_broken and run.leads
 
-    def tell(self, run: OpenRun, status: RunStatus) -> dict[str, Any] | None:
-        """What the end of its run says of it."""
+    def describe_end(self, run: OpenRun, status: RunStatus) -> Mapping[str, Any]:
+        """Its result, for the record of its run's end."""
         if run is not self._run:
-            return None
+            return {}
         result = self._conclude(status, None if run.ending is None else run.ending.message)
         with self._lock:
             self._told = result
             self._has_ended = True
-        said = msgspec.to_builtins(result)
-        return dict(said)
+        return {"trial": msgspec.to_builtins(result)}
 
-    def describe_end(self) -> str:
+    def summarize(self) -> str:
         """What has become of it, as the last line of its run says it; its run has ended."""
         result = self._told or self._conclude("completed", None)
         goals = self._sweep.definition.goals
@@ -411,9 +535,9 @@ class Trial:
         parameters = describe_parameters(self._stored.parameters)
         return f"{told}{': ' if said else ''}{said} ({parameters})"
 
-    def ends_by(self, error: BaseException | None) -> bool:
-        """Whether an error is the one by which the sweep stops this trial."""
-        return error is not None and error is self._stop_error
+    def catches(self, error: BaseException) -> bool:
+        """Whether an error is the one by which the sweep stops this trial, and no more."""
+        return error is self._stop_error
 
     # What its worker does with it.
 
@@ -657,17 +781,6 @@ class Trial:
             _log.warning(
                 "trial %d of sweep %s goes on: %s", self.number, self._sweep.name, redact_text(text)
             )
-
-    def _watch_for_faults(self) -> None:
-        session = self.session
-        if session is None:
-            return
-        try:
-            from quark.sweeps.broken_trials import watch_trial
-
-            watch_trial(session, self)
-        except Exception:  # noqa: BLE001 - the training goes on
-            _log.warning("trial %d is not watched for faults", self.number, exc_info=True)
 
     def _renew(self) -> None:
         claim = self.claim

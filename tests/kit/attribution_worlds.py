@@ -21,10 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from quark.analysis.explanation.attribution import Case, measure_pairs, rank_causes, regress
+from quark.analysis.explanation.attribution import (
+    CandidateCauses,
+    measure_pairs,
+    rank_causes,
+    regress,
+)
 from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.history import PastRun
-from quark.analysis.explanation.results import NoiseFloor, Parting
+from quark.analysis.explanation.results import FirstDivergence, NoiseFloor
 from quark.analysis.explanation.run_attributes import RunTraits
 
 KEYS = 8
@@ -32,7 +37,7 @@ CHANGED = 3
 NOISES = (0.1, 0.3)
 LEAST_CHANGE = 2.0  # times the noise
 SEEDS = 6
-UNKNOWN = Parting("unknown", None, "step", None, 0, None, None, "")
+UNKNOWN = FirstDivergence("unknown", None, "step", None, 0, None, None, "")
 
 Levels = tuple[int, ...]
 
@@ -200,7 +205,7 @@ def answer(
     counts["ridge, always"].note(largest, truth)
     verdict = "better" if change > 0 else "worse"
     causes = rank_causes(
-        Case(verdict, change, floor, differences, (), pairs, found, UNKNOWN)  # type: ignore[arg-type]
+        CandidateCauses(verdict, change, floor, differences, (), pairs, found, UNKNOWN)  # type: ignore[arg-type]
     )
     first = int(causes[0].place[1:])
     counts["first cause"].note(first, truth)

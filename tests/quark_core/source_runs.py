@@ -2,7 +2,7 @@
 
 import hashlib
 
-from quark.provenance.provenance_recorder import KeepingPlace
+from quark.provenance.source_snapshots import KeepingPlace
 from quark.provenance.sources import digest_sources
 from quark_core.artifacts.source_packs import (
     MANIFEST_KEY,

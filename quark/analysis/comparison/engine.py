@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +39,10 @@ from quark.analysis.comparison.results import (
     RunComparisonResult,
 )
 from quark.analysis.comparison.summary import limit_verdicts, list_notes, summarize, tell_ends
-from quark.analysis.config import ComparisonEngineConfig
+from quark.analysis.config import ComparisonEngineConfig, check_config
 from quark.analysis.curves import History, LayerHistory, ParameterHistory, spread, strip_prefixes
 from quark.analysis.run_data import RunData
 from quark_core.backends.run_summary import StoredRun
-from quark_core.errors import SchemaValidationError
 from quark_core.presentation import note_runs
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, format_time
 from quark_core.records.base import now_us
@@ -77,10 +75,7 @@ def compare_alerts(
             and (distance := _measure_distance(one.step, two.step)) <= window_steps
         ),
     )
-    matched: dict[int, int] = {}
-    for _, i, j in pairs:
-        if i not in matched and j not in matched.values():
-            matched[i] = j
+    matched = _match_first((i, j) for _, i, j in pairs)
     return AlertDiff(
         primary_only=tuple(a for i, a in enumerate(sides[0]) if i not in matched),
         reference_only=tuple(a for j, a in enumerate(sides[1]) if j not in set(matched.values())),
@@ -109,6 +104,15 @@ def compare_health_scores(
         difference = None if one is None or two is None else one - two
         out.append(HealthScoreDiff(key, one, two, difference))
     return tuple(out)
+
+
+def _match_first(pairs: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Each member with the first partner that nobody before it has."""
+    matched: dict[int, int] = {}
+    for i, j in pairs:
+        if i not in matched and j not in matched.values():
+            matched[i] = j
+    return matched
 
 
 def _sight(runs: Sequence[Sequence[AlertRecord]], window_steps: float) -> list[AlertSighting]:
@@ -194,18 +198,10 @@ _NOISE_MULTIPLE = 3.0
 _MEDIAN = math.sqrt(math.pi / 2.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """One layer's or parameter's diff, whatever it is of."""
-
-    presence: str
-    start: int | None
-    end: int | None
-    probes: tuple[int, int]
-    figures: tuple[LayerFigureDiff, ...]
-    notable: bool
-    log_ratio: float | None
-    summary: str
+_Found = tuple[
+    str, int | None, int | None, int, int, float | None, bool, tuple[LayerFigureDiff, ...], str
+]
+"""The fields of a layer's or parameter's diff from `presence` on, in their order."""
 
 
 def compare_layers(
@@ -222,12 +218,7 @@ def compare_layers(
             sides = [[table[name] for table in side if name in table] for side in tables]
             found = _compare_histories(sides, _LAYER_SIZES, _LAYER_SHARES, factor)
             shown = (sides[0] or sides[1])[0]
-            out.append(
-                LayerSummaryDiff(
-                    name, shown.kind, summary_type, found.presence, found.start, found.end,
-                    *found.probes, found.log_ratio, found.notable, found.figures, found.summary,
-                )
-            )  # fmt: skip
+            out.append(LayerSummaryDiff(name, shown.kind, summary_type, *found))
     return tuple(out)
 
 
@@ -243,12 +234,7 @@ def compare_parameters(
         sides = [[table[name] for table in side if name in table] for side in tables]
         found = _compare_histories(sides, _PARAMETER_SIZES, _PARAMETER_SHARES, factor)
         shown = (sides[0] or sides[1])[0]
-        out.append(
-            ParameterDiff(
-                name, shown.role, found.presence, found.start, found.end,
-                *found.probes, found.log_ratio, found.notable, found.figures, found.summary,
-            )
-        )  # fmt: skip
+        out.append(ParameterDiff(name, shown.role, *found))
     return tuple(out)
 
 
@@ -264,13 +250,13 @@ def _compare_histories(
         side = "primary" if sides[0] else "reference"
         probes = (sum(map(len, sides[0])), sum(map(len, sides[1])))
         words = f"only the {side} has it"
-        return _Found(f"{side}_only", None, None, probes, (), False, None, words)
+        return f"{side}_only", None, None, *probes, None, False, (), words
     everyone = [*sides[0], *sides[1]]
     start = max(int(item.step[0]) for item in everyone)
     end = min(int(item.step[-1]) for item in everyone)
     if start > end:
         words = "the sides were looked at over different steps"
-        return _Found("both", None, None, (0, 0), (), False, None, words)
+        return "both", None, None, 0, 0, None, False, (), words
     rows = [[(item.step >= start) & (item.step <= end) for item in side] for side in sides]
     probes = (sum(int(row.sum()) for row in rows[0]), sum(int(row.sum()) for row in rows[1]))
     figures = []
@@ -284,9 +270,8 @@ def _compare_histories(
             figures.append(_compare_figure(name, kept, factor if name in sizes else None))
     main = next((f.log_ratio for f in figures if f.name in sizes and f.log_ratio is not None), None)
     notable = any(figure.notable for figure in figures)
-    return _Found(
-        "both", start, end, probes, tuple(figures), notable, main, _describe(figures, probes)
-    )
+    words = _describe(figures, probes)
+    return "both", start, end, *probes, main, notable, tuple(figures), words
 
 
 def _compare_figure(
@@ -387,10 +372,7 @@ def compare_phases(
         for j, two in enumerate(sides[1])
         if (one.name, one.unit) == (two.name, two.unit)
     )
-    matched: dict[int, int] = {}
-    for _, _, i, j in pairs:
-        if i not in matched and j not in matched.values():
-            matched[i] = j
+    matched = _match_first((i, j) for _, _, i, j in pairs)
     lone = set(range(len(sides[1]))) - set(matched.values())
     diffs = [
         _make_diff(one, sides[1][matched[i]] if i in matched else None)
@@ -480,7 +462,7 @@ class ComparisonEngine:
 
     def __init__(self, session: object, *, config: ComparisonEngineConfig | None = None) -> None:
         self._targets = list_targets(session, "session")
-        self._config = _check_config(config)
+        self._config = check_config(config, ComparisonEngineConfig)
 
     def compare(self, other: object, *, baseline: bool = False) -> RunComparisonResult:
         """Compare with another run or group of runs, which is the reference.
@@ -523,15 +505,7 @@ class ComparisonEngine:
             SessionStoreError: The store cannot be read.
         """
         sides = list_targets(primary, "primary"), list_targets(reference, "reference")
-        return _compare(*sides, bool(baseline), _check_config(config))
-
-
-def _check_config(config: Any) -> ComparisonEngineConfig:
-    if config is not None and not isinstance(config, ComparisonEngineConfig):
-        raise SchemaValidationError(
-            f"config must be a ComparisonEngineConfig, not {type(config).__name__}"
-        )
-    return config or ComparisonEngineConfig()
+        return _compare(*sides, bool(baseline), check_config(config, ComparisonEngineConfig))
 
 
 def _compare(

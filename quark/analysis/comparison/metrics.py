@@ -34,6 +34,7 @@ from quark.analysis.metric_roles import (
     find_validation_accuracy,
     find_validation_loss,
 )
+from quark.analysis.observations import keep_finite
 from quark.analysis.run_data import RunData
 from quark_core.config.objective import (
     MetricDirection,
@@ -130,16 +131,16 @@ def summarize_curve(
     tail = good.between(tail_start, None).value
     best = None
     if direction != "none":
-        best = _known(good.value.max() if direction == "higher" else good.value.min())
+        best = keep_finite(good.value.max() if direction == "higher" else good.value.min())
     inside = None if common is None else good.between(common.start, common.end)
     return CurveSummary(
         end=end,
-        last=None if diverged else _known(good.value[-1]),
+        last=None if diverged else keep_finite(good.value[-1]),
         best=best,
-        tail_median=_known(_take_median(tail)),
+        tail_median=keep_finite(_take_median(tail)),
         tail_start=tail_start,
         noise=estimate_median_error(tail),
-        at_common_end=_known(inside.value[-1]) if inside is not None and len(inside) else None,
+        at_common_end=keep_finite(inside.value[-1]) if inside is not None and len(inside) else None,
         area=None if inside is None or common is None else _average_area(inside, common),
         non_finite=non_finite,
         diverged=diverged,
@@ -160,7 +161,7 @@ def _average_area(curve: Curve, common: CommonRange) -> float | None:
         values = values / scale
     inner = (values[1:] + values[:-1]) * (steps[1:] - steps[:-1])
     outside = values[0] * (steps[0] - common.start) + values[-1] * (common.end - steps[-1])
-    return _known((float(inner.sum()) / 2.0 + float(outside)) / width * scale)
+    return keep_finite((float(inner.sum()) / 2.0 + float(outside)) / width * scale)
 
 
 def _take_median(values: Iterable[float]) -> float:
@@ -172,15 +173,11 @@ def _take_median(values: Iterable[float]) -> float:
     return float(low / 2.0 + high / 2.0)
 
 
-def _known(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
 _TESTED_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TimeToTarget:
     """When one run reached a target.
 
     Attributes:
@@ -193,14 +190,14 @@ class Reach:
     reached: bool
     confirmed: bool
 
-    def is_before(self, other: Reach) -> bool:
+    def is_before(self, other: TimeToTarget) -> bool:
         """Whether this run certainly reached the target before the other one."""
         if not self.reached:
             return False
         return self.at < other.at if other.reached else self.at <= other.at
 
 
-def find_reach(curve: Curve, target: MetricTargetSpec, persistence: int) -> Reach:
+def find_time_to_target(curve: Curve, target: MetricTargetSpec, persistence: int) -> TimeToTarget:
     """The first of `persistence` points in a row that meet the target.
 
     Where the curve ends sooner, all points from there on must meet it.
@@ -212,12 +209,12 @@ def find_reach(curve: Curve, target: MetricTargetSpec, persistence: int) -> Reac
     if len(met) >= persistence:
         held = np.flatnonzero(sums[persistence:] - sums[:-persistence] == persistence)
         if len(held):
-            return Reach(int(curve.step[held[0]]), True, True)
+            return TimeToTarget(int(curve.step[held[0]]), True, True)
     failed = np.flatnonzero(~met)
     start = int(failed[-1]) + 1 if len(failed) else 0
     if start < len(met):
-        return Reach(int(curve.step[start]), True, False)
-    return Reach(int(curve.step[-1]), False, False)
+        return TimeToTarget(int(curve.step[start]), True, False)
+    return TimeToTarget(int(curve.step[-1]), False, False)
 
 
 def compare_targets(
@@ -229,7 +226,7 @@ def compare_targets(
 ) -> TargetDiff:
     """The time to a target on both sides, over all points that each run has."""
     sides = [
-        [find_reach(curve, target, persistence) for curve in curves if len(curve)]
+        [find_time_to_target(curve, target, persistence) for curve in curves if len(curve)]
         for curves in (primary, reference)
     ]
     unit = next((curve.unit for curve in (*primary, *reference) if len(curve)), "step")
@@ -258,7 +255,7 @@ def compare_targets(
     )
 
 
-def _order(primary: Reach, reference: Reach) -> str | None:
+def _order(primary: TimeToTarget, reference: TimeToTarget) -> str | None:
     if primary.is_before(reference):
         return "primary"
     if reference.is_before(primary):
@@ -266,7 +263,7 @@ def _order(primary: Reach, reference: Reach) -> str | None:
     return "same" if primary.reached and reference.reached else None
 
 
-def _sum_up(reaches: Sequence[Reach], unit: str) -> TargetOutcome:
+def _sum_up(reaches: Sequence[TimeToTarget], unit: str) -> TargetOutcome:
     count, reached = len(reaches), sum(reach.reached for reach in reaches)
     censored = [reach.at for reach in reaches if not reach.reached]
     step = _find_median(reaches)
@@ -288,7 +285,7 @@ def _sum_up(reaches: Sequence[Reach], unit: str) -> TargetOutcome:
     return TargetOutcome(step, lowest, reached, count, confirmed, words)
 
 
-def _find_median(reaches: Sequence[Reach]) -> float | None:
+def _find_median(reaches: Sequence[TimeToTarget]) -> float | None:
     """The step by which half of the runs reached it (Kaplan and Meier 1958), or None."""
     share = 1.0
     for at in sorted({reach.at for reach in reaches if reach.reached}):
@@ -299,7 +296,7 @@ def _find_median(reaches: Sequence[Reach]) -> float | None:
     return None
 
 
-def _score(primary: Sequence[Reach], reference: Sequence[Reach]) -> tuple[
+def _score(primary: Sequence[TimeToTarget], reference: Sequence[TimeToTarget]) -> tuple[
     np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray[tuple[int], np.dtype[np.float64]]
 ]:  # fmt: skip
     """Of each run, how many it certainly beat less how many beat it (Gehan 1965)."""
@@ -473,7 +470,7 @@ def _weigh_metric(
     pairing: Pairing,
     config: ComparisonEngineConfig,
 ) -> _Metric:
-    curves = _lay_over(key, sides)
+    curves = _align_curves(key, sides)
     common = find_range([*curves[0], *curves[1]])
     summaries = tuple(
         [
@@ -517,7 +514,7 @@ def _make_diff(
     interval: tuple[float | None, float | None] = (None, None)
     if evidence.end is not None:
         low, high = evidence.end.interval(level)
-        interval = (_take_known(low), _take_known(high))
+        interval = (keep_finite(low), keep_finite(high))
     shown = {name: _compare_statistic(summaries, name) for name in _STATISTICS}
     shown["last"] = msgspec.structs.replace(shown["last"], p_value=evidence.p_value)
     if sample is not None and sample.has_diverged:
@@ -576,7 +573,7 @@ def _make_diff(
     )  # fmt: skip
 
 
-def _lay_over(
+def _align_curves(
     key: str, sides: tuple[Sequence[RunData], Sequence[RunData]]
 ) -> tuple[list[Curve], list[Curve]]:
     """The metric's curves of either side, over steps wherever some are over steps."""
@@ -662,16 +659,16 @@ def _describe_groups(sample: Sample | None, level: float) -> dict[str, float | N
     if sample is None or sample.has_diverged:
         return {}
     one, two = sample.ends
-    out: dict[str, float | None] = {"effect_size": _take_known(estimate_effect(one, two))}
+    out: dict[str, float | None] = {"effect_size": keep_finite(estimate_effect(one, two))}
     if min(len(one), len(two)) >= 2 and sample.sign:
         out["probability_of_improvement"] = probability_of_improvement(one, two, sample.sign)
     if min(len(one), len(two)) >= _IQM_RUNS:
         low, high = bootstrap_iqm(one, two, level)
         out |= {
-            "primary_iqm": _take_known(take_iqm(one)),
-            "reference_iqm": _take_known(take_iqm(two)),
-            "iqm_interval_low": _take_known(low),
-            "iqm_interval_high": _take_known(high),
+            "primary_iqm": keep_finite(take_iqm(one)),
+            "reference_iqm": keep_finite(take_iqm(two)),
+            "iqm_interval_low": keep_finite(low),
+            "iqm_interval_high": keep_finite(high),
         }
     return out
 
@@ -684,13 +681,13 @@ def _compare_statistic(
     primary, reference = _take_mean(one), _take_mean(two)
     difference, relative, p_value = None, None, None
     if primary is not None and reference is not None:
-        difference = _take_known(primary - reference)
+        difference = keep_finite(primary - reference)
         if difference is not None and reference:
-            relative = _take_known(difference / abs(reference))
+            relative = keep_finite(difference / abs(reference))
         test = compare_means(one, two)
         p_value = None if test is None else test.p_value
     deviations = [
-        _take_known(float(side.std(ddof=1))) if len(side) > 1 else None for side in (one, two)
+        keep_finite(float(side.std(ddof=1))) if len(side) > 1 else None for side in (one, two)
     ]
     return FigureDiff(
         primary, reference, difference, relative, deviations[0], deviations[1], p_value
@@ -700,9 +697,4 @@ def _compare_statistic(
 def _take_mean(values: Floats) -> float | None:
     """The mean, or None of no values."""
     # Divided first, since the sum of huge values overflows where their mean does not.
-    return _take_known(float((values / len(values)).sum())) if len(values) else None
-
-
-def _take_known(value: float | None) -> float | None:
-    """The value where it is finite, else None."""
-    return None if value is None or not math.isfinite(value) else float(value)
+    return keep_finite(float((values / len(values)).sum())) if len(values) else None

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from quark.analysis.comparison.significance import student_quantile
 from quark.analysis.explanation.differences import Difference
-from quark.analysis.explanation.divergence import fits_parting, weigh_parting
+from quark.analysis.explanation.divergence import fits_divergence, score_divergence
 from quark.analysis.explanation.history import PastRun
 from quark.analysis.explanation.results import (
     ABSENT,
     Cause,
     ChangeVerdict,
     Effect,
+    FirstDivergence,
+    Likelihood,
     NoiseFloor,
-    Parting,
-    Remark,
-    Standing,
+    Note,
 )
 from quark.analysis.explanation.run_attributes import (
     Place,
@@ -482,16 +482,16 @@ to none of its own."""
 
 _KINDS = ("seed", "data", "config", "code", "launch", "switch", "package", "hardware")
 _CHANGES = ("better", "worse", "changed")
-_STANDINGS: tuple[Standing, ...] = ("probable", "possible", "unlikely")
+_STANDINGS: tuple[Likelihood, ...] = ("probable", "possible", "unlikely")
 
 _NEVER_RECORDED = (
-    Remark("switch", "environment variables", "few are recorded, by a fixed list"),
-    Remark("data", "files without a fingerprint", "what else the code has read"),
+    Note("switch", "environment variables", "few are recorded, by a fixed list"),
+    Note("data", "files without a fingerprint", "what else the code has read"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CandidateCauses:
     """What is judged.
 
     Attributes:
@@ -502,7 +502,7 @@ class Case:
         unknown: What was not recorded.
         pairs: Difference -> what runs say that differ in it alone.
         attribution: What a regression says, or None.
-        parting: Where the curves part.
+        divergence: Where the curves part.
         has_hidden: Whether something that was not recorded differs for sure.
     """
 
@@ -510,28 +510,28 @@ class Case:
     change: float | None
     floor: NoiseFloor | None
     differences: Sequence[Difference]
-    unknown: Sequence[Remark]
+    unknown: Sequence[Note]
     pairs: Mapping[Place, Effect]
     attribution: Attribution | None
-    parting: Parting
+    divergence: FirstDivergence
     has_hidden: bool = False
 
 
-def rank_causes(case: Case) -> tuple[Cause, ...]:
+def rank_causes(case: CandidateCauses) -> tuple[Cause, ...]:
     """The causes, the most likely first."""
     judged = [(_judge(case, each), each) for each in case.differences]
     judged.sort(key=lambda pair: _order(pair[0], pair[1], case))
     return tuple(cause for cause, _ in judged)
 
 
-def list_never_recorded(case: Case, causes: Sequence[Cause]) -> tuple[Remark, ...]:
+def list_never_recorded(case: CandidateCauses, causes: Sequence[Cause]) -> tuple[Note, ...]:
     """What no run records and may be to blame, where nothing that is recorded explains a change."""
     explained = any(cause.standing != "unlikely" for cause in causes)
     return () if explained or case.verdict not in _CHANGES else _NEVER_RECORDED
 
 
-def _judge(case: Case, difference: Difference) -> Cause:
-    pieces: list[tuple[Standing, EvidenceRecord]] = []
+def _judge(case: CandidateCauses, difference: Difference) -> Cause:
+    pieces: list[tuple[Likelihood, EvidenceRecord]] = []
     pairs = case.pairs.get(difference.key)
     history = None
     together: tuple[Place, ...] = ()
@@ -563,9 +563,9 @@ def _judge(case: Case, difference: Difference) -> Cause:
     )
 
 
-def _decide(case: Case, standings: Sequence[Standing]) -> Standing:
+def _decide(case: CandidateCauses, standings: Sequence[Likelihood]) -> Likelihood:
     """The first piece of evidence that says more than possible decides: they come in order."""
-    told: Standing = next(
+    told: Likelihood = next(
         (standing for standing in standings if standing != "possible"), "possible"
     )
     if told == "probable" and case.verdict in ("cannot_tell", "no_difference"):
@@ -574,8 +574,8 @@ def _decide(case: Case, standings: Sequence[Standing]) -> Standing:
 
 
 def _weigh_pairs(
-    case: Case, difference: Difference, effect: Effect | None
-) -> list[tuple[Standing, EvidenceRecord]]:
+    case: CandidateCauses, difference: Difference, effect: Effect | None
+) -> list[tuple[Likelihood, EvidenceRecord]]:
     if effect is None or case.change is None:
         return []
     pairs = f"{effect.count} pair{'s' if effect.count != 1 else ''} of runs differ in this alone"
@@ -588,7 +588,7 @@ def _weigh_pairs(
     return [(standing, _note("pairs", difference, words, effect))]
 
 
-def judge_effect(effect: Effect, change: float) -> Standing:
+def judge_effect(effect: Effect, change: float) -> Likelihood:
     """Whether what runs say that differ in one thing alone explains a change."""
     if effect.low is None or effect.high is None:
         return "possible"
@@ -602,14 +602,14 @@ def judge_effect(effect: Effect, change: float) -> Standing:
 
 
 def _weigh_history(
-    case: Case, difference: Difference, effect: Effect | None, *, settled: bool
-) -> list[tuple[Standing, EvidenceRecord]]:
+    case: CandidateCauses, difference: Difference, effect: Effect | None, *, settled: bool
+) -> list[tuple[Likelihood, EvidenceRecord]]:
     if effect is None or case.change is None or effect.low is None or effect.high is None:
         return []
     size = abs(case.change)
     agreement = effect.agreement or 0.0
     towards = effect.difference * (1.0 if case.change > 0 else -1.0)
-    standing: Standing = "possible"
+    standing: Likelihood = "possible"
     told = f"{effect.count} runs of the project: {_show(effect)}"
     reach = max(abs(effect.low), abs(effect.high))
     if agreement >= _AGREEMENT and towards > _LEAST_SHARE * size:
@@ -623,7 +623,9 @@ def _weigh_history(
     return [(standing, _note("history", difference, told, effect))]
 
 
-def _weigh_alone(case: Case, difference: Difference) -> list[tuple[Standing, EvidenceRecord]]:
+def _weigh_alone(
+    case: CandidateCauses, difference: Difference
+) -> list[tuple[Likelihood, EvidenceRecord]]:
     """The only thing that differs did it, where enough was recorded to say so."""
     others = [
         each
@@ -636,60 +638,62 @@ def _weigh_alone(case: Case, difference: Difference) -> list[tuple[Standing, Evi
     ]
     if difference.kind == "seed" or difference.is_aside or others:
         return []
-    if is_incidental(difference.key):
-        words = "nothing else that is recorded differs, but by its name it is no setting"
-        return [("possible", _note("alone", difference, words, None))]
-    if case.has_hidden:
-        words = "nothing else that is recorded differs, but something else does"
-        return [("possible", _note("alone", difference, words, None))]
-    if difference.may_follow:
-        words = "nothing else that is recorded differs, but it may follow from what is not"
-        return [("possible", _note("alone", difference, words, None))]
-    named = [each.place for each in case.differences if is_incidental(each.key)]
-    missing = sorted({remark.kind for remark in case.unknown if not remark.place})
     words = "nothing else that is recorded differs"
+    for is_so, doubt in (
+        (is_incidental(difference.key), "by its name it is no setting"),
+        (case.has_hidden, "something else does"),
+        (difference.may_follow, "it may follow from what is not"),
+    ):
+        if is_so:
+            return [("possible", _note("alone", difference, f"{words}, but {doubt}"))]
+    named = [each.place for each in case.differences if is_incidental(each.key)]
+    missing = sorted({note.kind for note in case.unknown if not note.place})
     if named:
         words += f", but for {', '.join(named)}"
     if missing:
         words += f" (not recorded: {', '.join(missing)})"
-    return [("probable", _note("alone", difference, words, None))]
+    return [("probable", _note("alone", difference, words))]
 
 
-def _weigh_timing(case: Case, difference: Difference) -> list[tuple[Standing, EvidenceRecord]]:
-    words = weigh_parting(difference, case.parting)
+def _weigh_timing(
+    case: CandidateCauses, difference: Difference
+) -> list[tuple[Likelihood, EvidenceRecord]]:
+    words = score_divergence(difference, case.divergence)
     if words is None:
         return []
-    fits = fits_parting(difference, case.parting)
+    fits = fits_divergence(difference, case.divergence)
     others = [
         each
         for each in case.differences
-        if each is not difference and fits_parting(each, case.parting) is not False
+        if each is not difference and fits_divergence(each, case.divergence) is not False
     ]
-    standing: Standing = "unlikely" if fits is False and others else "possible"
+    standing: Likelihood = "unlikely" if fits is False and others else "possible"
     piece = EvidenceRecord(
-        "timing", difference.place, words, step_start=case.parting.step, record_kind="metric",
-        record_name=case.parting.metric_key, field="value",
+        "timing", difference.place, words, step_start=case.divergence.step, record_kind="metric",
+        record_name=case.divergence.metric_key, field="value",
     )  # fmt: skip
     return [(standing, piece)]
 
 
-def _weigh_kind(case: Case, difference: Difference) -> list[tuple[Standing, EvidenceRecord]]:
+def _weigh_kind(
+    case: CandidateCauses, difference: Difference
+) -> list[tuple[Likelihood, EvidenceRecord]]:
     if difference.kind == "seed":
         others = [each for each in case.differences if each.kind != "seed"]
         if case.verdict in _CHANGES and (others or case.floor is not None):
             words = "the change is more than seeds do"
-            return [("unlikely", _note("noise", difference, words, None))]
+            return [("unlikely", _note("noise", difference, words))]
         if not others:
-            return [("probable", _note("alone", difference, "nothing else differs", None))]
+            return [("probable", _note("alone", difference, "nothing else differs"))]
     if difference.is_aside:
-        return [("unlikely", _note("kind", difference, difference.words, None))]
+        return [("unlikely", _note("kind", difference, difference.words))]
     if difference.may_follow and any(not each.may_follow for each in case.differences):
         words = "may follow from what else differs"
-        return [("possible", _note("kind", difference, words, None))]
+        return [("possible", _note("kind", difference, words))]
     return []
 
 
-def _order(cause: Cause, difference: Difference, case: Case) -> tuple[object, ...]:
+def _order(cause: Cause, difference: Difference, case: CandidateCauses) -> tuple[object, ...]:
     share = 0.0
     if cause.effect is not None and case.change:
         share = cause.effect.difference / case.change
@@ -697,7 +701,7 @@ def _order(cause: Cause, difference: Difference, case: Case) -> tuple[object, ..
     return (
         _STANDINGS.index(cause.standing),
         _rank_effect(cause.effect, case),
-        fits_parting(difference, case.parting) is not True,
+        fits_divergence(difference, case.divergence) is not True,
         -agreement,
         -share,
         is_incidental(difference.key),
@@ -708,7 +712,7 @@ def _order(cause: Cause, difference: Difference, case: Case) -> tuple[object, ..
     )
 
 
-def _rank_effect(effect: Effect | None, case: Case) -> int:
+def _rank_effect(effect: Effect | None, case: CandidateCauses) -> int:
     """What may explain the change by its size comes first, and what nobody knows next."""
     if effect is None:
         return 1
@@ -722,7 +726,9 @@ def _is_numeric(difference: Difference) -> bool:
     return name in NUMERIC_PACKAGES or name.startswith(("python", "cuda", "blas", "nvidia-"))
 
 
-def _note(kind: str, difference: Difference, summary: str, effect: Effect | None) -> EvidenceRecord:
+def _note(
+    kind: str, difference: Difference, summary: str, effect: Effect | None = None
+) -> EvidenceRecord:
     return EvidenceRecord(
         kind, difference.place, summary, None if effect is None else effect.difference
     )

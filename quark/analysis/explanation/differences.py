@@ -9,7 +9,13 @@ from typing import Any
 import msgspec
 
 from quark.analysis.comparison.changes import CodeComparison, compare_code
-from quark.analysis.explanation.results import ABSENT, CauseKind, Parting, PartingManner, Remark
+from quark.analysis.explanation.results import (
+    ABSENT,
+    CauseKind,
+    DivergenceManner,
+    FirstDivergence,
+    Note,
+)
 from quark.analysis.explanation.run_attributes import (
     CODE_PLACE,
     INSTALLED,
@@ -106,8 +112,8 @@ class Findings:
     """
 
     found: tuple[Difference, ...] = ()
-    ruled_out: tuple[Remark, ...] = ()
-    unknown: tuple[Remark, ...] = ()
+    ruled_out: tuple[Note, ...] = ()
+    unknown: tuple[Note, ...] = ()
 
 
 def join_findings(parts: Iterable[Findings]) -> Findings:
@@ -141,7 +147,7 @@ def rule_out_unread(findings: Findings, reads: Sequence[Mapping[str, bool] | Non
         and not any(read.get(each.place, False) for read in reads if read is not None)
         and any(each.place in read for read in reads if read is not None)
     ]
-    remarks = [Remark(each.kind, each.place, "differs, but no run has read it") for each in unread]
+    remarks = [Note(each.kind, each.place, "differs, but no run has read it") for each in unread]
     return replace(
         findings,
         found=tuple(each for each in findings.found if each not in unread),
@@ -161,30 +167,30 @@ def _compare_kind(
     # Of a package that was imported late, or not at all, the version may not be written down.
     absent = {name for _, name in places if any((kind, name) not in run.values for run in everyone)}
     found: list[Difference] = []
-    unknown: list[Remark] = []
+    unknown: list[Note] = []
     unused: list[str] = []
     for place in places:
         difference = _compare(place, before, after)
         if difference is not None and kind == "package" and place[1] in absent:
             if not _have_same_packages(everyone):
-                unknown.append(Remark(kind, place[1], "imported on one side only"))
+                unknown.append(Note(kind, place[1], "imported on one side only"))
         elif difference is None:
             if any(is_redacted(run.values.get(place)) for run in everyone):
-                unknown.append(Remark(kind, place[1], "a secret, whose value is not kept"))
+                unknown.append(Note(kind, place[1], "a secret, whose value is not kept"))
         elif _is_missing(place, everyone):
-            unknown.append(Remark(kind, place[1], "recorded on one side only"))
+            unknown.append(Note(kind, place[1], "recorded on one side only"))
         elif kind == "package" and _is_unused(place[1], everyone):
             unused.append(place[1])
         else:
             found.append(_annotate(difference, everyone))
     if unused:
         words = "differs, and no run has imported it"
-        unknown += [Remark(kind, name, words) for name in unused]
+        unknown += [Note(kind, name, words) for name in unused]
     if not all(kind in run.known for run in everyone):
-        return Findings(tuple(found), (), (Remark(kind, "", _UNRECORDED[kind]), *unknown))
+        return Findings(tuple(found), (), (Note(kind, "", _UNRECORDED[kind]), *unknown))
     if found or unknown or kind == "code":
         return Findings(tuple(found), (), tuple(unknown))
-    return Findings((), (Remark(kind, "", _describe_same(kind, places, before)),), ())
+    return Findings((), (Note(kind, "", _describe_same(kind, places, before)),), ())
 
 
 def _have_same_packages(runs: Sequence[RunTraits]) -> bool:
@@ -301,7 +307,7 @@ def find_code_differences(
     """Hold the sources of two sides against each other; parses what differs, nothing else."""
     cache = FingerprintCache()
     code = compare_code(before, after, cache)
-    unseen = tuple(Remark("code", place, words) for place, words in code.unseen)
+    unseen = tuple(Note("code", place, words) for place, words in code.unseen)
     if code.manner == "unknown" or not code.digests[0]:
         return Findings()
     if code.manner == "varies":
@@ -313,7 +319,7 @@ def find_code_differences(
     if code.manner == "same":
         return Findings(
             (),
-            () if unseen else (Remark("code", "", _code_differences_describe_same(code)),),
+            () if unseen else (Note("code", "", _describe_same_code(code)),),
             unseen,
         )
     assert code.sources is not None
@@ -323,11 +329,11 @@ def find_code_differences(
 def _tell_varied(code: CodeComparison) -> Findings:
     one, two = (list(side) for side in code.digests)
     if one == two:
-        return Findings(unknown=(Remark("code", CODE_PLACE, code.reason),))
+        return Findings(unknown=(Note("code", CODE_PLACE, code.reason),))
     return Findings((Difference("code", CODE_PLACE, one, two, False, words=code.reason),))
 
 
-def _code_differences_describe_same(code: CodeComparison) -> str:
+def _describe_same_code(code: CodeComparison) -> str:
     if code.sources is None:
         return "one digest over all sources of the project"
     count = len(code.sources[0].files)
@@ -337,7 +343,7 @@ def _code_differences_describe_same(code: CodeComparison) -> str:
 def _tell_changes(
     code: CodeComparison,
     sources: tuple[KeptSources, KeptSources],
-    unseen: tuple[Remark, ...],
+    unseen: tuple[Note, ...],
     runs: Sequence[ExplainedRun],
     cache: FingerprintCache,
 ) -> Findings:
@@ -346,19 +352,19 @@ def _tell_changes(
     found = tuple(_make(change, *sources, reach) for change in logic)
     quiet = [change for change in code.changes if not change.is_logic]
     ruled_out = [
-        Remark("code", change.place, change.describe())
+        Note("code", change.place, change.describe())
         for change in quiet
         if change.kind == "cosmetic"
     ]
     # Functions elsewhere, under other names or in another order do what they did, as far as
     # nothing looks at where they are.
     unknown = [
-        Remark("code", change.place, change.describe())
+        Note("code", change.place, change.describe())
         for change in quiet
         if change.kind != "cosmetic"
     ]
     if not found and not unknown and not unseen:
-        ruled_out.append(Remark("code", "", "only comments or layout differ"))
+        ruled_out.append(Note("code", "", "only comments or layout differ"))
     return Findings(found, tuple(ruled_out), (*unknown, *unseen))
 
 
@@ -445,9 +451,7 @@ def _list_traced(
     ]
 
 
-_DATA_DIFFERENCES_UNRECORDED = (
-    "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
-)
+_NO_DATA = "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
 _STREAM = "stream"
 _SAMPLES = "samples of "
 _ORDER = "order"
@@ -465,18 +469,18 @@ def compare_data(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) 
     """
     sides = [_take(side[0], "data") for side in (before, after)]
     if not sides[0] or not sides[1]:
-        return Findings(unknown=(Remark("data", "", _DATA_DIFFERENCES_UNRECORDED),))
+        return Findings(unknown=(Note("data", "", _NO_DATA),))
     found, ruled_out, unknown = [], [], []
     for comparison in compare_fingerprints(*sides):
         if comparison.is_ruled_out:
-            ruled_out.append(Remark("data", _name(comparison), comparison.words))
+            ruled_out.append(Note("data", _name(comparison), comparison.words))
         elif comparison.verdict in ("same", "unknown"):
             words = comparison.words
             if comparison.verdict == "same":
                 words = f"{words}, which is not all of it"
-            unknown.append(Remark("data", _name(comparison), words))
+            unknown.append(Note("data", _name(comparison), words))
         else:
-            found.append(_data_differences_make(comparison, sides))
+            found.append(_make_data_difference(comparison, sides))
     return Findings(_join_given(found), tuple(ruled_out), tuple(unknown))
 
 
@@ -522,7 +526,7 @@ def set_unexplained_apart(findings: Findings) -> Findings:
         for each in findings.found
         if each.may_follow and (each.before == _ORDER or _has_same_data(each, findings))
     ]
-    remarks = [Remark("data", each.place, _UNEXPLAINED.format(each.words)) for each in unexplained]
+    remarks = [Note("data", each.place, _UNEXPLAINED.format(each.words)) for each in unexplained]
     return replace(
         findings,
         found=tuple(each for each in findings.found if each not in unexplained),
@@ -542,12 +546,12 @@ def _has_same_data(stream: Difference, findings: Findings) -> bool:
 
 
 def include_outputs(
-    parting: Parting, before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]
-) -> Parting:
-    """The parting, with outputs that part sooner than any metric."""
+    divergence: FirstDivergence, before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]
+) -> FirstDivergence:
+    """The divergence, with outputs that part sooner than any metric."""
     sides = [_take(side[0], "output") for side in (before, after)]
     if len(before) > 1 or len(after) > 1 or not sides[0] or not sides[1]:
-        return parting
+        return divergence
     apart = [
         each
         for each in compare_fingerprints(*sides)
@@ -555,17 +559,17 @@ def include_outputs(
     ]
     first = min(apart, key=lambda each: each.step or 0, default=None)
     if first is None or first.step is None:
-        return parting
-    if parting.step is not None and parting.step <= first.step:
-        return parting
+        return divergence
+    if divergence.step is not None and divergence.step <= first.step:
+        return divergence
     words = f"the output {first.key} parts at step {first.step}: {first.words}"
-    if parting.step is not None:
-        words += f"; {parting.summary}"
-    manner: PartingManner = "rounding" if first.verdict == "rounding" else "later"
+    if divergence.step is not None:
+        words += f"; {divergence.summary}"
+    manner: DivergenceManner = "rounding" if first.verdict == "rounding" else "later"
     if first.step == 0 and manner == "later":
         manner = "at_once"
-    return Parting(
-        manner, first.step, "step", None, parting.equal_points, None, parting.step, words
+    return FirstDivergence(
+        manner, first.step, "step", None, divergence.equal_points, None, divergence.step, words
     )
 
 
@@ -573,7 +577,7 @@ def _take(run: ExplainedRun, subject: str) -> list[FingerprintRecord]:
     return [record for record in run.fingerprints if record.subject == subject]
 
 
-def _data_differences_make(
+def _make_data_difference(
     comparison: FingerprintComparison, sides: Sequence[Sequence[FingerprintRecord]]
 ) -> Difference:
     is_stream = _is_stream(comparison)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from quark.analysis.curves import take_lowest_rank
 from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.history import PastRun
-from quark.analysis.explanation.results import Parting
+from quark.analysis.explanation.results import FirstDivergence
 from quark.analysis.explanation.run_attributes import encode_value
 from quark_core.backends.contract import SupportsRead
 from quark_core.records import MetricRecord
@@ -59,12 +60,12 @@ def is_setting(key: str) -> bool:
     return _SETTINGS.search(decode_name(key)) is not None
 
 
-def find_parting(
+def find_first_divergence(
     before: tuple[SupportsRead, str],
     after: tuple[SupportsRead, str],
     *,
     choose: Callable[[str], bool] | None = None,
-) -> Parting:
+) -> FirstDivergence:
     """Where the curves of two runs part, over all metrics that both have.
 
     Reads windows of steps, each larger than the one before, and no further than needed.
@@ -94,7 +95,7 @@ def find_parting(
             break
     if not seen or not equal:
         return _unknown("the two have no step of any metric in common")
-    return Parting(
+    return FirstDivergence(
         "identical", None, "step", None, equal, None, None,
         f"all {equal} points that both have are the same to the bit",
     )  # fmt: skip
@@ -109,8 +110,8 @@ class _Gap:
     relative: float
 
 
-def _unknown(words: str) -> Parting:
-    return Parting("unknown", None, "step", None, 0, None, None, words)
+def _unknown(words: str) -> FirstDivergence:
+    return FirstDivergence("unknown", None, "step", None, 0, None, None, words)
 
 
 def _windows() -> Iterator[tuple[int, int | None]]:
@@ -124,11 +125,9 @@ def _windows() -> Iterator[tuple[int, int | None]]:
 def _read(reader: SupportsRead, run_id: str, low: int, high: int | None) -> Curves:
     """Values by metric, of the lowest rank, the newest of a step; ascending by step."""
     query = Query(step_min=low, step_max=high)
-    columns = read_rows(reader, run_id, MetricRecord.KIND, query)
+    columns = take_lowest_rank(read_rows(reader, run_id, MetricRecord.KIND, query))
     if not columns.count:
         return {}
-    ranks = columns["rank"]
-    columns = columns.take(ranks == ranks.min())
     keys, steps, values = columns["metric_key"], columns["step"], columns["value"]
     names, groups = np.unique(keys.astype(str), return_inverse=True)
     out: Curves = {}
@@ -175,24 +174,24 @@ def _describe(
     equal: int,
     curves: tuple[Curves, Curves],
     shared: Sequence[str],
-) -> Parting:
+) -> FirstDivergence:
     first = [gap for gap in found if gap.step == step]
     worst = max(first, key=lambda gap: gap.relative)
     name = decode_name(worst.key)
     if 0.0 < worst.relative <= _ROUNDING:
         settled = _find_settled(curves, shared)
         grown = "" if settled is None else f", and by more than that from step {settled} on"
-        return Parting(
+        return FirstDivergence(
             "rounding", step, "step", worst.key, equal, worst.relative, settled,
             f"the curves part at step {step} by rounding ({name}, relative "
             f"{worst.relative:.1g}){grown}",
         )  # fmt: skip
     if equal == 0:
-        return Parting(
+        return FirstDivergence(
             "at_once", step, "step", worst.key, 0, worst.relative, None,
             f"the curves part at step {step}, the first one; nothing was the same to the bit",
         )  # fmt: skip
-    return Parting(
+    return FirstDivergence(
         "later", step, "step", worst.key, equal, worst.relative, None,
         f"the same to the bit before step {step}, where {name} parts",
     )  # fmt: skip
@@ -240,11 +239,11 @@ def is_optimizer_setting(difference: Difference) -> bool:
     return named and _OPTIMIZER.search(difference.place) is not None
 
 
-def fits_parting(difference: Difference, parting: Parting) -> bool | None:
+def fits_divergence(difference: Difference, divergence: FirstDivergence) -> bool | None:
     """Whether a difference is one that parts runs in this manner; None where nothing is said."""
-    if parting.manner == "rounding":
+    if divergence.manner == "rounding":
         return True if difference.kind in _ENVIRONMENT else None
-    if parting.manner == "later" and parting.equal_points >= _FEW_POINTS:
+    if divergence.manner == "later" and divergence.equal_points >= _FEW_POINTS:
         if difference.kind == "seed":
             return False
         if difference.kind == "config" and _FROM_START.search(difference.place):
@@ -252,18 +251,20 @@ def fits_parting(difference: Difference, parting: Parting) -> bool | None:
     return None
 
 
-def weigh_parting(difference: Difference, parting: Parting) -> str | None:
-    """What the parting says of a difference, in words, or None."""
-    fits = fits_parting(difference, parting)
+def score_divergence(difference: Difference, divergence: FirstDivergence) -> str | None:
+    """What the divergence says of a difference, in words, or None."""
+    fits = fits_divergence(difference, divergence)
     if fits is None:
         return None
     if fits:
         return "parted by rounding first, as libraries, switches and machines do"
-    return f"{parting.equal_points} points were the same to the bit before step {parting.step}"
+    return (
+        f"{divergence.equal_points} points were the same to the bit before step {divergence.step}"
+    )
 
 
 def find_hidden_difference(
-    history: Sequence[PastRun], differences: Sequence[Difference], parting: Parting
+    history: Sequence[PastRun], differences: Sequence[Difference], divergence: FirstDivergence
 ) -> str | None:
     """A note where the runs part before anything that is recorded as different could part them.
 
@@ -271,7 +272,7 @@ def find_hidden_difference(
     parts of which runs in the history show that the optimizer does not reach it: they differ
     in such settings alone and have the same first point to the bit.
     """
-    if parting.manner != "at_once" or not differences:
+    if divergence.manner != "at_once" or not differences:
         return None
     if not all(is_optimizer_setting(each) for each in differences):
         return None
@@ -280,8 +281,8 @@ def find_hidden_difference(
             return None
     places = ", ".join(each.place for each in differences)
     return (
-        f"The two part at step {parting.step}, where other runs that differ in {places} alone do "
-        "not: something that was not recorded differs too."
+        f"The two part at step {divergence.step}, where other runs that differ in {places} alone "
+        "do not: something that was not recorded differs too."
     )
 
 

@@ -21,7 +21,7 @@ from quark.analysis.comparison.significance import MeanTest
 from quark.analysis.comparison.summary import may_say, tell_ends, tell_lengths
 from quark.analysis.config import ComparisonEngineConfig
 from quark.analysis.explanation.attribution import (
-    Case,
+    CandidateCauses,
     attribute,
     list_never_recorded,
     measure_checks,
@@ -40,7 +40,7 @@ from quark.analysis.explanation.differences import (
     rule_out_unread,
     set_unexplained_apart,
 )
-from quark.analysis.explanation.divergence import find_hidden_difference, find_parting
+from quark.analysis.explanation.divergence import find_first_divergence, find_hidden_difference
 from quark.analysis.explanation.history import (
     PastRun,
     RunInQuestion,
@@ -54,8 +54,8 @@ from quark.analysis.explanation.results import (
     ChangeVerdict,
     Check,
     Effect,
+    FirstDivergence,
     NoiseFloor,
-    Parting,
 )
 from quark.analysis.explanation.run_attributes import (
     ExplainedRun,
@@ -96,7 +96,7 @@ _SAID: dict[str | None, ChangeVerdict] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Conclusion:
     """What is said, and why.
 
     Attributes:
@@ -162,14 +162,14 @@ def _find_floor(
     return _pool(others, mean, "project")
 
 
-def judge_change(metric: MetricDiff | None, floor: NoiseFloor | None) -> Judgement:
+def judge_change(metric: MetricDiff | None, floor: NoiseFloor | None) -> Conclusion:
     """The verdict; `metric` has the second side as its primary.
 
     It is that of the comparison. One run a side, of which a comparison knows nothing, is held
     against what the project's other runs say of chance.
     """
     if metric is None:
-        return Judgement("cannot_tell", "the two sides have no metric in common")
+        return Conclusion("cannot_tell", "the two sides have no metric in common")
     if metric.method == "single_seed" and floor is not None:
         return _judge_single(metric, metric.last.difference or 0.0, floor)
     if metric.method == "divergence" and floor is not None:
@@ -178,42 +178,46 @@ def judge_change(metric: MetricDiff | None, floor: NoiseFloor | None) -> Judgeme
         return _judge_undirected(metric)
     said = _SAID.get(metric.verdict, "cannot_tell")
     is_chance = said == "no_difference" or (metric.p_value is not None and metric.p_value > _LIKELY)
-    return Judgement(said, _turn(metric.reason), not is_chance)
+    return Conclusion(said, _turn(metric.reason), not is_chance)
 
 
-def _judge_divergence(metric: MetricDiff) -> Judgement:
+def _judge_divergence(metric: MetricDiff) -> Conclusion:
     """One run, or all of a side, ends in no number, which other seeds of the project do not."""
     sides = metric.last.primary is None, metric.last.reference is None
     if all(sides):
-        return Judgement("cannot_tell", _turn(metric.reason))
+        return Conclusion("cannot_tell", _turn(metric.reason))
     told = f"the {'second' if sides[0] else 'first'} ends in values that are not finite"
-    return Judgement("worse" if sides[0] else "better", f"{told}, which no other seed here does")
+    return Conclusion("worse" if sides[0] else "better", f"{told}, which no other seed here does")
 
 
-def limit_judgement(judgement: Judgement, before: RunReference, after: RunReference) -> Judgement:
-    """The judgement, or `cannot_tell` in its place where a side broke off and would look good."""
+def limit_conclusion(
+    conclusion: Conclusion, before: RunReference, after: RunReference
+) -> Conclusion:
+    """The conclusion, or `cannot_tell` in its place where a side broke off and would look good."""
     words: dict[str, str] = {"no_difference": "equivalent", "changed": "equivalent"}
-    if may_say(words.get(judgement.verdict, judgement.verdict), after, before):
-        return judgement
+    if may_say(words.get(conclusion.verdict, conclusion.verdict), after, before):
+        return conclusion
     ends = tell_ends(("the first", before), ("the second", after))
     told = " ".join(ends).rstrip(".")
-    return Judgement("cannot_tell", f"{told}; up to there: {judgement.reason}", judgement.accuses)
+    return Conclusion(
+        "cannot_tell", f"{told}; up to there: {conclusion.reason}", conclusion.accuses
+    )
 
 
-def _judge_undirected(metric: MetricDiff) -> Judgement:
+def _judge_undirected(metric: MetricDiff) -> Conclusion:
     """Without a direction there is a change or none, by the same interval."""
     low, high = metric.interval_low, metric.interval_high
     if low is None or high is None:
-        return Judgement("cannot_tell", "one run a side: how far seeds lie apart is not known")
+        return Conclusion("cannot_tell", "one run a side: how far seeds lie apart is not known")
     told = f"the difference lies between {low:.3g} and {high:.3g}"
     if low <= 0.0 <= high:
-        return Judgement("cannot_tell", f"{told}: chance alone may do that", accuses=False)
-    return Judgement("changed", told)
+        return Conclusion("cannot_tell", f"{told}: chance alone may do that", accuses=False)
+    return Conclusion("changed", told)
 
 
-def _judge_single(metric: MetricDiff, difference: float, floor: NoiseFloor) -> Judgement:
+def _judge_single(metric: MetricDiff, difference: float, floor: NoiseFloor) -> Conclusion:
     if difference == 0.0:
-        return Judgement("no_difference", "both end at the same value", accuses=False)
+        return Conclusion("no_difference", "both end at the same value", accuses=False)
     deviation = floor.deviation
     if deviation <= 0.0:
         # Seeds that all end at one value, such as an accuracy of 1, leave the resolution alone.
@@ -224,13 +228,13 @@ def _judge_single(metric: MetricDiff, difference: float, floor: NoiseFloor) -> J
     p = test.p_value
     told = f"{times:.3g} times the deviation between seeds ({deviation:.3g}), p = {p:.2g}"
     if p > _LIKELY:
-        return Judgement("no_difference", f"{told}: no more than chance does", accuses=False)
+        return Conclusion("no_difference", f"{told}: no more than chance does", accuses=False)
     if p > _SURE:
-        return Judgement("cannot_tell", f"{told}: chance alone does that once in {1.0 / p:.0f}")
+        return Conclusion("cannot_tell", f"{told}: chance alone does that once in {1.0 / p:.0f}")
     if metric.direction == "none":
-        return Judgement("changed", told)
+        return Conclusion("changed", told)
     is_better = (difference > 0.0) == (metric.direction == "higher")
-    return Judgement("better" if is_better else "worse", told)
+    return Conclusion("better" if is_better else "worse", told)
 
 
 def _turn(reason: str) -> str:
@@ -401,17 +405,17 @@ class _Explanation:
         differences = set_unexplained_apart(differences)
         floor = find_noise_floor(history.everyone, history.own, apart=apart)
         sides = describe_runs(self._before), describe_runs(self._after)
-        judgement = limit_judgement(judge_change(self._metric, floor), *sides)
-        parting = self._find_parting()
+        conclusion = limit_conclusion(judge_change(self._metric, floor), *sides)
+        divergence = self._find_divergence()
         hidden = None
-        if parting.metric_key == self._key:
-            hidden = find_hidden_difference(history.others, differences.found, parting)
+        if divergence.metric_key == self._key:
+            hidden = find_hidden_difference(history.others, differences.found, divergence)
         checked = self._measure_checks(history, floor)
         case = self._weigh(
-            judgement, floor, differences, parting, history, checked, hidden is not None
+            conclusion, floor, differences, divergence, history, checked, hidden is not None
         )
         causes = rank_causes(case)
-        accuses = judgement.accuses
+        accuses = conclusion.accuses
         result = ChangeExplanation(
             schema_version=CURRENT_SCHEMA_VERSION,
             generated_at=format_time(now_us()),
@@ -419,10 +423,10 @@ class _Explanation:
             after=sides[1],
             metric_key=self._key,
             metric=self._metric,
-            verdict=judgement.verdict,
-            reason=judgement.reason,
+            verdict=conclusion.verdict,
+            reason=conclusion.reason,
             noise_floor=floor,
-            first_difference=parting,
+            first_difference=divergence,
             causes=causes if accuses else (),
             differences=()
             if accuses
@@ -463,14 +467,14 @@ class _Explanation:
 
     def _weigh(
         self,
-        judgement: Judgement,
+        conclusion: Conclusion,
         floor: NoiseFloor | None,
         differences: Findings,
-        parting: Parting,
+        divergence: FirstDivergence,
         history: _History,
         checked: Mapping[str, Effect],
         has_hidden: bool,
-    ) -> Case:
+    ) -> CandidateCauses:
         change = None if self._metric is None else self._metric.last.difference
         pairs, attribution = {}, None
         if change:
@@ -482,15 +486,15 @@ class _Explanation:
                     pairs[each.key] = effect
             candidates = [each for each in differences.found if each.kind != "seed"]
             attribution = attribute(history.others, candidates, change)
-        return Case(
-            judgement.verdict,
+        return CandidateCauses(
+            conclusion.verdict,
             change,
             floor,
             differences.found,
             differences.unknown,
             pairs,
             attribution,
-            parting,
+            divergence,
             has_hidden,
         )
 
@@ -516,15 +520,15 @@ class _Explanation:
         found = name_origins(found, *configs)
         return dataclasses.replace(found, found=fold_streams(found.found))
 
-    def _find_parting(self) -> Parting:
+    def _find_divergence(self) -> FirstDivergence:
         if len(self._before) > 1 or len(self._after) > 1:
-            return Parting(
+            return FirstDivergence(
                 "unknown", None, "step", None, 0, None, None,
                 "several runs a side: their seeds part them, so no first step is looked for",
             )  # fmt: skip
         one, two = self._before[0], self._after[0]
-        parting = find_parting((one.reader, one.run_id), (two.reader, two.run_id))
-        return include_outputs(parting, self._before, self._after)
+        divergence = find_first_divergence((one.reader, one.run_id), (two.reader, two.run_id))
+        return include_outputs(divergence, self._before, self._after)
 
     def _plan_checks(self, causes: Sequence[Cause]) -> tuple[Check, ...]:
         """Runs that would settle it and that can be made: nothing else is suggested."""

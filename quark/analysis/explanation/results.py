@@ -22,8 +22,8 @@ from quark_core.records.names import decode_name
 
 ChangeVerdict = Literal["better", "worse", "changed", "no_difference", "cannot_tell"]
 CauseKind = Literal["seed", "data", "config", "code", "launch", "switch", "package", "hardware"]
-Standing = Literal["probable", "possible", "unlikely"]
-PartingManner = Literal["identical", "at_once", "later", "rounding", "unknown"]
+Likelihood = Literal["probable", "possible", "unlikely"]
+DivergenceManner = Literal["identical", "at_once", "later", "rounding", "unknown"]
 
 ABSENT = "(absent)"
 """Stands for the value of what a side is known not to have."""
@@ -48,7 +48,7 @@ class NoiseFloor(Record, frozen=True, gc=False):
     source: str
 
 
-class Parting(Record, frozen=True, gc=False):
+class FirstDivergence(Record, frozen=True, gc=False):
     """Where the curves of the two sides part.
 
     Attributes:
@@ -63,7 +63,7 @@ class Parting(Record, frozen=True, gc=False):
         summary: One sentence.
     """
 
-    manner: PartingManner
+    manner: DivergenceManner
     step: int | None
     unit: str
     metric_key: str | None
@@ -115,7 +115,7 @@ class Cause(Record, frozen=True, gc=False):
     place: str
     before: Any
     after: Any
-    standing: Standing
+    standing: Likelihood
     effect: Effect | None
     summary: str
     evidence: tuple[EvidenceRecord, ...] = ()
@@ -123,7 +123,7 @@ class Cause(Record, frozen=True, gc=False):
     repeats: tuple[str, ...] = ()
 
 
-class Remark(Record, frozen=True, gc=False):
+class Note(Record, frozen=True, gc=False):
     """What is ruled out, or not known.
 
     Attributes:
@@ -188,11 +188,11 @@ class ChangeExplanation(Record, frozen=True, gc=True, weakref=True):
     verdict: ChangeVerdict
     reason: str
     noise_floor: NoiseFloor | None
-    first_difference: Parting
+    first_difference: FirstDivergence
     causes: tuple[Cause, ...]
     differences: tuple[Cause, ...]
-    ruled_out: tuple[Remark, ...]
-    unknown: tuple[Remark, ...]
+    ruled_out: tuple[Note, ...]
+    unknown: tuple[Note, ...]
     checks: tuple[Check, ...]
     history_count: int
     notes: tuple[str, ...]
@@ -325,7 +325,7 @@ def _tell_place(cause: Cause) -> str:
     return f"{cause.place}  {show_value(cause.before)} -> {show_value(cause.after)}"
 
 
-def _join(remarks: Sequence[Remark]) -> str:
+def _join(remarks: Sequence[Note]) -> str:
     parts = []
     for remark in remarks:
         name = f"{remark.kind} {remark.place}" if remark.place else remark.kind

@@ -459,7 +459,7 @@ def _describe(groups: list[list[_Surge]], case: Case) -> Finding:
     told = sorted(surges, key=lambda item: (item.first, -item.ratio))[:_MOST_EVIDENCE]
     told += [max(group, key=lambda item: item.ratio) for group in groups[1 : 1 + _MOST_OTHERS]]
     evidence = [
-        observe(item.kind, item.name, _tell_surge(item, case), item.ratio, _FACTOR, item.first,
+        observe(item.kind, item.name, _format_peak(item, case), item.ratio, _FACTOR, item.first,
                 item.last)
         for item in told
     ]  # fmt: skip
@@ -473,7 +473,7 @@ def _describe(groups: list[list[_Surge]], case: Case) -> Finding:
         title="Gradients explode",
         fact=say(
             "The gradient of {where} {course}{more} ({steps}).",
-            where=where, course=_tell_surge(worst, case), more=more,
+            where=where, course=_format_peak(worst, case), more=more,
             steps=between_steps(begin, last),
         ),
         inference="The steps are too large for the loss's curvature there, and the loss got worse "
@@ -487,7 +487,7 @@ def _describe(groups: list[list[_Surge]], case: Case) -> Finding:
     )  # fmt: skip
 
 
-def _tell_surge(surge: _Surge, case: Case) -> Text:
+def _format_peak(surge: _Surge, case: Case) -> Text:
     """From which level to which a gradient rose, by what was recorded; NaN is told as such."""
     kind, field = _RECORDED[surge.kind]
     source = Source(kind, surge.name, field)

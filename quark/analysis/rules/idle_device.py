@@ -77,7 +77,7 @@ class IdleDevice(BaseRule):
             return None
         for device in devices:
             finding = (
-                _look_beside_others(device, devices, case)
+                _compare_with_peers(device, devices, case)
                 or _look_at_fall(device, case)
                 or _look_throughout(device, case)
             )
@@ -146,7 +146,7 @@ def _look_at_fall(device: _Readings, case: Case) -> Finding | None:
     return _describe(device, case, first, last, more)
 
 
-def _look_beside_others(device: _Readings, devices: list[_Readings], case: Case) -> Finding | None:
+def _compare_with_peers(device: _Readings, devices: list[_Readings], case: Case) -> Finding | None:
     """Idle while the devices of the other ranks are at work."""
     others = [float(np.median(other.use)) for other in devices if other is not device]
     later = slice(len(device.use) // _LEFT_OUT_PART, None)

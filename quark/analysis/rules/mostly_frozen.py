@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.analysis_context import Case, find_guesses, knows_something
+from quark.analysis.analysis_context import Case, find_guesses, is_above_chance
 from quark.analysis.curves import ParameterHistory
 from quark.analysis.observations import (
     add,
@@ -123,7 +123,7 @@ def _learns(case: Case) -> bool:
     if progress is None or outcome.other_progress:
         return outcome.has_learned
     if not outcome.has_learned:
-        return knows_something(case, progress.start)
+        return is_above_chance(case, progress.start)
     return progress.relative_fall >= _SMALL_FALL or not outcome.stalls
 
 

@@ -8,8 +8,8 @@ from quark.analysis.analysis_context import (
     Case,
     Progress,
     improves_otherwise,
-    knows_as_guesses_do,
-    knows_something,
+    is_above_chance,
+    is_at_chance,
     measure_progress,
 )
 from quark.analysis.curves import Curve
@@ -113,7 +113,7 @@ def _find_guesses(case: Case, progress: Progress) -> float | None:
     chance = case.chance_loss
     if chance is not None:
         return level if abs(level - chance) <= _AT_CHANCE * chance else None
-    return level if knows_as_guesses_do(case, level) else None
+    return level if is_at_chance(case, level) else None
 
 
 def _find_acquittal(case: Case, progress: Progress) -> str | None:
@@ -132,7 +132,7 @@ def _find_acquittal(case: Case, progress: Progress) -> str | None:
         return "a loss falls, or an accuracy rises"
     if not any(_is_flat(item) for item in known) and not _wins_nothing(case):
         return "the loss is too noisy to tell a plateau from a slow fall"
-    if knows_something(case, progress.start):
+    if is_above_chance(case, progress.start):
         return "it starts with more right answers than an untrained model has at that loss"
     if (
         progress.first > 0

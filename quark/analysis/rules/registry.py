@@ -57,7 +57,7 @@ _ORDER = (
 )
 
 
-def find_builtin_rules() -> tuple[Rule, ...]:
+def find_builtin_rules() -> tuple[BaseRule, ...]:
     """One of each rule that a module of this package defines.
 
     They are asked in the order of `_ORDER`, which is also that of alerts that
@@ -80,16 +80,11 @@ def find_builtin_rules() -> tuple[Rule, ...]:
     return tuple(sorted(found, key=lambda r: (ranks.get(r.rule_id, len(ranks)), r.rule_id)))
 
 
-BUILTIN_RULES: tuple[Rule, ...] = find_builtin_rules()
+BUILTIN_RULES = find_builtin_rules()
 """In the order in which they are asked."""
 
-DOCUMENTED_RULES = (
-    "exploding_gradients",
-    "vanishing_gradients",
-    "stagnant_layers",
-    "activation_collapse",
-    "overfitting_onset",
-    "runtime_bottleneck_risk",
+DOCUMENTED_RULES = tuple(
+    rule.rule_id for rule in BUILTIN_RULES if type(rule).find_limits is not BaseRule.find_limits
 )
 """Those with thresholds of their own, which the absolute mode reads."""
 
@@ -101,7 +96,7 @@ def list_rules() -> tuple[Rule, ...]:
     A rule of another distribution that cannot be loaded, or has the id of one
     that is there already, is left out with a warning.
     """
-    rules = list(BUILTIN_RULES)
+    rules: list[Rule] = list(BUILTIN_RULES)
     for point in sorted(entry_points(group=_GROUP), key=lambda item: (item.name, item.value)):
         rules += _load(point, {rule.rule_id for rule in rules})
     return tuple(rules)

@@ -195,7 +195,7 @@ def _measure_apart(
     return np.asarray(np.nan_to_num(apart, posinf=0.0).max(axis=0))
 
 
-def _keep_going_apart(
+def _is_diverging(
     first: ParameterHistory,
     other: ParameterHistory,
     own: NDArray[np.int64],
@@ -242,7 +242,7 @@ def _find_parting(rank: int, first: ParameterHistory, other: ParameterHistory) -
         row == 0,
         bool(known.any()) and float(alike[known].mean()) >= _MOSTLY,
         _start_apart(first, other),
-        _keep_going_apart(first, other, own, theirs),
+        _is_diverging(first, other, own, theirs),
         (float(first["value_norm"][own[-1]]), float(other["value_norm"][theirs[-1]])),
     )
 

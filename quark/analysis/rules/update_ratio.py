@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.analysis_context import Case, improves_otherwise, knows_something
+from quark.analysis.analysis_context import Case, improves_otherwise, is_above_chance
 from quark.analysis.curves import ParameterHistory
 from quark.analysis.observations import (
     Figure,
@@ -277,7 +277,7 @@ def _learns(case: Case) -> bool:
         return case.outcome.has_learned
     if progress.has_fallen and progress.relative_fall > _LEARNED:
         return True
-    return improves_otherwise(case) or knows_something(case, progress.start)
+    return improves_otherwise(case) or is_above_chance(case, progress.start)
 
 
 def _look_for_crawling(levels: Levels, case: Case) -> Finding | None:

@@ -225,7 +225,7 @@ def _find_lost_game(depth: _Depth, case: Case) -> Finding | None:
     Both have to show: in a game that is in balance gradients get small as well, and a loss of
     nothing is what any other training wants.
     """
-    won = next((curve for key in case.run.metrics if (curve := _take_won(key, case))), None)
+    won = next((curve for key in case.run.metrics if (curve := _select_improved(key, case))), None)
     known = np.flatnonzero(depth.largest > 0)
     if won is None or not len(known):
         return None
@@ -266,7 +266,7 @@ def _find_lost_game(depth: _Depth, case: Case) -> Finding | None:
     )  # fmt: skip
 
 
-def _take_won(key: str, case: Case) -> Curve | None:
+def _select_improved(key: str, case: Case) -> Curve | None:
     """The curve of a player's loss that has come to nothing; None where it has not."""
     if not is_loss(key) or not is_player_loss(key):
         return None

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import quark
+from quark.analysis.monitor import TrainingMonitor
 from quark.analysis.outputs import open_analysis
 from quark_core.errors import InvalidRunStateError, QuarkError, SchemaValidationError
 from quark_core.records import RECORD_TYPES
@@ -419,7 +420,11 @@ def test_an_epoch_counts_where_there_are_no_steps(tmp_path):
         wait(lambda: watch.result is not first)
 
 
-def test_nothing_is_looked_at_before_the_steps_have_passed(tmp_path):
+def test_nothing_is_looked_at_before_the_steps_have_passed(tmp_path, monkeypatch):
+    asked, is_due = [], TrainingMonitor._is_due
+    monkeypatch.setattr(
+        TrainingMonitor, "_is_due", lambda self, now: asked.append(now) or is_due(self, now)
+    )
     with start(tmp_path) as session:
         metrics = quark.MetricsLogger(session)
         learn(metrics, 10)
@@ -428,7 +433,8 @@ def test_nothing_is_looked_at_before_the_steps_have_passed(tmp_path):
         first = watch.result
         learn(metrics, 50, first=10)
         session.flush("journaled")
-        time.sleep(0.2)
+        before = len(asked)
+        wait(lambda: len(asked) > before + 3)
         assert watch.result is first
         learn(metrics, 60, first=60)
         wait(lambda: watch.result is not first)
@@ -604,6 +610,7 @@ def test_what_a_forked_worker_logs_is_seen(tmp_path, monkeypatch):
     monkeypatch.setattr("quark.analysis.monitor._OTHERS_S", 0.1)
     with start(tmp_path) as session, quark.monitor(session, **FAST) as watch:
         quark.MetricsLogger(session).log("train/loss", 1.0, step=0)
+        seen, tell = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
@@ -611,11 +618,14 @@ def test_what_a_forked_worker_logs_is_seen(tmp_path, monkeypatch):
                 learn(metrics, 100)
                 break_down(metrics, 100)
                 metrics.flush()
-                time.sleep(1.5)
+                os.read(seen, 1)
             finally:
                 os._exit(0)
-        wait(lambda: watch.alerts)
-        os.waitpid(pid, 0)
+        try:
+            wait(lambda: watch.alerts)
+        finally:
+            os.write(tell, b"x")
+            os.waitpid(pid, 0)
     assert watch.alerts[0].rule_id == "non_finite_values"
 
 

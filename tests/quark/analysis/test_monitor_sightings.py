@@ -1,6 +1,6 @@
 import pytest
 
-from quark.analysis.monitor_state import Pace, Sightings, describe_alert
+from quark.analysis.monitor_state import AlertDeduplicator, Pace, describe_alert
 from quark_core.records import AlertRecord
 from quark_core.records.json_object import JsonObject
 
@@ -19,14 +19,14 @@ def told(alerts):
 
 @pytest.mark.parametrize("severity", ["info", "warning", "error"])
 def test_a_finding_is_raised_when_two_looks_have_it(severity):
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     assert sightings.update([alert(severity=severity)]) == []
     assert told(sightings.update([alert(severity=severity)])) == [("plateau", severity)]
     assert sightings.update([alert(severity=severity)]) == []
 
 
 def test_what_recovers_between_two_looks_is_not_raised():
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     for _ in range(5):
         assert sightings.update([alert()]) == []
         assert sightings.update([]) == []
@@ -34,13 +34,13 @@ def test_what_recovers_between_two_looks_is_not_raised():
 
 
 def test_critical_is_raised_at_once_and_once():
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     assert told(sightings.update([alert(severity="critical")])) == [("plateau", "critical")]
     assert sightings.update([alert(severity="critical")]) == []
 
 
 def test_a_higher_severity_is_news_once_it_lasts_and_a_lower_one_is_not():
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     sightings.update([alert(severity="warning")])
     assert told(sightings.update([alert(severity="error")])) == [("plateau", "warning")]
     assert told(sightings.update([alert(severity="error")])) == [("plateau", "error")]
@@ -49,7 +49,7 @@ def test_a_higher_severity_is_news_once_it_lasts_and_a_lower_one_is_not():
 
 
 def test_a_rising_alert_keeps_its_id_and_stands_once_among_the_raised():
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     sightings.update([alert(name="first")])
     sightings.update([alert(name="second")])
     assert [item.id for item in sightings.raised] == ["second"]
@@ -58,25 +58,25 @@ def test_a_rising_alert_keeps_its_id_and_stands_once_among_the_raised():
 
 
 def test_other_culprits_are_other_findings():
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     sightings.update([alert(culprit="a")])
     assert sightings.update([alert(culprit="b")]) == []
     assert len(sightings.update([alert(culprit="a"), alert(culprit="b")])) == 1
 
 
 def test_a_limit_of_the_user_is_a_finding_of_its_own():
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     both = [alert(severity="critical"), alert(severity="critical", hard_limit=True, name="limit")]
     assert [item.id for item in sightings.update(both)] == ["plateau-train/loss", "limit"]
 
 
 def test_the_last_look_waits_for_nothing():
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     assert told(sightings.update([alert()], last=True)) == [("plateau", "warning")]
 
 
 def test_what_stayed_away_for_long_is_news_again():
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     sightings.update([alert(severity="critical")])
     for _ in range(9):
         sightings.update([])
@@ -88,7 +88,7 @@ def test_what_stayed_away_for_long_is_news_again():
 
 
 def test_links_lead_to_raised_alerts_only_and_to_the_ids_that_these_have():
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     cause = alert("divergence", "critical", name="c1", consequences=["e1"])
     effect = alert("plateau", name="e1", caused_by="c1")
     (raised,) = sightings.update([cause, effect])
@@ -101,7 +101,7 @@ def test_links_lead_to_raised_alerts_only_and_to_the_ids_that_these_have():
 
 
 def test_of_a_cause_and_its_effect_the_worse_comes_first():
-    sightings = Sightings()
+    sightings = AlertDeduplicator()
     cause = alert("divergence", "critical", name="c", consequences=["e"])
     effect = alert("plateau", "critical", name="e", caused_by="c")
     raised = sightings.update([cause, effect])

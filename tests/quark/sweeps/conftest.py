@@ -4,7 +4,7 @@ import pytest
 from sweep_training import SPACE
 
 import quark
-from quark.sweeps.trial_binding import current_trial
+from quark.sweeps.trial import current_trial
 
 
 @pytest.fixture

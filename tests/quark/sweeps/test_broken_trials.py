@@ -11,7 +11,7 @@ import quark
 from quark.analysis.analysis_context import Case
 from quark.analysis.config import AnalyzerEngineConfig
 from quark.analysis.curves import Curve
-from quark.analysis.early_stopping import Peer, judge_hopeless, make_peer
+from quark.analysis.early_stopping import Peer, decide_stop, make_peer
 from quark.analysis.run_data import RunData
 from quark.sweeps import broken_trials
 from quark_core.records.columns import Columns
@@ -49,7 +49,7 @@ def learn(count=STEPS, start=2.3, end=0.3, seed=0):
 
 
 def judge(case, peers=()):
-    return judge_hopeless(case, lambda: peers)
+    return decide_stop(case, lambda: peers)
 
 
 PEERS = [Peer("val/acc", 20, STEPS, -0.9 + place / 100) for place in range(6)]
@@ -105,9 +105,7 @@ def test_others_are_read_only_where_nothing_gets_better():
     def fail():
         raise AssertionError("nobody need be asked")
 
-    assert (
-        judge_hopeless(make_case(train_loss=learn(), val_acc=np.linspace(0, 1, 200)), fail) is None
-    )
+    assert decide_stop(make_case(train_loss=learn(), val_acc=np.linspace(0, 1, 200)), fail) is None
 
 
 def test_what_a_training_is_to_others():
@@ -204,7 +202,7 @@ def test_a_look_that_fails_ends_no_training(tmp_path, quick, monkeypatch, caplog
     def fail(case, find_peers):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(broken_trials, "judge_hopeless", fail)
+    monkeypatch.setattr(broken_trials, "decide_stop", fail)
     sweep = open_sweep(tmp_path, ["nan"], stop_broken=True)
     for trial in sweep:
         with trial.start_run() as session:

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 
 import quark
-from quark.sweeps.trial_binding import MetricWatch
+from quark.sweeps.trial import MetricWatch
 
 
 def log(root, watch, *calls):

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # What hands over rows of numbers, and what stands between a channel and its queue.
 MAY_APPEND = {
     "quark_core/delivery/stream.py",
-    "quark/sweeps/trial_binding.py",
+    "quark/sweeps/trial.py",
     "quark_core/writers/buffered_writer.py",
     "quark_core/writers/metrics.py",
 }
