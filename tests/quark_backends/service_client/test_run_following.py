@@ -1,15 +1,13 @@
-"""Curves and changes of a run on a service, also of one that does not know these routes."""
+"""Curves and changes of a run on a service."""
 
 import numpy as np
 import pytest
 from service_fixtures import serving
 
 from quark_backends.service.plugin import quark_register_backends
-from quark_backends.service.server import application
-from quark_backends.service.server.routes import ROUTES
 from quark_core.backends.contract import BackendConfig
 from quark_core.backends.curves import CurveQuery
-from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
+from quark_core.runs.following import read_changes, read_series_many
 from quark_core.testing.fakes import BatchMaker
 
 
@@ -32,34 +30,6 @@ def open_backend(tmp_path, monkeypatch):
     yield open_one
     for backend in opened:
         backend.close()
-
-
-def test_a_server_from_before_these_routes_is_read_by_its_rows(tmp_path, monkeypatch, open_backend):
-    older = tuple(route for route in ROUTES if "following_routes" not in route.handler.__module__)
-    assert len(older) == len(ROUTES) - 3
-    maker = BatchMaker("run0")
-    with monkeypatch.context() as patch:
-        patch.setattr(application, "ROUTES", older)
-        with serving(tmp_path / "server") as server:
-            backend = open_backend(server)
-            backend.write(maker.start())
-            backend.write(maker.metrics(*[("m", step, float(step)) for step in range(100)]))
-            found = read_series_many(
-                backend, "run0", CurveQuery.build(["m", "n"], entries=10, low=20)
-            )
-            (curve,) = found.curves
-            assert (curve.points, curve.low.min(), curve.high.max()) == (80, 20.0, 99.0)
-            heads = read_heads(backend, "run0", kinds=["metric"])
-            assert read_mark(backend, "run0") != read_mark(backend, "run0")
-            backend.write(maker.metrics(("m", 100, 100.0)))
-            for cursor in (found.cursor, heads.cursor):
-                changes = read_changes(backend, "run0", cursor, keys=["m", "n"])
-                assert changes.records["metric"]["step"].tolist() == [100]
-    with serving(tmp_path / "server") as server:
-        backend = open_backend(server)
-        # Brought up to date meanwhile, it knows no such cursor.
-        assert read_changes(backend, "run0", found.cursor, keys=["m"]).stale
-        assert read_mark(backend, "run0") == read_mark(backend, "run0")
 
 
 def test_a_reply_has_bounds(tmp_path, monkeypatch, open_backend):
