@@ -19,14 +19,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.codec import decode_body
 from quark_core.records.columns import Columns, encode_rows, split_by_origin
 
-# Rows of a read on the wire: a stream of frames, one for each stretch of one writer's rows.
-#
-# A frame is its length as a little-endian u32 and so many bytes: a msgpack array
-# `[tag, …]`. `[0, run_id, writer_id, attempt, rank, body]` are rows, with a body
-# as `quark_core.records.codec` has it; `[1, rows]` is the end and says how many rows
-# there were, so that a reply that was cut off is noticed; `[2, code, message]`
-# is an error that came up after the reply had begun.
-
 MAX_FRAME_BYTES = 128 * 2**20
 """A client refuses a frame that claims to be longer."""
 
@@ -120,6 +112,24 @@ def decode_frame(data: bytes) -> Frame:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SchemaValidationError(f"a frame of rows is damaged: {error}") from error
     return frame
+
+
+def decode_frames(data: bytes) -> list[Columns]:
+    """The rows that frames hold which stand one after the other, without an end.
+
+    Raises:
+        SchemaValidationError: They are damaged, or of a newer version.
+    """
+    parts: list[Columns] = []
+    place = 0
+    while place < len(data):
+        (size,) = _LENGTH.unpack_from(data.ljust(place + _LENGTH.size, b"\0"), place)
+        place += _LENGTH.size + size
+        frame = decode_frame(data[place - size : place])
+        if not isinstance(frame, Rows) or place > len(data):
+            raise SchemaValidationError("rows of a reply are cut off")
+        parts.append(frame.to_columns())
+    return parts
 
 
 def _first(columns: Columns, name: str) -> Any:

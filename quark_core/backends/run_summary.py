@@ -7,9 +7,6 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-import msgspec
-
-from quark_core.errors import SchemaValidationError
 from quark_core.presentation import bundle, paint
 from quark_core.records import ConfigSnapshot, EnvironmentSnapshot, ProjectRecord, RunRecord
 from quark_core.records.names import decode_name, encode_name
@@ -248,67 +245,3 @@ class RunsFound(tuple[RunSummary, ...]):
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str] | None:
         return bundle(self)
-
-
-def restore_run(data: Mapping[str, Any]) -> StoredRun:
-    """The run that a dict of `StoredRun.to_dict` says; fields that it does not know are let go.
-
-    Raises:
-        SchemaValidationError: It is none.
-    """
-    try:
-        config, environment = data["config"], data["environment"]
-        return StoredRun(
-            project=msgspec.convert(data["project"], ProjectRecord),
-            run=msgspec.convert(data["run"], RunRecord),
-            state=_text(data["state"]),
-            config=None if config is None else ConfigSnapshot.from_data(config),
-            environment=(
-                None
-                if environment is None
-                else EnvironmentSnapshot.from_data(environment["values"])
-            ),
-            heartbeat_at=data["heartbeat_at"],
-            lost_reason=data["lost_reason"],
-            exit_code=data.get("exit_code"),
-            ending=RunEnding.from_data(data.get("ending")),
-            stop=_restore(data.get("stop"), StopRequest),
-            fields=dict(data.get("fields") or {}),
-            digests=_restore(data.get("digests"), RunDigests) or RunDigests(),
-            progress=_restore(data.get("progress"), RunProgress),
-            trial=_restore(data.get("trial"), TrialClaim),
-            superseded=bool(data.get("superseded")),
-        )
-    except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise SchemaValidationError(f"run: this is none: {error!r}") from error
-
-
-def restore_summary(data: Mapping[str, Any]) -> RunSummary:
-    """The summary that a dict of `RunSummary.to_dict` says.
-
-    Raises:
-        SchemaValidationError: It is none.
-    """
-    stored = restore_run(data)
-    try:
-        return RunSummary(
-            stored=stored,
-            newest_step=data["newest_step"],
-            last_metric_at=data["last_metric_at"],
-            metrics={
-                key: msgspec.convert(metric, MetricSummary)
-                for key, metric in data["metrics"].items()
-            },
-        )
-    except (msgspec.ValidationError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise SchemaValidationError(f"run summary: this is none: {error!r}") from error
-
-
-def _restore(data: object, kind: type[T]) -> T | None:
-    return None if data is None else msgspec.convert(data, kind)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a text was expected, not {value!r:.60}")
-    return value

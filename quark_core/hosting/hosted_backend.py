@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import shutil
@@ -11,7 +12,7 @@ import tempfile
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -27,7 +28,8 @@ from quark_core.backends.contract import (
     Capability,
     Payload,
 )
-from quark_core.backends.coordination import MOST_ENTRIES
+from quark_core.backends.methods import CHANGING_METHODS, list_methods
+from quark_core.backends.registry import PROTOCOLS
 from quark_core.config import settings
 from quark_core.config.settings import list_credentials
 from quark_core.errors import (
@@ -62,19 +64,8 @@ from quark_core.hosting.protocol import (
 from quark_core.system.process import current_process
 
 if TYPE_CHECKING:
-    from quark_core.backends.contract import Generation, RunLocation
-    from quark_core.backends.coordination import AppendedEntries, NewTrial, TrialWish
-    from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
-    from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
-    from quark_core.backends.grids import Grid, GridQuery
-    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
-    from quark_core.backends.run_summary import RunSummary, StoredRun
-    from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
-    from quark_core.records.query import Query, RunSearch
-    from quark_core.records.runs import StopRequest
-    from quark_core.records.sweeps import StoredSweep, StoredTrial, SweepState, TrialResult
-    from quark_core.system.process import ProcessIdentity
+    from quark_core.records.query import Query
 
 _log = logging.getLogger("quark")
 _MODULE = "quark_core.hosting.worker"
@@ -292,9 +283,7 @@ def open_hosted(definition: BackendDefinition, config: BackendConfig) -> Backend
         SessionStoreError: That of a primary, or it does not open within
             QUARK_PERSISTENCE_TIMEOUT_SECONDS.
     """
-    parts = [part for one, part in _PARTS.items() if one in definition.capabilities]
-    kind = type("HostedBackend", (*parts, _HostedBackend), {})
-    return cast(Backend, kind(definition, config))
+    return cast(Backend, _make_class(definition.capabilities)(definition, config))
 
 
 class _HostedBackend:
@@ -389,48 +378,7 @@ class _Artifacts(_HostedBackend):
         return None
 
 
-class _Reads(_HostedBackend):
-    def read(self, run_id: str, kind: str, query: Query) -> Columns:
-        """See `SupportsRead`."""
-        return cast("Columns", self._read("read", run_id, kind, query))
-
-    def load_run(self, run_id: str) -> StoredRun:
-        """See `SupportsRead`."""
-        return cast("StoredRun", self._read("load_run", run_id))
-
-    def list_runs(self, *, project: str | None = None, limit: int | None = None) -> list[StoredRun]:
-        """See `SupportsRead`."""
-        return cast("list[StoredRun]", self._read("list_runs", project=project, limit=limit))
-
-
-class _Primary(_HostedBackend):
-    def locate(self, run_id: str) -> RunLocation:
-        """See `SupportsPrimary`."""
-        return cast("RunLocation", self._read("locate", run_id))
-
-
-class _Replays(_HostedBackend):
-    def read_batches(self, run_id: str, writer_id: str, start: int, limit: int) -> list[Batch]:
-        """See `SupportsReplay`."""
-        return cast("list[Batch]", self._read("read_batches", run_id, writer_id, start, limit))
-
-
 class _Series(_HostedBackend):
-    def read_series(
-        self,
-        run_id: str,
-        key: str,
-        *,
-        max_points: int | None,
-        all_attempts: bool = False,
-        rank: int | None = None,
-    ) -> Series:
-        """See `SupportsSeries`."""
-        named: dict[str, Any] = {"max_points": max_points, "all_attempts": all_attempts}
-        if rank is not None:
-            named["rank"] = rank
-        return cast("Series", self._read("read_series", run_id, key, **named))
-
     def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
         """See `SupportsSeries`; the parts are fetched one by one."""
         token = uuid.uuid4().hex
@@ -443,207 +391,46 @@ class _Series(_HostedBackend):
                 self._read("end_iteration", token)
 
 
-class _Changes(_HostedBackend):
-    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
-        """See `SupportsChanges`."""
-        return cast("CurveSet", self._read("read_series_many", run_id, query))
-
-    def read_heads(self, run_id: str) -> RunHeads:
-        """See `SupportsChanges`."""
-        return cast("RunHeads", self._read("read_heads", run_id))
-
-    def read_changes(
-        self,
-        run_id: str,
-        cursor: Cursor,
-        *,
-        kinds: Sequence[str],
-        keys: Sequence[str] | None = None,
-        all_attempts: bool = False,
-        max_rows: int,
-    ) -> RunChanges:
-        """See `SupportsChanges`."""
-        named = {"kinds": kinds, "keys": keys, "all_attempts": all_attempts, "max_rows": max_rows}
-        return cast("RunChanges", self._read("read_changes", run_id, dict(cursor), **named))
-
-    def read_mark(self, run_id: str) -> str:
-        """See `SupportsChanges`."""
-        return cast(str, self._read("read_mark", run_id))
-
-
-class _Search(_HostedBackend):
-    def search(self, search: RunSearch) -> list[RunSummary]:
-        """See `SupportsSearch`."""
-        return cast("list[RunSummary]", self._read("search", search))
-
-    def summarize(self, run_id: str) -> RunSummary:
-        """See `SupportsSearch`."""
-        return cast("RunSummary", self._read("summarize", run_id))
-
-
-class _Pages(_HostedBackend):
-    def search_page(self, search: PageSearch) -> RunPage:
-        """See `SupportsPages`."""
-        return cast("RunPage", self._read("search_page", search))
-
-    def list_names(self, project: str | None, text: str, limit: int) -> RunNames:
-        """See `SupportsPages`."""
-        return cast("RunNames", self._read("list_names", project, text, limit))
-
-
-class _Grid(_HostedBackend):
-    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
-        """See `SupportsGrid`."""
-        return cast("Grid", self._read("read_grid", run_id, query))
-
-
-class _Edits(_HostedBackend):
-    def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
-        """See `SupportsEdits`."""
-        call = CallMethod("edit_run", dump_value(((run_id, edit), {"by": by})))
-        return cast("StoredRun", self._ask(call))
-
-    def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
-        """See `SupportsEdits`."""
-        call = CallMethod("request_stop", dump_value(((run_id,), {"by": by, "reason": reason})))
-        return cast("StopRequest", self._ask(call))
-
-    def find_stop(self, run_id: str) -> StopRequest | None:
-        """See `SupportsEdits`."""
-        return cast("StopRequest | None", self._read("find_stop", run_id))
-
-
-class _Belonging(_HostedBackend):
-    def list_groups(self, project: str | None = None) -> list[StoredGroup]:
-        """See `SupportsBelonging`."""
-        return cast("list[StoredGroup]", self._read("list_groups", project))
-
-    def load_project(self, project: str) -> StoredProject:
-        """See `SupportsBelonging`."""
-        return cast("StoredProject", self._read("load_project", project))
-
-    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
-        """See `SupportsBelonging`."""
-        call = CallMethod("update_project", dump_value(((project, edit), {"by": by})))
-        return cast("StoredProject", self._ask(call))
-
-    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
-        """See `SupportsBelonging`."""
-        call = CallMethod("update_group", dump_value(((project, path, edit), {"by": by})))
-        return cast("StoredGroup", self._ask(call))
-
-
-class _Coordination(_HostedBackend):
-    def open_sweep(
-        self, project: str, name: str, definition: Mapping[str, Any], *, max_failures: int
-    ) -> StoredSweep:
-        """See `SupportsCoordination`."""
-        more = {"max_failures": max_failures}
-        return cast("StoredSweep", self._change("open_sweep", (project, name, definition), more))
-
-    def update_sweep(self, sweep_id: str, state: SweepState, *, by: str) -> StoredSweep:
-        """See `SupportsCoordination`."""
-        return cast("StoredSweep", self._change("update_sweep", (sweep_id, state), {"by": by}))
-
-    def add_trials(
-        self, sweep_id: str, trials: Sequence[NewTrial], *, key: str
-    ) -> list[StoredTrial]:
-        """See `SupportsCoordination`."""
-        found = self._change("add_trials", (sweep_id, list(trials)), {"key": key})
-        return cast("list[StoredTrial]", found)
-
-    def claim_trial(
-        self,
-        sweep_id: str,
-        *,
-        request_id: str,
-        worker: ProcessIdentity,
-        lease_s: float,
-        wish: TrialWish | None = None,
-    ) -> StoredTrial | None:
-        """See `SupportsCoordination`."""
-        asked = {"request_id": request_id, "worker": worker, "lease_s": lease_s, "wish": wish}
-        return cast("StoredTrial | None", self._change("claim_trial", (sweep_id,), asked))
-
-    def settle_trial(
-        self, sweep_id: str, number: int, token: int, result: TrialResult | None, *, lease_s: float
-    ) -> StoredTrial:
-        """See `SupportsCoordination`."""
-        told = (sweep_id, number, token, result)
-        return cast("StoredTrial", self._change("settle_trial", told, {"lease_s": lease_s}))
-
-    def append_entries(
-        self, log: str, entries: Sequence[str], *, request_id: str
-    ) -> AppendedEntries:
-        """See `SupportsCoordination`."""
-        found = self._change("append_entries", (log, list(entries)), {"request_id": request_id})
-        return cast("AppendedEntries", found)
-
-    def read_entries(self, log: str, start: int, *, limit: int = MOST_ENTRIES) -> list[str]:
-        """See `SupportsCoordination`."""
-        return cast("list[str]", self._read("read_entries", log, start, limit=limit))
-
-    def compare_and_set(self, run_id: str, field: str, expect: Any, value: Any, *, by: str) -> bool:
-        """See `SupportsCoordination`."""
-        told = (run_id, field, expect, value)
-        return cast(bool, self._change("compare_and_set", told, {"by": by}))
-
-    def compare_and_set_group(
-        self, project: str, path: str, field: str, expect: Any, value: Any, *, by: str
-    ) -> bool:
-        """See `SupportsCoordination`."""
-        told = (project, path, field, expect, value)
-        return cast(bool, self._change("compare_and_set_group", told, {"by": by}))
-
-    def list_sweeps(self, project: str | None = None) -> list[StoredSweep]:
-        """See `SupportsCoordination`."""
-        return cast("list[StoredSweep]", self._read("list_sweeps", project))
-
-    def load_sweep(self, sweep_id: str) -> StoredSweep:
-        """See `SupportsCoordination`."""
-        return cast("StoredSweep", self._read("load_sweep", sweep_id))
-
-    def list_trials(
-        self, sweep_id: str, *, start: int = 0, limit: int | None = None
-    ) -> list[StoredTrial]:
-        """See `SupportsCoordination`."""
-        found = self._read("list_trials", sweep_id, start=start, limit=limit)
-        return cast("list[StoredTrial]", found)
-
-    def _change(self, method: str, values: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        try:
-            return self._ask(CallMethod(method, dump_value((values, dict(named)))))
-        except BackendUnavailable as error:
-            raise SessionStoreError(f"backend {self._name}: {error}") from error
-
-
-class _Generations(_HostedBackend):
-    def write_generation(self, generation: Generation) -> int:
-        """See `SupportsGenerations`."""
-        found = self._ask(CallMethod("write_generation", dump_value(((generation,), {}))))
-        return cast(int, found)
-
-    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
-        """See `SupportsGenerations`."""
-        return cast("Columns", self._read("read_outputs", run_id, kind, analyzer))
-
-
+# What is not asked for by one call.
 _PARTS: Mapping[Capability, type[_HostedBackend]] = {
-    Capability.PRIMARY: _Primary,
-    Capability.READ: _Reads,
     Capability.GROUPS: _Groups,
-    Capability.REPLAY: _Replays,
     Capability.SERIES: _Series,
-    Capability.CHANGES: _Changes,
-    Capability.SEARCH: _Search,
-    Capability.PAGES: _Pages,
-    Capability.GRID: _Grid,
-    Capability.GENERATIONS: _Generations,
-    Capability.EDITS: _Edits,
-    Capability.BELONGING: _Belonging,
-    Capability.COORDINATION: _Coordination,
     Capability.ARTIFACTS: _Artifacts,
 }
+_LEFT_OUT = frozenset({Capability.REMOVAL})
+# The lane does not wait for a store that is out of reach: it is told so and comes again.
+_RAISES_UNAVAILABLE = (Capability.EDITS, Capability.BELONGING, Capability.GENERATIONS)
+
+
+def _make_class(capabilities: frozenset[Capability]) -> type[_HostedBackend]:
+    """A class that has the methods of these capabilities, as the contract declares them."""
+    parts = tuple(part for one, part in _PARTS.items() if one in capabilities)
+    made: dict[str, Any] = {}
+    for capability in PROTOCOLS.keys() & capabilities - _LEFT_OUT:
+        for method in list_methods(PROTOCOLS[capability]):
+            if not any(hasattr(part, method.__name__) for part in (_HostedBackend, *parts)):
+                made[method.__name__] = _forward(method, capability)
+    return type("HostedBackend", (*parts, _HostedBackend), made)
+
+
+def _forward(method: Callable[..., Any], capability: Capability) -> Callable[..., Any]:
+    """What calls a method of the contract in the process that writes, or in the one that reads."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def read(self: _HostedBackend, *arguments: Any, **named: Any) -> Any:
+        return self._read(name, *arguments, **named)
+
+    @functools.wraps(method)
+    def change(self: _HostedBackend, *arguments: Any, **named: Any) -> Any:
+        try:
+            return self._ask(CallMethod(name, dump_value((arguments, named))))
+        except BackendUnavailable as error:
+            if capability in _RAISES_UNAVAILABLE:
+                raise
+            raise SessionStoreError(f"backend {self._name}: {error}") from error
+
+    return change if name in CHANGING_METHODS else read
 
 
 def _remove_unless_told(folder: Path) -> None:

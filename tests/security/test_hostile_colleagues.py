@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hostile_folders import list_tree, make_artifact, make_journal
 from hypothesis import given
 from hypothesis import strategies as st
-from service_fixtures import encode_ingest, serving
+from service_fixtures import ask, encode_ingest, serving
 
 import quark
 from quark.cli.main import cli
@@ -90,8 +90,7 @@ def test_no_border_takes_an_artifact_that_names_files_elsewhere(colleague, said)
         validate_record(batch.to_records()[0])
     reply = send(colleague, maker.run_id, batch)
     assert reply.status_code == 422, reply.text
-    found = colleague.post(f"/v1/runs/{maker.run_id}/records/artifact/read", json={}).json()
-    assert found["records"] == []
+    assert ask(colleague, "read", run_id=maker.run_id, kind="artifact", query={}) == []
 
 
 def test_what_is_refused_is_what_leads_elsewhere_and_nothing_more(colleague):

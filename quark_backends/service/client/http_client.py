@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlencode
 
 import httpx
@@ -296,18 +296,6 @@ _TIMEOUTS = {"connect": _CONNECT_S, "pool": _CONNECT_S, "read": None, "write": N
 # Transports of a parent process: never closed by a forked child, whose copies they are.
 _inherited: list[object] = []
 _warned: set[str] = set()
-
-
-def convert_reply(data: dict[str, Any], kind: type[T]) -> T:
-    """A part of a reply as what it is.
-
-    Raises:
-        SessionStoreError: It is nothing of the kind.
-    """
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        raise SessionStoreError(f"the service has sent what cannot be read: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,12 @@
-"""Reads replies of the service: pages of runs, names and grids, and rows and curves in columns."""
+"""Reads replies of the service: rows in columns, and pages of runs."""
 
 from __future__ import annotations
 
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, Protocol, TypeVar
-
-import msgspec
-import numpy as np
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeVar
 
 from quark_backends.service.client.http_client import (
     Call,
@@ -18,163 +15,13 @@ from quark_backends.service.client.http_client import (
     ServiceClient,
     Unreachable,
 )
-from quark_backends.service.protocol import (
-    CURVE_COLUMNS,
-    MSGPACK,
-    ROWS,
-    SERIES_COLUMNS,
-    CurveReply,
-    ErrorCode,
-    GridReply,
-    NamesReply,
-    PageReply,
-    PageRequest,
-    SeriesReply,
-)
+from quark_backends.service.protocol import ROWS
 from quark_backends.service.row_frames import MAX_FRAME_BYTES, Failure, Rows, decode_frame
-from quark_core.backends.curves import Curve
-from quark_core.backends.grids import Grid, GridQuery
-from quark_core.backends.run_pages import ConfigName, PageSearch, RunNames, RunPage, RunRow, TagName
-from quark_core.backends.series import Series
+from quark_core.backends.run_pages import PageSearch, RunPage, RunRow
 from quark_core.errors import SchemaValidationError
 from quark_core.records.columns import Columns
 
 T = TypeVar("T")
-
-
-class _Fetch(Protocol):
-    """Asks, and returns the struct that the reply is."""
-
-    def __call__(self, call: Call, kind: type[T], /) -> T:
-        """See the class."""
-
-
-def ask_page(fetch: _Fetch, search: PageSearch, store: str | None) -> RunPage | None:
-    """One page of runs; None where the service has no pages, or cannot be told what is searched."""
-    source = search.search.source
-    if source is None or len(search.column_texts) != len(search.columns):
-        return None
-    request = PageRequest(
-        where=source.where,
-        order_by=source.order_by,
-        project=search.search.project,
-        store=store,
-        limit=search.limit,
-        archived=search.search.archived,
-        where_argument=source.where_argument,
-        order_argument=source.order_argument,
-        columns=search.column_texts,
-        after=search.after,
-        count=search.count,
-    )
-    body = msgspec.msgpack.encode(request)
-    call = Call(method="POST", path="/v1/runs/page", body=body, accept=MSGPACK)
-    reply = _ask(fetch, call, PageReply)
-    if reply is None:
-        return None
-    if any(len(values) != len(search.columns) for _, values in reply.rows):
-        raise SchemaValidationError("page: a row has not the columns that were asked for")
-    is_tags = [
-        field.scope == "run" and field.name in ("tags", "groups") for field in search.columns
-    ]
-    rows = tuple(
-        RunRow(
-            run_id,
-            tuple(
-                tuple(value) if is_tag and value is not None else value
-                for value, is_tag in zip(values, is_tags, strict=True)
-            ),
-        )
-        for run_id, values in reply.rows
-    )
-    return RunPage(columns=search.column_texts, rows=rows, next=reply.next, count=reply.count)
-
-
-def ask_names(
-    fetch: _Fetch, project: str | None, text: str, limit: int, store: str | None
-) -> RunNames | None:
-    """The names that runs have; None where the service has no such route."""
-    parameters = {
-        "project": project,
-        "store": store,
-        "text": text or None,
-        "limit": str(limit),
-    }
-    reply = _ask(fetch, _get("/v1/names", parameters), NamesReply)
-    if reply is None:
-        return None
-    return RunNames(
-        metrics=reply.metrics,
-        config=tuple(ConfigName(*key) for key in reply.config),
-        tags=tuple(TagName(*tag) for tag in reply.tags),
-        complete=reply.complete,
-    )
-
-
-def ask_grid(fetch: _Fetch, run_route: str, query: GridQuery) -> Grid | None:
-    """A grid; None where the service has none.
-
-    Raises:
-        SchemaValidationError: The reply holds no grid.
-    """
-    given = {field.name: getattr(query, field.name) for field in fields(query)}
-    parameters = {name: _write(value) for name, value in given.items()}
-    reply = _ask(fetch, _get(f"{run_route}/grid", parameters), GridReply)
-    if reply is None:
-        return None
-    shape = (len(reply.names), _count(reply.starts, 8))
-    arrays = {}
-    for name, dtype, places in (
-        ("starts", "<i8", shape[1]),
-        ("ends", "<i8", shape[1]),
-        ("values", "<f8", shape[0] * shape[1]),
-        ("marks", "u1", shape[0] * shape[1]),
-    ):
-        data = getattr(reply, name)
-        if _count(data, np.dtype(dtype).itemsize) != places:
-            raise SchemaValidationError(f"grid: {name} is missing or damaged")
-        arrays[name] = np.frombuffer(data, dtype=dtype)
-    return Grid(
-        kind=query.kind,
-        field=query.field,
-        summary_type=query.summary_type,
-        names=reply.names,
-        starts=arrays["starts"],
-        ends=arrays["ends"],
-        values=arrays["values"].reshape(shape),
-        marks=arrays["marks"].reshape(shape),
-        exact=reply.exact,
-        depth=reply.depth,
-        left_out=reply.left_out,
-        points=reply.points,
-    )
-
-
-def _ask(fetch: _Fetch, call: Call, kind: type[T]) -> T | None:
-    """What the service answers; None where it does not know the route."""
-    try:
-        return fetch(call, kind)
-    except Refused as error:
-        if error.code in (ErrorCode.NOT_FOUND, ErrorCode.METHOD_NOT_ALLOWED):
-            return None
-        raise
-
-
-def _get(path: str, parameters: Mapping[str, str | None]) -> Call:
-    return Call(method="GET", path=path, parameters=parameters, accept=MSGPACK)
-
-
-def _write(value: Any) -> str | None:
-    if isinstance(value, bool):
-        return "true" if value else None
-    return None if value is None else str(value)
-
-
-def _count(data: object, size_bytes: int) -> int:
-    """How many values of this size are in some bytes; -1 where it is none."""
-    if not isinstance(data, bytes) or len(data) % size_bytes:
-        return -1
-    return len(data) // size_bytes
 
 
 _LENGTH = struct.Struct("<I")
@@ -271,62 +118,23 @@ def _split(reply: Reply) -> Iterator[bytes]:
             wanted = None
 
 
-_FLOATS = frozenset({"low", "high", "mean", "last"})
-
-
-def to_series(reply: SeriesReply) -> Series:
-    """The curve that a reply in msgpack is.
+def restore_tuples(page: RunPage, search: PageSearch) -> RunPage:
+    """A page as a store gives it: tags and groups are tuples, which no reply has.
 
     Raises:
-        SchemaValidationError: A column is missing, or they are of different lengths.
+        SchemaValidationError: A row has not the columns that were asked for.
     """
-    columns = _to_arrays(reply.columns, SERIES_COLUMNS)
-    return Series(key=reply.key, exact=reply.exact, ranks=reply.ranks or (), **columns)
-
-
-def to_curve(reply: CurveReply) -> Curve:
-    """One of the curves that a reply in msgpack has.
-
-    Raises:
-        SchemaValidationError: As `to_series`.
-    """
-    return Curve(
-        key=reply.key,
-        attempt=reply.attempt,
-        rank=reply.rank,
-        ranks=reply.ranks,
-        exact=reply.exact,
-        **_to_arrays(reply.columns, CURVE_COLUMNS),
-    )
-
-
-def to_rows(kind: str, frames: object) -> Columns:
-    """The rows that frames hold which stand one after the other.
-
-    Raises:
-        SchemaValidationError: They are damaged, or of a newer version.
-    """
-    if not isinstance(frames, bytes):
-        raise SchemaValidationError(f"the {kind} records of a reply are no frames")
-    parts: list[Columns] = []
-    place = 0
-    while place < len(frames):
-        (size,) = _LENGTH.unpack_from(frames.ljust(place + _LENGTH.size, b"\0"), place)
-        place += _LENGTH.size + size
-        frame = decode_frame(frames[place - size : place])
-        if not isinstance(frame, Rows) or place > len(frames):
-            raise SchemaValidationError(f"the {kind} records of a reply are cut off")
-        parts.append(frame.to_columns())
-    return Columns.concatenate(kind, parts)
-
-
-def _to_arrays(found: Mapping[str, object], names: Sequence[str]) -> dict[str, Any]:
-    columns = {}
-    for name in names:
-        data = found.get(name)
-        if not isinstance(data, bytes) or len(data) % 8:
-            raise SchemaValidationError(f"series: the column {name!r} is missing or damaged")
-        columns[name] = np.frombuffer(data, dtype="<f8" if name in _FLOATS else "<i8")
-    if len({len(column) for column in columns.values()}) != 1:
-        raise SchemaValidationError("series: the columns are of different lengths")
-    return columns
+    if any(len(row.values) != len(search.columns) for row in page.rows):
+        raise SchemaValidationError("page: a row has not the columns that were asked for")
+    places = [
+        place
+        for place, field in enumerate(search.columns)
+        if field.scope == "run" and field.name in ("tags", "groups")
+    ]
+    rows = []
+    for row in page.rows:
+        values = list(row.values)
+        for place in places:
+            values[place] = None if values[place] is None else tuple(values[place])
+        rows.append(RunRow(row.run_id, tuple(values)))
+    return replace(page, rows=tuple(rows))

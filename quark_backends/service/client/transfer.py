@@ -146,20 +146,6 @@ class BatchSender:
             )
 
 
-def from_wire(run_id: str, batch: WireBatch) -> Batch:
-    """A batch as it was sent."""
-    return Batch(
-        run_id,
-        batch.writer_id,
-        batch.attempt,
-        batch.rank,
-        batch.number,
-        batch.kind,
-        batch.count,
-        batch.body,
-    )
-
-
 def _measure(batches: Sequence[Batch]) -> int:
     return sum(len(batch.body) + _OVERHEAD_BYTES for batch in batches)
 

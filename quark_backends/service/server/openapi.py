@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
-from starlette.responses import HTMLResponse, PlainTextResponse
+import numpy as np
+from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
 from quark_backends.service.protocol import (
@@ -26,6 +27,7 @@ from quark_backends.service.server.ingest_routes import JsonIngest
 from quark_backends.service.server.requests import Call, Parameter, ServiceRoute
 from quark_backends.service.server.responses import ServiceFailure
 from quark_core.records import RECORD_TYPES
+from quark_core.records.columns import Columns
 from quark_core.version import __version__
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -65,19 +67,15 @@ _STYLE = (
 
 def describe(routes: Sequence[ServiceRoute]) -> dict[str, Any]:
     """The description of the routes for programs."""
-    types = [
-        kind
-        for route in routes
-        for kind in (route.request, route.reply)
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    ]
-    _, components = msgspec.json.schema_components(
-        [*dict.fromkeys([*types, ErrorReply, JsonIngest])],
-        ref_template="#/components/schemas/{name}",
+    kinds = {kind for route in routes for kind in (route.request, route.reply)}
+    types = [ErrorReply, JsonIngest, *(kinds - {None, bytes})]
+    found, components = msgspec.json.schema_components(
+        types, schema_hook=_describe_other, ref_template="#/components/schemas/{name}"
     )
+    schemas = dict(zip(types, found, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _describe_route(route)
+        paths.setdefault(route.path, {})[route.method.lower()] = _describe_route(route, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -127,7 +125,17 @@ def _describe_place(name: str) -> dict[str, Any]:
     return _PLACES[name]
 
 
-def _describe_route(route: ServiceRoute) -> dict[str, Any]:
+def _describe_other(kind: Any) -> dict[str, Any]:
+    """The schema of what msgspec does not know: arrays, rows of records, and JSON objects."""
+    origin = get_origin(kind) or kind
+    if origin is np.ndarray:
+        return {"type": "array"}
+    return (
+        {"type": "array", "items": {"type": "object"}} if origin is Columns else {"type": "object"}
+    )
+
+
+def _describe_route(route: ServiceRoute, schemas: Mapping[Any, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": _name(route),
         "summary": route.summary,
@@ -148,11 +156,11 @@ def _describe_route(route: ServiceRoute) -> dict[str, Any]:
             ),
         ],
         "responses": {
-            str(route.status): _describe_reply(route),
+            str(route.status): _describe_reply(route, schemas),
             **{
                 status: {
                     "description": text,
-                    "content": {JSON: {"schema": _refer(ErrorReply)}},
+                    "content": {JSON: {"schema": schemas[ErrorReply]}},
                 }
                 for status, text in _ERRORS.items()
             },
@@ -166,23 +174,23 @@ def _describe_route(route: ServiceRoute) -> dict[str, Any]:
         described["security"] = [{"key": []}]
         described["x-scope"] = route.scope
     if route.request is not None:
-        described["requestBody"] = {"required": True, "content": _describe_request(route)}
+        described["requestBody"] = {"required": True, "content": _describe_request(route, schemas)}
     return described
 
 
-def _describe_request(route: ServiceRoute) -> dict[str, Any]:
+def _describe_request(route: ServiceRoute, schemas: Mapping[Any, Any]) -> dict[str, Any]:
     if route.request is bytes:
         return {_BYTES: {"schema": _BINARY}}
     if route.request is IngestRequest:
         # By hand: people send records as objects, programs the bodies of their journal.
         return {
-            JSON: {"schema": _refer(JsonIngest)},
+            JSON: {"schema": schemas[JsonIngest]},
             MSGPACK: {"schema": {**_BINARY, "description": "IngestRequest, encoded as msgpack"}},
         }
-    return {JSON: {"schema": _refer(route.request)}}
+    return {JSON: {"schema": schemas[route.request]}}
 
 
-def _describe_reply(route: ServiceRoute) -> dict[str, Any]:
+def _describe_reply(route: ServiceRoute, schemas: Mapping[Any, Any]) -> dict[str, Any]:
     headers = {"Quark-Protocol": {"schema": {"type": "string"}, "required": True}}
     reply: dict[str, Any] = {"description": route.summary, "headers": headers}
     if route.method == "HEAD":
@@ -190,7 +198,7 @@ def _describe_reply(route: ServiceRoute) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for media in route.media:
         if media == JSON:
-            content[media] = {"schema": _refer(route.reply)}
+            content[media] = {"schema": schemas.get(route.reply, {})}
         elif media.startswith("text/"):
             content[media] = {"schema": {"type": "string"}}
         else:
@@ -199,12 +207,6 @@ def _describe_reply(route: ServiceRoute) -> dict[str, Any]:
         reply["description"] += " 206 with Content-Range where a range was asked for."
     reply["content"] = content
     return reply
-
-
-def _refer(kind: Any) -> dict[str, Any]:
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return {"$ref": f"#/components/schemas/{kind.__name__}"}
-    return {"type": "object"}
 
 
 def _name(route: ServiceRoute) -> str:
@@ -269,23 +271,3 @@ async def show_metrics(call: Call) -> ASGIApp:
     return PlainTextResponse(
         call.service.metrics.to_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
     )
-
-
-async def describe_openapi(call: Call) -> ASGIApp:
-    """The description of this service for programs."""
-    return call.reply(describe(_routes()))
-
-
-async def show_docs(call: Call) -> ASGIApp:
-    """The description of this service for people."""
-    del call
-    return HTMLResponse(
-        show(_routes()),
-        headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
-    )
-
-
-def _routes() -> Sequence[ServiceRoute]:
-    from quark_backends.service.server.routes import ROUTES
-
-    return ROUTES

@@ -8,56 +8,31 @@ import binascii
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AsyncExitStack, closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import accumulate, count
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
-import numpy as np
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quark_backends.service.protocol import (
-    CURVE_COLUMNS,
-    JSON,
-    MSGPACK,
-    ROWS,
-    SERIES_COLUMNS,
-    ChangesReply,
-    ChangesRequest,
-    CurveReply,
-    CurvesReply,
-    CurvesRequest,
-    ErrorCode,
-    GridReply,
-    HeadsReply,
-    NamesReply,
-    PageReply,
-    PageRequest,
-    ReadRequest,
-    RecordList,
-    RunList,
-    SearchRequest,
-    SeriesReply,
-    SummaryList,
-    WireBatch,
-    WireBatches,
-)
+from quark_backends.service.calls import SearchedPage, SearchedRuns, encode_value
+from quark_backends.service.protocol import JSON, MSGPACK, NEXT_PAGE, ROWS, ErrorCode
 from quark_backends.service.row_frames import End, Failure, encode_columns, encode_frame
 from quark_backends.service.server.requests import Call
 from quark_backends.service.server.responses import (
     REPLY_BYTES,
     ServiceFailure,
     choose_media,
-    encode_body,
     encode_within,
     keep_newest,
     to_failure,
 )
 from quark_backends.store.batch_bodies import weigh_rows
-from quark_core.backends.curves import Curve, CurveQuery, check_keys
+from quark_core.backends.curves import CurveQuery, check_keys
 from quark_core.backends.grids import GridQuery
 from quark_core.backends.run_pages import MOST_NAMES, MOST_PAGE_RUNS, PageSearch
 from quark_core.backends.run_summary import StoredRun
@@ -71,6 +46,11 @@ from quark_core.runs.run_search import build_page_search, build_search
 
 if TYPE_CHECKING:
     from quark_backends.service.server.stores import WorkspaceStore
+
+T = TypeVar("T")
+
+Arguments = dict[str, Any]
+"""Of a call, by name, each as it may be handed on to a store."""
 
 _log = logging.getLogger("quark.service")
 
@@ -253,195 +233,137 @@ def _keep_newest(parts: Iterator[Columns], limit: int) -> list[Columns] | None:
 MOST_ENTRIES = 100_000
 """Entries that the curves of one reply have together."""
 
-_NAMES = 100
 _MOST_CELLS = 800_000
 _LISTED_BYTES = 4 * 2**20
 _REPLAYED_BATCHES = 1000
 _REPLAYED_BYTES = 16 * 2**20
+# How many values an argument may have.
+_MOST_VALUES = {"keys": 10_000, "kinds": 64, "cursor": 100_000, "ranks": 10_000, "any_of": 1_000}
+_MOST_CURVES = 1_000
+_MOST_CHANGES = 100_000
 
 
-async def list_runs(call: Call) -> ASGIApp:
+async def list_runs(call: Call, _method: str, arguments: Arguments) -> ASGIApp:
     """One page of the workspace's runs, newest first."""
-    limits = call.service.config.limits
-    asked = call.query_number("limit", limits.page_runs)
-    assert asked is not None
-    page = min(asked, limits.page_runs)
-    project, store_name = call.query_text("project"), call.query_text("store")
+    limit = arguments.pop("limit")
     after = call.query_text("after")
-    if not page:
-        return call.reply(RunList([]))
     start = _Cursor.decode(after) if after else None
-    which: dict[str, Any] = {
-        "project": project,
-        "store_name": store_name,
-        "after": None if start is None else (start.created_us, start.run_id),
-    }
+    taken = start.taken if start else 0
+    most = call.service.config.limits.page_runs
+    page = most if limit is None else min(most, max(0, limit - taken))
+    if not page:
+        return call.reply([])
+    which = {**arguments, "after": (start.created_us, start.run_id) if start else None}
 
     async with call.store() as opened:
         store = opened.store
 
-        def make() -> RunList:
+        def make() -> Response:
             sizes = store.measure_runs(limit=page + 1, **which)
             # Of runs with large configurations a page has as many as may be open at once.
             fit = sum(total <= _LISTED_BYTES for total in accumulate(sizes[:page]))
             runs = store.list_runs(limit=max(1, fit), **which)
-            shown = list(encode_within((run.to_dict() for run in runs), call.media))
-            is_last = not runs or len(sizes) <= len(shown)
-            return RunList(shown, None if is_last else _Cursor.of(runs[len(shown) - 1]).encode())
+            shown = list(encode_within(runs, call.media))
+            count = taken + len(shown)
+            is_last = not runs or len(sizes) <= len(shown) or count == limit
+            last = None if is_last else _Cursor.of(runs[len(shown) - 1], count).encode()
+            return call.reply(shown, last)
 
-        return await call.answer(make)
-
-
-async def load_run(call: Call) -> ASGIApp:
-    """One run."""
-    stored = await call.ask("load_run", call.run_id)
-    return await call.answer(stored.to_dict)
+        return await call.service.threads.read(make)
 
 
-async def summarize_run(call: Call) -> ASGIApp:
-    """One run with its metrics summed up."""
-    summary = await call.ask("summarize", call.run_id)
-    return await call.answer(summary.to_dict)
-
-
-async def search_runs(call: Call) -> ASGIApp:
-    """The runs that an expression is true of."""
-    request = await call.decode(SearchRequest)
-    search = await call.service.threads.read(_build_search, request)
-    start = request.start or 0
+async def search_runs(call: Call, _method: str, arguments: Arguments) -> ASGIApp:
+    """Some of the runs that an expression is true of."""
+    search = await call.service.threads.read(_build_search, arguments["search"])
+    start = call.query_number("after", 0) or 0
 
     async with call.store() as opened:
         store = opened.store
 
-        def make() -> SummaryList:
+        def make() -> Response:
             taken = count()
-            with closing(store.iterate_search(search, request.store, start=start)) as found:
-                each = (summary.to_dict() for summary, _ in zip(found, taken, strict=False))
+            with closing(
+                store.iterate_search(search, arguments["store_name"], start=start)
+            ) as found:
+                each = (summary for summary, _ in zip(found, taken, strict=False))
                 shown = list(encode_within(each, call.media))
-            if next(taken) == len(shown):
-                return SummaryList(shown)
-            if request.start is None:
-                raise ServiceFailure(
-                    ErrorCode.INVALID_ARGUMENT,
-                    "the runs that fit are more than one reply takes: give a limit, or start: 0, "
-                    "and `next` of each reply as the start of the one that follows",
-                    field="limit",
-                )
-            return SummaryList(shown, start + len(shown))
+            is_all = next(taken) == len(shown)
+            return call.reply(shown, None if is_all else str(start + len(shown)))
 
-        return await call.answer(make)
+        return await call.service.threads.read(make)
 
 
-async def search_page(call: Call) -> ASGIApp:
+async def search_page(call: Call, method: str, arguments: Arguments) -> ASGIApp:
     """One page of a search with chosen columns."""
-    request = await call.decode(PageRequest)
     limit = call.service.config.limits.page_runs
-    search = await call.service.threads.read(_build_page_search, request, limit)
-    found = await call.ask("search_page", search, request.store)
-    return await call.answer(
-        lambda: PageReply(
-            rows=[(row.run_id, list(row.values)) for row in found.rows],
-            next=found.next,
-            count=found.count,
-        )
-    )
+    search = await call.service.threads.read(_build_page_search, arguments["search"], limit)
+    return await call.read(method, search, arguments["store_name"])
 
 
-async def list_names(call: Call) -> ASGIApp:
+async def list_names(call: Call, method: str, arguments: Arguments) -> ASGIApp:
     """The names that runs have, for completion."""
-    limit = min(call.query_number("limit", _NAMES) or 0, MOST_NAMES)
-    found = await call.ask(
-        "list_names",
-        call.query_text("project"),
-        call.query_text("text") or "",
-        limit,
-        call.query_text("store"),
-    )
-    reply = NamesReply(
-        metrics=found.metrics,
-        config=tuple((key.key, key.written, key.types, key.values) for key in found.config),
-        tags=tuple((tag.tag, tag.runs) for tag in found.tags),
-        complete=found.complete,
-    )
-    return call.reply(reply)
+    return await call.read(method, **{**arguments, "limit": min(arguments["limit"], MOST_NAMES)})
 
 
-async def read_grid(call: Call) -> ASGIApp:
+async def read_grid(call: Call, method: str, arguments: Arguments) -> ASGIApp:
     """A figure of layers, parameters or telemetry over steps."""
-    run_id = call.run_id
-    query = GridQuery.build(
-        call.query_text("kind") or "",
-        call.query_text("field") or "",
-        summary_type=call.query_text("summary_type"),
-        by=call.query_text("by"),
-        under=call.query_text("under"),
-        low=call.query_number("low"),
-        high=call.query_number("high"),
-        rank=call.query_number("rank"),
-        bins=call.query_number("bins", 1_000) or 0,
-        rows=call.query_number("rows", 1_000) or 0,
-        all_attempts=call.query_flag("all_attempts"),
-    )
+    query = GridQuery.build(**_list_fields(arguments["query"]))
     # Each is the most that is wanted: of many rows there are fewer places.
     query = replace(query, bins=max(1, min(query.bins, _MOST_CELLS // query.rows)))
-    grid = await call.ask("read_grid", run_id, query)
-    packed = call.media == MSGPACK
-    reply = GridReply(
-        names=grid.names,
-        starts=encode_array(grid.starts, packed=packed),
-        ends=encode_array(grid.ends, packed=packed),
-        values=encode_array(grid.values.ravel(), packed=packed),
-        marks=grid.marks.tobytes() if packed else grid.marks.ravel().tolist(),
-        exact=grid.exact,
-        depth=grid.depth,
-        left_out=grid.left_out,
-        points=grid.points,
-    )
-    return call.reply(reply)
+    return await call.read(method, arguments["run_id"], query)
 
 
-async def read_records(call: Call) -> ASGIApp:
+async def read_records(call: Call, _method: str, arguments: Arguments) -> ASGIApp:
     """Records of one kind, as rows or as JSON."""
-    run_id, kind = call.run_id, _check_kind(call)
-    query = _to_query(kind, await call.decode(ReadRequest))
+    run_id, kind = arguments["run_id"], _check_kind(arguments["kind"])
+    query = _check_query(kind, arguments["query"])
+    limit = call.service.config.limits.json_rows
+    return await _send_rows(
+        call,
+        lambda store: iterate_newest(store, run_id, kind, query),
+        lambda store: iterate_newest(store, run_id, kind, _limit(query, limit)),
+    )
+
+
+async def read_outputs(call: Call, _method: str, arguments: Arguments) -> ASGIApp:
+    """Outputs of analyzers, as rows or as JSON."""
+    asked = (arguments["run_id"], _check_kind(arguments["kind"]), arguments["analyzer"])
+    limit = call.service.config.limits.json_rows
+    return await _send_rows(
+        call,
+        lambda store: store.iterate_outputs(*asked),
+        lambda store: store.iterate_outputs(*asked, limit=limit),
+    )
+
+
+async def _send_rows(
+    call: Call,
+    read: Callable[[WorkspaceStore], Iterator[Columns]],
+    read_newest: Callable[[WorkspaceStore], Iterator[Columns]],
+) -> ASGIApp:
+    """All rows as a stream of frames, or the newest as a list of records."""
     if choose_media(call.request.headers.get("accept"), rows=True) == ROWS:
-        stream = RowStream(call, lambda store: iterate_newest(store, run_id, kind, query))
+        stream = RowStream(call, read)
         await stream.begin()
         return stream
     limit = call.service.config.limits.json_rows
-    query = _limit(query, limit)
 
     async with call.store() as opened:
-        store, media = opened.store, call.media
-
-        def make() -> RecordList:
-            records = keep_newest(
-                (
-                    record.to_dict()
-                    for part in iterate_newest(store, run_id, kind, query)
-                    for record in part.to_records()
-                ),
-                media,
-            )
-            return RecordList(kind=kind, count=len(records), records=records)
-
-        return await call.answer(make)
+        store = opened.store
+        return await call.answer(
+            lambda: keep_newest(
+                (record.to_dict() for part in read_newest(store) for record in part.to_records()),
+                call.media,
+            )[-limit:]
+        )
 
 
-async def read_series(call: Call) -> ASGIApp:
+async def read_series(call: Call, method: str, arguments: Arguments) -> ASGIApp:
     """One metric as a curve."""
-    run_id, key = call.run_id, call.query_text("key")
-    if not key:
+    if not arguments["key"]:
         raise ServiceFailure(ErrorCode.INVALID_ARGUMENT, "key is missing", field="key")
-    asked = check_max_points(call.query_number("max_points"))
-    read = partial(
-        call.ask,
-        "read_series",
-        run_id,
-        key,
-        all_attempts=call.query_flag("all_attempts"),
-        rank=call.query_number("rank"),
-    )
+    asked = check_max_points(arguments.pop("max_points"))
+    read = partial(call.ask, method, **arguments)
     series = await read(max_points=MOST_ENTRIES if asked is None else min(asked, MOST_ENTRIES))
     if asked is None and not series.exact and series.points <= MOST_ENTRIES:
         # Of several ranks a bounded reading gives means, however few points there are.
@@ -453,53 +375,32 @@ async def read_series(call: Call) -> ASGIApp:
             "as rows",
             field="max_points",
         )
-    packed = call.media == MSGPACK
-    columns = {name: encode_array(getattr(series, name), packed=packed) for name in SERIES_COLUMNS}
-    reply = SeriesReply(
-        key=series.key, exact=bool(series.exact), columns=columns, ranks=series.ranks
-    )
-    return call.reply(reply)
+    return await call.answer(lambda: series)
 
 
-async def read_batches(call: Call) -> ASGIApp:
+async def read_batches(call: Call, method: str, arguments: Arguments) -> ASGIApp:
     """A writer's batches as they came."""
-    run_id, writer_id = call.run_id, call.path_text("writer_id")
-    limit = min(call.query_number("limit", 100) or 0, _REPLAYED_BATCHES)
-    bounds = (call.query_number("start", 0), limit, _REPLAYED_BYTES)
-    found = await call.ask("read_batches", run_id, writer_id, *bounds)
-    return await call.answer(lambda: WireBatches(list(map(WireBatch.of, found))))
-
-
-async def read_outputs(call: Call) -> ASGIApp:
-    """Outputs of analyzers, as rows or as JSON."""
-    run_id, kind = call.run_id, _check_kind(call)
-    analyzer = call.query_text("analyzer")
-    if choose_media(call.request.headers.get("accept"), rows=True) == ROWS:
-        stream = RowStream(call, lambda store: store.iterate_outputs(run_id, kind, analyzer))
-        await stream.begin()
-        return stream
-    limit = call.service.config.limits.json_rows
-
-    async with call.store() as opened:
-        parts = opened.store.iterate_outputs(run_id, kind, analyzer, limit=limit)
-
-        def make() -> RecordList:
-            each = (record.to_dict() for part in parts for record in part.to_records())
-            records = keep_newest(each, call.media)[-limit:]
-            return RecordList(kind=kind, count=len(records), records=records)
-
-        return await call.answer(make)
+    run_id, writer_id, start = (arguments[name] for name in ("run_id", "writer_id", "start"))
+    after = [int(part) for part in (call.query_text("after") or "").split(".") if part.isdigit()]
+    taken, start = after if len(after) == 2 else (0, start)
+    limit = min(max(0, arguments["limit"] - taken), _REPLAYED_BATCHES)
+    found = await call.ask(method, run_id, writer_id, start, limit, _REPLAYED_BYTES)
+    count = taken + len(found)
+    is_last = not found or count >= arguments["limit"]
+    following = None if is_last else f"{count}.{found[-1].number + 1}"
+    return await call.answer(lambda: found, following)
 
 
 class _Cursor(msgspec.Struct, array_like=True, frozen=True):
-    """Where a page ended: at its last run."""
+    """Where a page ended: at its last run, and after how many in all."""
 
     created_us: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
     run_id: Annotated[str, msgspec.Meta(max_length=128)]
+    taken: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
     @classmethod
-    def of(cls, stored: StoredRun) -> _Cursor:
-        return cls(parse_time(stored.run.created_at), stored.run.id or "")
+    def of(cls, stored: StoredRun, taken: int) -> _Cursor:
+        return cls(parse_time(stored.run.created_at), stored.run.id or "", taken)
 
     @classmethod
     def decode(cls, text: str) -> _Cursor:
@@ -509,7 +410,7 @@ class _Cursor(msgspec.Struct, array_like=True, frozen=True):
         except (msgspec.MsgspecError, UnicodeError, binascii.Error, ValueError):
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                "after must be what `next` of the page before was",
+                f"after must be what `{NEXT_PAGE}` of the page before was",
                 field="after",
             ) from None
 
@@ -517,57 +418,38 @@ class _Cursor(msgspec.Struct, array_like=True, frozen=True):
         return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
 
 
-def _build_page_search(request: PageRequest, limit: int) -> PageSearch:
-    asked = limit if request.limit is None else min(request.limit, limit)
+def _build_page_search(asked: SearchedPage, most: int) -> PageSearch:
+    limit = most if asked.limit is None else min(asked.limit, most)
+    return _build(build_page_search, asked, limit=min(limit, MOST_PAGE_RUNS))
+
+
+def _build_search(asked: SearchedRuns) -> RunSearch:
+    return _build(build_search, asked)
+
+
+def _build(build: Callable[..., T], asked: SearchedRuns, **changes: Any) -> T:
+    given = {**msgspec.structs.asdict(asked), "order_by": asked.order_by or None, **changes}
     try:
-        return build_page_search(
-            project=request.project,
-            where=request.where,
-            order_by=request.order_by or None,
-            columns=request.columns,
-            limit=min(asked, MOST_PAGE_RUNS),
-            archived=request.archived,
-            after=request.after,
-            count=request.count,
-            where_argument=request.where_argument,
-            order_argument=request.order_argument,
-            columns_argument=request.columns_argument,
-        )
+        return build(**given)
     except RecursionError:
-        raise SchemaValidationError(f"{request.where_argument} is nested too deeply") from None
+        raise SchemaValidationError(f"{asked.where_argument} is nested too deeply") from None
 
 
-def _build_search(request: SearchRequest) -> RunSearch:
-    try:
-        return build_search(
-            project=request.project,
-            where=request.where,
-            order_by=request.order_by or None,
-            limit=request.limit,
-            archived=request.archived,
-            where_argument=request.where_argument,
-            order_argument=request.order_argument,
-        )
-    except RecursionError:
-        raise SchemaValidationError(f"{request.where_argument} is nested too deeply") from None
-
-
-def _check_kind(call: Call) -> str:
-    kind = call.path_text("kind")
+def _check_kind(kind: str, field: str = "kind") -> str:
     if kind not in RECORD_TYPES:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"kind must be one of {', '.join(sorted(RECORD_TYPES))}, got {kind!r:.60}; the "
+            f"{field} must be of {', '.join(sorted(RECORD_TYPES))}, got {kind!r:.60}; the "
             "records of a plugin are read where the server has the plugin",
-            field="kind",
+            field=field,
         )
     return kind
 
 
-def _to_query(kind: str, request: ReadRequest) -> Query:
+def _check_query(kind: str, query: Query) -> Query:
     texts = {name for name, encoding in column_types(kind).items() if encoding == "t"}
     for field in ("equals", "any_of"):
-        for name in getattr(request, field):
+        for name in getattr(query, field):
             if name not in texts and name != "writer_id":
                 raise ServiceFailure(
                     ErrorCode.INVALID_ARGUMENT,
@@ -575,43 +457,56 @@ def _to_query(kind: str, request: ReadRequest) -> Query:
                     f"there are {', '.join(sorted(texts))}",
                     field=field,
                 )
-    given = {name: getattr(request, name) for name in request.__struct_fields__}
+    for values in query.any_of.values():
+        _check_count("any_of", values)
     for bound in ("step", "epoch"):
-        asked = any(given[bound + end] is not None for end in ("", "_min", "_max"))
+        asked = any(getattr(query, bound + end) is not None for end in ("", "_min", "_max"))
         if asked and bound not in column_types(kind):
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT, f"{kind} records have no {bound}", field=bound
             )
-    return Query(**given)
+    return Query.build(**_list_fields(query))
+
+
+def _list_fields(query: Any) -> dict[str, Any]:
+    return {each.name: getattr(query, each.name) for each in fields(query)}
+
+
+def _check_count(name: str, values: Sized | None, most: int | None = None) -> None:
+    allowed = _MOST_VALUES[name] if most is None else most
+    if values is not None and len(values) > allowed:
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT,
+            f"{name} has {len(values)} values; at most {allowed}",
+            field=name,
+        )
 
 
 def _limit(query: Query, limit: int) -> Query:
     return replace(query, limit=limit if query.limit is None else min(query.limit, limit))
 
 
-def encode_array(values: Any, *, packed: bool) -> Any:
-    """A column of a curve as it is sent: bytes, or a list with null for what is not finite."""
-    is_float = values.dtype.kind == "f"
-    if packed:
-        return values.astype("<f8" if is_float else "<i8", copy=False).tobytes()
-    if not is_float:
-        return values.tolist()
-    return [value if np.isfinite(value) else None for value in values.tolist()]
-
-
-async def read_curves(call: Call) -> ASGIApp:
+async def read_curves(call: Call, method: str, arguments: Arguments) -> ASGIApp:
     """Several metrics within a window."""
-    request = await call.decode(CurvesRequest)
-    query = CurveQuery.build(**msgspec.structs.asdict(request))
+    asked = _list_fields(arguments["query"])
+    asked |= _list_fields(asked.pop("window"))
+    _check_count("keys", asked["keys"], _MOST_CURVES)
+    _check_count("ranks", asked["ranks"])
+    if asked.pop("since_start"):
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT, "since_start is for readers alone", field="query"
+        )
+    query = CurveQuery.build(**asked)
+    ask = partial(call.ask, method, arguments["run_id"])
     # What is asked for is the most that is wanted, so that no reading is larger than a reply.
     most = max(1, MOST_ENTRIES // max(1, len(query.keys)))
     bounded = replace(query, entries=most if query.entries is None else min(query.entries, most))
-    found = await call.ask("read_series_many", call.run_id, bounded)
+    found = await ask(bounded)
     entries = sum(map(len, found.curves))
     if query.entries is not None and entries > MOST_ENTRIES:
         # Each attempt and rank has a curve: of many of them each has fewer entries.
         fewer = max(1, min(query.entries, most) * MOST_ENTRIES // entries)
-        found = await call.ask("read_series_many", call.run_id, replace(query, entries=fewer))
+        found = await ask(replace(query, entries=fewer))
     is_cut = query.entries is None and not all(curve.exact for curve in found.curves)
     if is_cut or sum(map(len, found.curves)) > MOST_ENTRIES:
         raise ServiceFailure(
@@ -620,86 +515,47 @@ async def read_curves(call: Call) -> ASGIApp:
             "window or fewer entries",
             field="entries",
         )
-    packed = call.media == MSGPACK
-    return await call.answer(
-        lambda: CurvesReply(curves=_encode_curves(found.curves, packed), cursor=dict(found.cursor))
-    )
+    return await call.answer(lambda: found)
 
 
-async def read_heads(call: Call) -> ASGIApp:
-    """How far a run has come."""
-    heads = await call.ask("read_heads", call.run_id)
-    return call.reply(HeadsReply(cursor=dict(heads.cursor), outputs=heads.outputs))
-
-
-async def read_changes(call: Call) -> ASGIApp:
+async def read_changes(call: Call, _method: str, arguments: Arguments) -> ASGIApp:
     """What came since a cursor."""
-    request = await call.decode(ChangesRequest)
-    for kind in request.kinds:
-        if kind not in RECORD_TYPES:
-            raise ServiceFailure(
-                ErrorCode.INVALID_ARGUMENT,
-                f"kinds must be of {', '.join(sorted(RECORD_TYPES))}, got {kind!r:.60}",
-                field="kinds",
-            )
+    for name in ("cursor", "kinds", "keys"):
+        _check_count(name, arguments[name])
+    kinds = tuple(_check_kind(kind, "kinds") for kind in dict.fromkeys(arguments["kinds"]))
+    rows = min(arguments.pop("max_rows"), _MOST_CHANGES)
     packed = call.media == MSGPACK
-    rows = request.max_rows
-    asked: dict[str, Any] = {
-        "kinds": tuple(dict.fromkeys(request.kinds)),
-        "keys": None if request.keys is None else check_keys(request.keys),
-        "all_attempts": request.all_attempts,
-    }
+    asked: Arguments = {**arguments, "kinds": kinds}
+    if asked["keys"] is not None:
+        asked["keys"] = check_keys(asked["keys"])
     most = rows if packed else min(rows, call.service.config.limits.json_rows)
+    if most < 1:
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT, "max_rows must be from 1 on", field="max_rows"
+        )
 
-    def make(store: WorkspaceStore) -> ChangesReply:
+    def make(store: WorkspaceStore) -> Any:
         left = most
         while True:
-            changes = store.read_changes(call.run_id, request.cursor, max_rows=left, **asked)
-            records = _encode_records(changes.records, packed, bounded=left > 1)
+            changes = store.read_changes(max_rows=left, **asked)
+            records = changes.records if packed else _list_records(changes.records, left > 1)
             if records is not None:
-                break
+                return {**_list_fields(changes), "records": records}
             # Few long rows make a reply: what does not fit is read again, and less of it.
             left = max(1, left // 8)
-        return ChangesReply(
-            cursor=dict(changes.cursor),
-            records=records,
-            more=changes.more,
-            stale=changes.stale,
-            outputs=changes.outputs,
-        )
 
     async with call.store() as opened:
         return await call.answer(lambda: make(opened.store))
 
 
-def _encode_curves(curves: tuple[Curve, ...], packed: bool) -> list[CurveReply]:
-    return [
-        CurveReply(
-            key=curve.key,
-            attempt=curve.attempt,
-            rank=curve.rank,
-            ranks=curve.ranks,
-            exact=bool(curve.exact),
-            columns={
-                name: encode_array(getattr(curve, name), packed=packed) for name in CURVE_COLUMNS
-            },
-        )
-        for curve in curves
-    ]
-
-
-def _encode_records(
-    records: Mapping[str, Columns], packed: bool, *, bounded: bool = True
-) -> dict[str, Any] | None:
-    """Rows as the reply has them; None where they are more than one reply takes."""
-    if packed:
-        return {kind: b"".join(encode_columns(found)) for kind, found in records.items()}
+def _list_records(records: Mapping[str, Columns], bounded: bool) -> dict[str, Any] | None:
+    """Records as a reply in JSON has them; None where they are more than one reply takes."""
     made: dict[str, Any] = {}
     size_bytes = 0
     for kind, found in records.items():
         rows = made[kind] = []
         for record in found.to_records():
-            encoded = encode_body(record.to_dict(), JSON)
+            encoded = encode_value(record.to_dict(), JSON)
             size_bytes += len(encoded)
             if bounded and size_bytes > REPLY_BYTES:
                 return None

@@ -20,7 +20,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from quark_backends.service.protocol import ENCODINGS, JSON, MSGPACK, RUN_ID, SHA256, ErrorCode
+from quark_backends.service.protocol import (
+    ENCODINGS,
+    JSON,
+    MSGPACK,
+    NEXT_PAGE,
+    RUN_ID,
+    SHA256,
+    ErrorCode,
+)
 from quark_backends.service.server.config import Limits, Principal, Scope
 from quark_backends.service.server.responses import ServiceFailure, choose_media, make_reply
 from quark_core.config.arguments import check_label
@@ -292,18 +300,20 @@ class RequestBody:
                 return msgspec.msgpack.decode(self.data, type=kind)
             return msgspec.json.decode(self.data, type=kind)
         except msgspec.ValidationError as error:
-            message, _, place = str(error).partition(" - at `")
-            raise ServiceFailure(
-                ErrorCode.INVALID_ARGUMENT,
-                message,
-                field=place.rstrip("`").removeprefix("$").removeprefix(".") or None,
-            ) from None
+            raise refuse_invalid(error) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ServiceFailure(
                 ErrorCode.MALFORMED, f"the body is no {_name(self.media)}: {error}"
             ) from None
         except RecursionError:
             raise ServiceFailure(ErrorCode.MALFORMED, "the body is nested too deeply") from None
+
+
+def refuse_invalid(error: msgspec.ValidationError) -> ServiceFailure:
+    """The refusal of a body with a field that does not fit, which it names."""
+    message, _, place = str(error).partition(" - at `")
+    field = place.rstrip("`").removeprefix("$").removeprefix(".")
+    return ServiceFailure(ErrorCode.INVALID_ARGUMENT, message, field=field or None)
 
 
 class BodyRoom:
@@ -460,6 +470,25 @@ def check_nesting(value: Any, limit: int, field: str) -> None:
     raise ServiceFailure(
         ErrorCode.INVALID_ARGUMENT, f"{field} is nested deeper than {limit} levels", field=field
     )
+
+
+def check_numbers(value: Any, field: str) -> None:
+    """Refuse integers that no database can hold.
+
+    Raises:
+        ServiceFailure: There is one.
+    """
+    waiting = [(field, value)]
+    while waiting:
+        place, each = waiting.pop()
+        if isinstance(each, dict):
+            waiting.extend((f"{place}.{key!s:.60}", inner) for key, inner in each.items())
+        elif isinstance(each, list):
+            waiting.extend((place, inner) for inner in each)
+        elif isinstance(each, int) and not -(2**63) <= each < 2**63:
+            raise ServiceFailure(
+                ErrorCode.INVALID_ARGUMENT, f"{place} is a number beyond 64 bits", field=place
+            )
 
 
 def _open(encoding: str) -> Any:
@@ -657,15 +686,7 @@ class Call:
         Raises:
             ServiceFailure: It cannot be the id of a run.
         """
-        given = self.path_text("run_id")
-        if RUN_ID.fullmatch(given) is None:
-            raise ServiceFailure(
-                ErrorCode.INVALID_ARGUMENT,
-                "run_id must be 1 to 128 letters, digits, '.', '_' and '-' that do not begin "
-                f"with '.', got {given!r:.200}",
-                field="run_id",
-            )
-        return given
+        return check_run_id(self.path_text("run_id"))
 
     @property
     def sha256(self) -> str:
@@ -689,7 +710,7 @@ class Call:
         Raises:
             ServiceFailure: It is too long.
         """
-        return self._check_text(str(self.request.path_params[name]), name)
+        return self.check_text(str(self.request.path_params[name]), name)
 
     def query_text(self, name: str) -> str | None:
         """A parameter of the query, or None.
@@ -702,7 +723,7 @@ class Call:
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT, f"{name} is given {len(given)} times", field=name
             )
-        return self._check_text(given[0], name) if given else None
+        return self.check_text(given[0], name) if given else None
 
     def query_number(self, name: str, default: int | None = None) -> int | None:
         """A parameter of the query that is a number from 0 on.
@@ -720,21 +741,6 @@ class Call:
                 field=name,
             )
         return int(given)
-
-    def query_flag(self, name: str) -> bool:
-        """A parameter of the query that is true or false; false where it is absent.
-
-        Raises:
-            ServiceFailure: It is neither.
-        """
-        given = self.query_text(name)
-        if given not in (None, "0", "1", "false", "true"):
-            raise ServiceFailure(
-                ErrorCode.INVALID_ARGUMENT,
-                f"{name} must be true or false, got {given!r:.60}",
-                field=name,
-            )
-        return given in ("1", "true")
 
     def body(self) -> AbstractAsyncContextManager[RequestBody]:
         """The body, whose memory counts until the context is left; see `hold_body`."""
@@ -767,6 +773,11 @@ class Call:
         async with self.store() as opened:
             return await self.service.threads.read(getattr(opened.store, method), *args, **kwargs)
 
+    async def read(self, method: str, *args: Any, **kwargs: Any) -> Response:
+        """A reply with what a method of the workspace's store returns, made on one thread."""
+        async with self.store() as opened:
+            return await self.answer(partial(getattr(opened.store, method), *args, **kwargs))
+
     def name_caller(self, by: str) -> str:
         """Who asks, as the client says, and by which key, which it cannot make up.
 
@@ -775,15 +786,26 @@ class Call:
         """
         return f"{check_label(by, 'by')} (key {self.principal.key_id})"
 
-    def reply(self, value: Any) -> Response:
-        """A reply that holds one small value, in the media type that was asked for."""
-        return make_reply(value, self.media, status=self.route.status)
+    def reply(self, value: Any, following: str | None = None) -> Response:
+        """A reply that holds one small value, in the media type that was asked for.
 
-    async def answer(self, make: Callable[[], Any]) -> Response:
+        Args:
+            value: It.
+            following: What `after` has to be for what follows it; None where nothing does.
+        """
+        headers = None if following is None else {NEXT_PAGE: following}
+        return make_reply(value, self.media, status=self.route.status, headers=headers)
+
+    async def answer(self, make: Callable[[], Any], following: str | None = None) -> Response:
         """A reply whose value is made and encoded on a thread: others must not wait for it."""
-        return await self.service.threads.read(lambda: self.reply(make()))
+        return await self.service.threads.read(lambda: self.reply(make(), following))
 
-    def _check_text(self, text: str, name: str) -> str:
+    def check_text(self, text: str, name: str) -> str:
+        """A text that names something.
+
+        Raises:
+            ServiceFailure: It is too long, or nothing that a database can hold.
+        """
         if len(text) > self.service.config.limits.key_bytes:
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
@@ -792,6 +814,22 @@ class Call:
                 field=name,
             )
         return check_text(text, name)
+
+
+def check_run_id(given: str, name: str = "run_id") -> str:
+    """A text that may be the id of a run.
+
+    Raises:
+        ServiceFailure: It cannot be one.
+    """
+    if RUN_ID.fullmatch(given) is None:
+        raise ServiceFailure(
+            ErrorCode.INVALID_ARGUMENT,
+            f"{name} must be 1 to 128 letters, digits, '.', '_' and '-' that do not begin "
+            f"with '.', got {given!r:.200}",
+            field=name,
+        )
+    return given
 
 
 def check_text(text: str, name: str) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from quark_backends.service.calls import encode_value
 from quark_backends.service.protocol import (
     JSON,
     MSGPACK,
@@ -77,11 +78,6 @@ def choose_media(accept: str | None, *, rows: bool = False) -> str:
     return JSON
 
 
-def encode_body(value: Any, media: str) -> bytes:
-    """A value in JSON or msgpack."""
-    return msgspec.msgpack.encode(value) if media == MSGPACK else msgspec.json.encode(value)
-
-
 REPLY_BYTES = 16 * 2**20
 """What the records or runs of one reply have together, unless a single one is larger."""
 
@@ -93,7 +89,7 @@ def encode_within(items: Iterable[Any], media: str) -> Iterator[Any]:
     """Each of some values as a reply holds it, as many of the first as make one reply."""
     size_bytes = 0
     for place, item in enumerate(items):
-        encoded = encode_body(item, media)
+        encoded = encode_value(item, media)
         size_bytes += len(encoded)
         if place and size_bytes > REPLY_BYTES:
             return
@@ -105,7 +101,7 @@ def keep_newest(items: Iterable[Any], media: str) -> list[Any]:
     kept: deque[msgspec.Raw] = deque()
     size_bytes = 0
     for item in items:
-        encoded = encode_body(item, media)
+        encoded = encode_value(item, media)
         kept.append(msgspec.Raw(encoded))
         size_bytes += len(encoded)
         while len(kept) > 1 and size_bytes > REPLY_BYTES:
@@ -121,7 +117,7 @@ def make_reply(
     Raises:
         ServiceFailure: It would be larger than any reply may be.
     """
-    body = encode_body(value, media)
+    body = encode_value(value, media)
     if len(body) > MOST_REPLY_BYTES:
         raise ServiceFailure(
             ErrorCode.TOO_LARGE,

@@ -4,52 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp
+
 from quark_backends.service.protocol import (
     JSON,
     MSGPACK,
-    ROWS,
     Acknowledged,
-    BelongingRequest,
-    ChangesReply,
-    ChangesRequest,
     CollectReply,
     CollectRequest,
-    CurvesReply,
-    CurvesRequest,
-    DamagedList,
-    EditRequest,
     GenerationReply,
     GenerationRequest,
-    GridReply,
-    GroupList,
-    HeadsReply,
     IngestRequest,
     KeyInfo,
     KeyList,
     KeyRequest,
-    NamesReply,
     NewKey,
-    PageReply,
-    PageRequest,
     PayloadReply,
-    ReadRequest,
-    RecordList,
     RotateRequest,
-    RunIds,
-    RunList,
-    SearchRequest,
-    SeriesReply,
-    StopReply,
-    StopRunRequest,
-    SummaryList,
-    UsageList,
-    UsageReply,
-    WireBatches,
     WorkspaceReply,
 )
-from quark_backends.service.server import edit_routes, keys, openapi, payloads, read_routes
-from quark_backends.service.server import ingest_routes as control_routes
-from quark_backends.service.server import ingest_routes as ingest_routes
+from quark_backends.service.server import ingest_routes, keys, openapi, payloads, removal_routes
+from quark_backends.service.server.call_routes import CALL_ROUTES
 from quark_backends.service.server.config import ANY_SCOPE
 from quark_backends.service.server.ingest_routes import (
     HeartbeatRequest,
@@ -58,206 +34,35 @@ from quark_backends.service.server.ingest_routes import (
     StatusRequest,
     TagRequest,
 )
-from quark_backends.service.server.requests import Parameter, ServiceRoute
-from quark_backends.service.server.sweep_routes import COORDINATION_ROUTES
+from quark_backends.service.server.requests import Call, Parameter, ServiceRoute
+from quark_core.backends.run_summary import StoredRun
 
 _BOTH = (JSON, MSGPACK)
 _BYTES = ("application/octet-stream",)
-_TEXT: dict[str, Any] = {"type": "string", "maxLength": 512}
-_NUMBER: dict[str, Any] = {"type": "integer", "minimum": 0}
-_FLAG: dict[str, Any] = {"type": "boolean"}
 
-_READS = (
-    ServiceRoute(
-        method="GET",
-        path="/v1/workspace",
-        handler=openapi.describe_workspace,
-        summary="Whom the key lets in, and what the server takes.",
-        scope=ANY_SCOPE,
-        reply=WorkspaceReply,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/runs",
-        handler=read_routes.list_runs,
-        summary="One page of the workspace's runs, newest first.",
-        scope="read",
-        reply=RunList,
-        parameters=(
-            Parameter(name="project", schema=_TEXT, summary="Only runs of this project."),
-            Parameter(name="store", schema=_TEXT, summary="Only runs of this project store."),
-            Parameter(name="limit", schema=_NUMBER, summary="Runs of the page."),
-            Parameter(name="after", schema=_TEXT, summary="`next` of the page before."),
-        ),
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/runs/search",
-        handler=read_routes.search_runs,
-        summary="The runs that an expression is true of.",
-        scope="read",
-        request=SearchRequest,
-        reply=SummaryList,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/runs/page",
-        handler=read_routes.search_page,
-        summary="One page of the runs that an expression is true of, with chosen columns.",
-        scope="read",
-        request=PageRequest,
-        reply=PageReply,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/names",
-        handler=read_routes.list_names,
-        summary="Metrics, configuration keys and tags that runs have.",
-        scope="read",
-        reply=NamesReply,
-        parameters=(
-            Parameter(name="project", schema=_TEXT, summary="Only of runs of this project."),
-            Parameter(name="store", schema=_TEXT, summary="Only of runs of this project store."),
-            Parameter(name="text", schema=_TEXT, summary="Only those that have this in them."),
-            Parameter(name="limit", schema=_NUMBER, summary="Of each sort so many at most."),
-        ),
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/runs/{run_id}",
-        handler=read_routes.load_run,
-        summary="One run.",
-        scope="read",
-        reply=dict[str, Any],
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/runs/{run_id}/summary",
-        handler=read_routes.summarize_run,
-        summary="One run with its metrics summed up.",
-        scope="read",
-        reply=dict[str, Any],
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/runs/{run_id}/records/{kind}/read",
-        handler=read_routes.read_records,
-        summary="Records of one kind that fit a query, as rows or as JSON.",
-        scope="read",
-        request=ReadRequest,
-        reply=RecordList,
-        media=(*_BOTH, ROWS),
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/runs/{run_id}/series",
-        handler=read_routes.read_series,
-        summary="One metric as a curve, reduced to a number of points.",
-        scope="read",
-        reply=SeriesReply,
-        parameters=(
-            Parameter(name="key", schema=_TEXT, summary="The metric.", required=True),
-            Parameter(name="max_points", schema=_NUMBER, summary="Entries at most; all else."),
-            Parameter(name="rank", schema=_NUMBER, summary="Of this rank; across all else."),
-            Parameter(
-                name="all_attempts",
-                schema=_FLAG,
-                summary="With points that a later attempt has hidden.",
-            ),
-        ),
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/runs/{run_id}/curves",
-        handler=read_routes.read_curves,
-        summary="Several metrics within a window, of one moment, with its cursor.",
-        scope="read",
-        request=CurvesRequest,
-        reply=CurvesReply,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/runs/{run_id}/heads",
-        handler=read_routes.read_heads,
-        summary="How far a run has come.",
-        scope="read",
-        reply=HeadsReply,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/runs/{run_id}/changes",
-        handler=read_routes.read_changes,
-        summary="What came into a run since a cursor.",
-        scope="read",
-        request=ChangesRequest,
-        reply=ChangesReply,
-        media=_BOTH,
-        notes="Where more has come than is given, `more` is true, and the new cursor goes on.",
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/runs/{run_id}/grid",
-        handler=read_routes.read_grid,
-        summary="A figure of layers, parameters or telemetry over steps: of each cell the maximum.",
-        scope="read",
-        reply=GridReply,
-        parameters=(
-            Parameter(
-                name="kind", schema=_TEXT, summary="layer, parameter or telemetry.", required=True
-            ),
-            Parameter(name="field", schema=_TEXT, summary="A number of it.", required=True),
-            Parameter(name="summary_type", schema=_TEXT, summary="activation or gradient."),
-            Parameter(name="by", schema=_TEXT, summary="name or rank: what the rows are."),
-            Parameter(name="under", schema=_TEXT, summary="Only what lies in this module."),
-            Parameter(name="low", schema=_NUMBER, summary="First step."),
-            Parameter(name="high", schema=_NUMBER, summary="Last step."),
-            Parameter(name="rank", schema=_NUMBER, summary="Of this rank; of all else."),
-            Parameter(name="bins", schema=_NUMBER, summary="Columns at most."),
-            Parameter(name="rows", schema=_NUMBER, summary="Rows at most."),
-            Parameter(
-                name="all_attempts",
-                schema=_FLAG,
-                summary="With what a later attempt has hidden.",
-            ),
-        ),
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/runs/{run_id}/writers/{writer_id}/batches",
-        handler=read_routes.read_batches,
-        summary="A writer's batches as they came.",
-        scope="read",
-        reply=WireBatches,
-        parameters=(
-            Parameter(name="start", schema=_NUMBER, summary="Number of the first of them."),
-            Parameter(name="limit", schema=_NUMBER, summary="How many at most."),
-        ),
-        media=_BOTH,
-        notes="There may be fewer than the limit although more follow.",
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/runs/{run_id}/outputs/{kind}",
-        handler=read_routes.read_outputs,
-        summary="Outputs of analyzers, as rows or as JSON.",
-        scope="read",
-        reply=RecordList,
-        parameters=(
-            Parameter(name="analyzer", schema=_TEXT, summary="Only those of this analyzer."),
-        ),
-        media=(*_BOTH, ROWS),
-    ),
+
+async def _show_run(call: Call) -> ASGIApp:
+    return await call.read("load_run", call.run_id)
+
+
+_WORKSPACE = ServiceRoute(
+    method="GET",
+    path="/v1/workspace",
+    handler=openapi.describe_workspace,
+    summary="Whom the key lets in, and what the server takes.",
+    scope=ANY_SCOPE,
+    reply=WorkspaceReply,
+    media=_BOTH,
+)
+
+_RUN = ServiceRoute(
+    method="GET",
+    path="/v1/runs/{run_id}",
+    handler=_show_run,
+    summary="One run: what the URI of a run leads to.",
+    scope="read",
+    reply=StoredRun,
+    media=_BOTH,
 )
 
 _WRITES = (
@@ -311,7 +116,7 @@ _CONTROL = (
     ServiceRoute(
         method="POST",
         path="/v1/runs",
-        handler=control_routes.start_run,
+        handler=ingest_routes.start_run,
         summary="Start a run.",
         scope="ingest",
         request=StartRequest,
@@ -320,172 +125,22 @@ _CONTROL = (
         media=_BOTH,
         status=201,
     ),
-    _control("tags", control_routes.add_tags, TagRequest, "Add tags to a run."),
-    _control("logs", control_routes.add_log, LogRequest, "Add a log line to a run."),
-    _control("status", control_routes.set_status, StatusRequest, "End a run."),
-    _control("heartbeat", control_routes.beat, HeartbeatRequest, "Say that a run lives."),
+    _control("tags", ingest_routes.add_tags, TagRequest, "Add tags to a run."),
+    _control("logs", ingest_routes.add_log, LogRequest, "Add a log line to a run."),
+    _control("status", ingest_routes.set_status, StatusRequest, "End a run."),
+    _control("heartbeat", ingest_routes.beat, HeartbeatRequest, "Say that a run lives."),
 )
 
-_EDITS = (
-    ServiceRoute(
-        method="POST",
-        path="/v1/runs/{run_id}/edit",
-        handler=edit_routes.edit_run,
-        summary="Change the name, notes and tags of a run, archive it or take it back from there.",
-        scope="write",
-        request=EditRequest,
-        reply=dict[str, Any],
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/runs/{run_id}/stop",
-        handler=edit_routes.request_stop,
-        summary="Ask the newest attempt of a run to stop; answers with the request that stands.",
-        scope="write",
-        request=StopRunRequest,
-        reply=StopReply,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/runs/{run_id}/stop",
-        handler=edit_routes.find_stop,
-        summary="The request to stop that stands for the newest attempt of a run, or null.",
-        scope=ANY_SCOPE,
-        reply=StopReply,
-        media=_BOTH,
-    ),
-)
-
-_OF_STORE = Parameter(name="store", schema=_TEXT, summary="Only of runs of this project store.")
-_BELONGING = (
-    ServiceRoute(
-        method="GET",
-        path="/v1/groups",
-        handler=edit_routes.list_groups,
-        summary="The groups that runs are in, or that are described.",
-        scope="read",
-        reply=GroupList,
-        parameters=(
-            Parameter(name="project", schema=_TEXT, summary="Only those of this project."),
-            _OF_STORE,
-        ),
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/groups",
-        handler=edit_routes.update_group,
-        summary="Change the description, fields and tags of a group.",
-        scope="write",
-        request=BelongingRequest,
-        reply=dict[str, Any],
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/project",
-        handler=edit_routes.load_project,
-        summary="What is known of a project.",
-        scope="read",
-        reply=dict[str, Any],
-        parameters=(
-            Parameter(name="project", schema=_TEXT, summary="Its name.", required=True),
-            _OF_STORE,
-        ),
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/project",
-        handler=edit_routes.update_project,
-        summary="Change the description, fields and tags of a project.",
-        scope="write",
-        request=BelongingRequest,
-        reply=dict[str, Any],
-        media=_BOTH,
-    ),
-)
-
-_REMOVAL = (
-    ServiceRoute(
-        method="POST",
-        path="/v1/runs/trash",
-        handler=edit_routes.trash_runs,
-        summary="Put runs into the trash, all or none: they are hidden, and nothing is gone.",
-        scope="write",
-        request=RunIds,
-        reply=RunIds,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/runs/restore",
-        handler=edit_routes.restore_runs,
-        summary="Take runs out of the trash, all or none.",
-        scope="write",
-        request=RunIds,
-        reply=RunIds,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/runs/usage",
-        handler=edit_routes.measure_runs,
-        summary="What runs take up.",
-        scope="read",
-        request=RunIds,
-        reply=UsageList,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="DELETE",
-        path="/v1/runs/{run_id}",
-        handler=edit_routes.trash_run,
-        summary="Put one run into the trash.",
-        scope="write",
-        reply=RunIds,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/trash",
-        handler=edit_routes.list_trash,
-        summary="The runs in the trash, the newest there first.",
-        scope="read",
-        reply=UsageList,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/trash/collect",
-        handler=edit_routes.collect_trash,
-        summary="Remove what is in the trash for good.",
-        scope="admin",
-        request=CollectRequest,
-        reply=CollectReply,
-        media=_BOTH,
-        notes="Works for a few seconds; where the reply is not done, the same request goes on.",
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/usage",
-        handler=edit_routes.measure_workspace,
-        summary="What the workspace and each of its runs take up.",
-        scope="read",
-        reply=UsageReply,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/v1/damaged",
-        handler=edit_routes.list_damaged,
-        summary="Records that could not be read and were set aside.",
-        scope="read",
-        reply=DamagedList,
-        media=_BOTH,
-    ),
+_COLLECT = ServiceRoute(
+    method="POST",
+    path="/v1/trash/collect",
+    handler=removal_routes.collect_trash,
+    summary="Remove what is in the trash for good.",
+    scope="admin",
+    request=CollectRequest,
+    reply=CollectReply,
+    media=_BOTH,
+    notes="Works for a few seconds; where the reply is not done, the same request goes on.",
 )
 
 _KEYS = (
@@ -569,6 +224,21 @@ _PAYLOADS = (
     ),
 )
 
+
+async def _describe_openapi(call: Call) -> ASGIApp:
+    """The description of this service for programs."""
+    return call.reply(openapi.describe(ROUTES))
+
+
+async def _show_docs(call: Call) -> ASGIApp:
+    """The description of this service for people."""
+    del call
+    return HTMLResponse(
+        openapi.show(ROUTES),
+        headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
+    )
+
+
 _SERVER = (
     ServiceRoute(
         method="GET",
@@ -599,7 +269,7 @@ _SERVER = (
     ServiceRoute(
         method="GET",
         path="/openapi.json",
-        handler=openapi.describe_openapi,
+        handler=_describe_openapi,
         summary="This description for programs.",
         scope=None,
         media=(JSON,),
@@ -607,7 +277,7 @@ _SERVER = (
     ServiceRoute(
         method="GET",
         path="/docs",
-        handler=openapi.show_docs,
+        handler=_show_docs,
         summary="This description for people.",
         scope=None,
         media=("text/html",),
@@ -615,14 +285,13 @@ _SERVER = (
 )
 
 ROUTES: tuple[ServiceRoute, ...] = (
-    *_READS,
+    _WORKSPACE,
+    _RUN,
     *_WRITES,
     *_CONTROL,
     *_PAYLOADS,
-    *_EDITS,
-    *_BELONGING,
-    *COORDINATION_ROUTES,
-    *_REMOVAL,
+    *CALL_ROUTES,
+    _COLLECT,
     *_KEYS,
     *_SERVER,
 )

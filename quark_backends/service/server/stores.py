@@ -13,23 +13,27 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol,
 from quark_backends.service.protocol import ErrorCode
 from quark_backends.service.server.requests import WorkThreads
 from quark_backends.service.server.responses import ServiceFailure
-from quark_core.backends.contract import Batch
+from quark_core.backends.contract import (
+    Batch,
+    SupportsChanges,
+    SupportsGrid,
+    SupportsPages,
+    SupportsSearch,
+    SupportsSeries,
+)
 from quark_core.backends.coordination import SupportsCoordination
+from quark_core.backends.edits import SupportsBelonging, SupportsEdits
 from quark_core.errors import ArtifactNotFoundError, BackendRejected, BackendUnavailable
 
 if TYPE_CHECKING:
     from quark_backends.service.server.payloads import PayloadVault
     from quark_backends.store.upkeep.trash import StoreTrash
     from quark_core.backends.contract import Generation, Payload
-    from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
-    from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
-    from quark_core.backends.grids import Grid, GridQuery
+    from quark_core.backends.edits import StoredGroup, StoredProject
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary, StoredRun
-    from quark_core.backends.series import Series
     from quark_core.records.columns import Columns
-    from quark_core.records.query import Query, RunSearch
-    from quark_core.records.runs import StopRequest
+    from quark_core.records.query import RunSearch
 
 _log = logging.getLogger("quark.service")
 
@@ -42,7 +46,17 @@ _WAITING_BYTES = 128 * 2**20
 _RETRY_AFTER_S = 1.0
 
 
-class WorkspaceStore(SupportsCoordination, Protocol):
+class WorkspaceStore(
+    SupportsSeries,
+    SupportsChanges,
+    SupportsGrid,
+    SupportsSearch,
+    SupportsPages,
+    SupportsEdits,
+    SupportsBelonging,
+    SupportsCoordination,
+    Protocol,
+):
     """What the service asks of a store; from any thread, several at once, as the backend's."""
 
     @property
@@ -62,67 +76,6 @@ class WorkspaceStore(SupportsCoordination, Protocol):
     def write_generation(self, generation: Generation) -> int:
         """Keep the outputs of one analysis; returns its number."""
 
-    def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
-        """Change what is said of a run."""
-
-    def list_groups(
-        self, project: str | None = None, store_name: str | None = None
-    ) -> list[StoredGroup]:
-        """The groups that there are."""
-
-    def load_project(self, project: str, store_name: str | None = None) -> StoredProject:
-        """What is known of a project."""
-
-    def update_project(self, project: str, edit: BelongingEdit, *, by: str) -> StoredProject:
-        """Change what is said of a project."""
-
-    def update_group(self, project: str, path: str, edit: BelongingEdit, *, by: str) -> StoredGroup:
-        """Change what is said of a group."""
-
-    def request_stop(self, run_id: str, *, by: str, reason: str | None = None) -> StopRequest:
-        """Ask the newest attempt of a run to stop."""
-
-    def find_stop(self, run_id: str) -> StopRequest | None:
-        """The request that stands for the newest attempt of a run."""
-
-    def read(self, run_id: str, kind: str, query: Query) -> Columns:
-        """Rows of one kind that fit the query, in persistence order."""
-
-    def read_series(
-        self,
-        run_id: str,
-        key: str,
-        *,
-        max_points: int | None,
-        all_attempts: bool = False,
-        rank: int | None = None,
-    ) -> Series:
-        """One metric, of a rank or across all, in at most `max_points` entries."""
-
-    def read_series_many(self, run_id: str, query: CurveQuery) -> CurveSet:
-        """Several metrics within a window, of one moment."""
-
-    def read_heads(self, run_id: str) -> RunHeads:
-        """How far a run has come."""
-
-    def read_changes(
-        self,
-        run_id: str,
-        cursor: Cursor,
-        *,
-        kinds: Sequence[str],
-        keys: Sequence[str] | None = None,
-        all_attempts: bool = False,
-        max_rows: int,
-    ) -> RunChanges:
-        """What came since a cursor."""
-
-    def read_mark(self, run_id: str) -> str:
-        """A text that stays the same as long as nothing in the run has changed."""
-
-    def iterate(self, run_id: str, kind: str, query: Query, *, rows: int) -> Iterator[Columns]:
-        """What `read` returns, in parts."""
-
     def read_batches(
         self, run_id: str, writer_id: str, start: int, limit: int, limit_bytes: int | None = None
     ) -> list[Batch]:
@@ -136,8 +89,13 @@ class WorkspaceStore(SupportsCoordination, Protocol):
     ) -> Iterator[Columns]:
         """What `read_outputs` returns, in parts; those that hold the last so many records."""
 
-    def load_run(self, run_id: str) -> StoredRun:
-        """One run."""
+    def list_groups(
+        self, project: str | None = None, store_name: str | None = None
+    ) -> list[StoredGroup]:
+        """The groups that there are."""
+
+    def load_project(self, project: str, store_name: str | None = None) -> StoredProject:
+        """What is known of a project."""
 
     def list_runs(
         self,
@@ -167,12 +125,6 @@ class WorkspaceStore(SupportsCoordination, Protocol):
         self, project: str | None, text: str, limit: int, store_name: str | None = None
     ) -> RunNames:
         """The names that runs have."""
-
-    def read_grid(self, run_id: str, query: GridQuery) -> Grid:
-        """A figure of layers, parameters or telemetry over steps."""
-
-    def summarize(self, run_id: str) -> RunSummary:
-        """One run with its metrics summed up."""
 
     def close(self) -> None:
         """Give up connections; called once."""

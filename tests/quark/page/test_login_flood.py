@@ -34,7 +34,7 @@ def test_logins_that_never_end_keep_nobody_out(tmp_path):
             while not flood[-1].recv(1) and time.monotonic() < deadline:
                 time.sleep(0.01)
             with server.client(key=key) as client:
-                assert {client.get("/v1/runs").status_code for _ in range(100)} == {200}
+                assert {client.get("/v1/workspace").status_code for _ in range(100)} == {200}
                 assert "quark_requests_in_flight 1\n" in client.get("/metrics").text
             # Whoever comes from elsewhere gets as far as the form's own checks.
             other = httpx.HTTPTransport(local_address="127.0.0.2")

@@ -51,7 +51,7 @@ def test_who_is_not_logged_in_gets_a_form_and_nothing_else(server):
     with Person(server) as stranger:
         check_locked(stranger)
         assert stranger.get("/nowhere").status_code == 404
-        assert stranger.get("/v1/runs").status_code == 401
+        assert stranger.get("/v1/workspace").status_code == 401
         # The service's own addresses stay what they are.
         assert stranger.get("/v1/nowhere").json()["error"]["code"] == "not_found"
         assert stranger.get("/healthz").status_code == 200

@@ -235,6 +235,24 @@ def ingest(client, *batches, run_id=None, **headers):
     )
 
 
+def call(client, method, /, *, accept="application/json", after=None, store=None, **arguments):
+    """Call a method of the contract; returns the response."""
+    asked = {"after": after, "store": store}
+    return client.post(
+        f"/v1/call/{method}",
+        json=arguments,
+        params={name: value for name, value in asked.items() if value is not None},
+        headers={"Accept": accept},
+    )
+
+
+def ask(client, method, /, **arguments):
+    """What a method of the contract returns."""
+    reply = call(client, method, **arguments)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
 def error_of(response):
     """The error that a response is."""
     return response.json()["error"]

@@ -5,15 +5,21 @@ import contextlib
 import msgspec
 import pytest
 from postgres_server import new_database
-from service_fixtures import error_of, ingest, serving
+from service_fixtures import ask, error_of, ingest, serving
 
 from quark_core.records import ArtifactLinkRecord, MetricRecord
 from quark_core.testing.fakes import BatchMaker
 
 LAST = 2**63 - 1
 LIMITS = {"requests_per_s": 1e6, "rows_per_s": 1e9}
-READS = ("", "/summary", "/heads", "/series?key=loss&max_points=9", "/writers/writer0/batches")
-GRID = "/grid?kind=layer&field=norm&summary_type=activation"
+READS = {
+    "load_run": {},
+    "summarize": {},
+    "read_heads": {},
+    "read_series": {"key": "loss", "max_points": 9},
+    "read_batches": {"writer_id": "writer0", "start": 0, "limit": 100},
+    "read_grid": {"query": {"kind": "layer", "field": "norm", "summary_type": "activation"}},
+}
 KINDS = ["metric", "event", "layer", "artifact_link"]
 
 numbers = iter(range(10**9))
@@ -52,31 +58,26 @@ def make_link(maker, version):
 
 def check_goes_on(client, run_id):
     """Every reader answers, cursors go on, and the run is resumed, logged to and tagged."""
-    runs = f"/v1/runs/{run_id}"
-    for path in (*READS, GRID):
-        reply = client.get(runs + path)
-        assert reply.status_code == 200, (path, reply.text)
+    asked = {"run_id": run_id}
+    for method, more in READS.items():
+        ask(client, method, **asked, **more)
     for kind in KINDS:
-        assert client.post(f"{runs}/records/{kind}/read", json={}).status_code == 200, kind
-    curves = client.post(f"{runs}/curves", json={"keys": ["loss"], "entries": 5}).json()
-    for cursor in ({}, curves["cursor"], client.get(f"{runs}/heads").json()["cursor"]):
-        asked = {"cursor": cursor, "kinds": KINDS}
-        changes = client.post(f"{runs}/changes", json=asked)
-        assert changes.status_code == 200, changes.text
-        again = client.post(f"{runs}/changes", json={**asked, "cursor": changes.json()["cursor"]})
-        assert again.status_code == 200, again.text
-    attempt = client.get(runs).json()["run"]["attempt"] + 1
+        ask(client, "read", **asked, kind=kind, query={})
+    curves = ask(client, "read_series_many", **asked, query={"keys": ["loss"], "entries": 5})
+    for cursor in ({}, curves["cursor"], ask(client, "read_heads", **asked)["cursor"]):
+        since = {**asked, "kinds": KINDS, "max_rows": 10_000}
+        changes = ask(client, "read_changes", **since, cursor=cursor)
+        ask(client, "read_changes", **since, cursor=changes["cursor"])
+    attempt = ask(client, "load_run", **asked)["run"]["attempt"] + 1
     writer = BatchMaker(run_id, attempt=attempt, writer_id=f"w{attempt}")
     for batch in (writer.start(), make_metric(writer, step=3), writer.layers(3, {"a": 1.0})):
         reply = ingest(client, batch)
         assert reply.status_code == 200, reply.text
+    runs = f"/v1/runs/{run_id}"
     assert client.post(f"{runs}/tags", json={"tags": ["later"]}).status_code == 200
     assert client.post(f"{runs}/logs", json={"message": "later"}).status_code == 200
-    assert client.get(runs).json()["run"]["attempt"] == attempt
-    told = client.get(f"{runs}/series?key=loss")
-    assert told.status_code == 200, told.text
-    found = told.json()["columns"]["step"]
-    assert 3 in found
+    assert ask(client, "load_run", **asked)["run"]["attempt"] == attempt
+    assert 3 in ask(client, "read_series", **asked, key="loss", max_points=None)["step"]
 
 
 @pytest.mark.sampled

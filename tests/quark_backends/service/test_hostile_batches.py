@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from postgres_server import new_database
-from service_fixtures import START_S, ingest, serving, serving_process
+from service_fixtures import START_S, call, ingest, serving, serving_process
 from tiers import count_examples
 
 import quark
@@ -48,7 +48,7 @@ client = httpx.Client(
 )
 while True:
     began_s = time.monotonic()
-    assert client.get("/v1/runs").status_code == 200
+    assert client.post("/v1/call/list_runs", json={}).status_code == 200
     print(began_s, time.monotonic(), flush=True)
     time.sleep(0.01)
 """
@@ -102,44 +102,58 @@ def send(client, run_id, body):
 
 OF_THE_RUN = [
     *(
-        ("GET", path, None, accept)
-        for path in ("/v1/runs", "/v1/runs/RUN", "/v1/runs/RUN/summary", "/v1/runs/RUN/heads")
+        (method, asked, accept)
+        for method, asked in (
+            ("list_runs", {}),
+            *((name, {"run_id": "RUN"}) for name in ("load_run", "summarize", "read_heads")),
+        )
         for accept in (JSON, MSGPACK)
     ),
-    ("POST", "/v1/runs/search", {}, JSON),
-    ("POST", "/v1/runs/page", {"columns": ["run_id", "status", "config.a"]}, JSON),
-    ("GET", "/v1/names", None, JSON),
-    ("GET", "/v1/runs/RUN/series?key=loss&max_points=10", None, JSON),
-    ("GET", "/v1/runs/RUN/writers/h0/batches", None, MSGPACK),
-    ("POST", "/v1/runs/RUN/curves", {"keys": ["loss"], "entries": 10, "ranks": "each"}, JSON),
-    ("GET", "/v1/runs/RUN/grid?kind=layer&field=norm&summary_type=activation", None, JSON),
+    ("search", {"search": {}}, JSON),
+    ("search_page", {"search": {"columns": ["run_id", "status", "config.a"]}}, JSON),
+    ("list_names", {"project": None, "text": "", "limit": 100}, JSON),
+    ("read_series", {"run_id": "RUN", "key": "loss", "max_points": 10}, JSON),
+    ("read_batches", {"run_id": "RUN", "writer_id": "h0", "start": 0, "limit": 100}, MSGPACK),
+    (
+        "read_series_many",
+        {"run_id": "RUN", "query": {"keys": ["loss"], "entries": 10, "ranks": "each"}},
+        JSON,
+    ),
+    (
+        "read_grid",
+        {
+            "run_id": "RUN",
+            "query": {"kind": "layer", "field": "norm", "summary_type": "activation"},
+        },
+        JSON,
+    ),
 ]
 
 
 def list_questions(kind):
     """Every question that the service answers of records of a kind."""
-    changes = {"cursor": {}, "kinds": [kind], "max_rows": 1}
     for accept in (JSON, ROWS):
-        yield "POST", f"/v1/runs/RUN/records/{kind}/read", {}, accept
+        yield "read", {"run_id": "RUN", "kind": kind, "query": {}}, accept
     for accept in (JSON, MSGPACK):
-        yield "POST", "/v1/runs/RUN/changes", changes, accept
-        yield "POST", "/v1/runs/RUN/changes", {**changes, "max_rows": 100_000}, accept
+        for max_rows in (1, 100_000):
+            changes = {"cursor": {}, "kinds": [kind], "max_rows": max_rows}
+            yield "read_changes", {"run_id": "RUN", **changes}, accept
     if RECORD_TYPES[kind].IS_ANALYSIS:
-        yield "GET", f"/v1/runs/RUN/outputs/{kind}", None, JSON
+        yield "read_outputs", {"run_id": "RUN", "kind": kind}, JSON
 
 
 def read_everything(client, run_id, kinds):
     """Ask all readers; none fails, and no reply is larger than replies may be."""
     asked = [*OF_THE_RUN, *(question for kind in kinds for question in list_questions(kind))]
-    for method, path, body, accept in asked:
-        path = path.replace("RUN", run_id)
-        reply = client.request(method, path, json=body, headers={"Accept": accept})
-        assert reply.status_code == 200, (path, reply.status_code, reply.text[:300])
+    for method, arguments, accept in asked:
+        given = {**arguments, "run_id": run_id} if "run_id" in arguments else arguments
+        reply = call(client, method, accept=accept, **given)
+        assert reply.status_code == 200, (method, reply.status_code, reply.text[:300])
         if accept == JSON:
-            assert len(reply.content) < 1.1 * REPLY_BYTES, path
-            if "max_rows" in (body or {}):
+            assert len(reply.content) < 1.1 * REPLY_BYTES, method
+            if "max_rows" in given:
                 found = sum(map(len, reply.json()["records"].values()))
-                assert found <= body["max_rows"], path
+                assert found <= given["max_rows"], method
 
 
 def name_kinds(body):

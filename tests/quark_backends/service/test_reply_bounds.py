@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from service_fixtures import ingest, serving_process
+from service_fixtures import call, ingest, serving_process
 
-from quark_backends.service.protocol import JSON, MSGPACK, ROWS
+from quark_backends.service.protocol import JSON, MSGPACK, NEXT_PAGE, ROWS
 from quark_backends.service.server.responses import REPLY_BYTES
 from quark_core.records.json_object import JsonObject
 from quark_core.testing.fakes import BatchMaker
@@ -53,21 +53,26 @@ def find_peak_bytes(process):
     return sum(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", peak)[1]) for peak in peaks)
 
 
-def ask(process, client, method, path, body=None, accept=JSON):
-    reply = client.request(method, path, json=body, headers={"Accept": accept})
+def ask(process, client, method, accept=JSON, after=None, **arguments):
+    reply = call(client, method, accept=accept, after=after, **arguments)
     assert reply.status_code == 200, reply.text[:300]
-    assert find_peak_bytes(process) < MEMORY_BYTES, (path, body, accept)
+    assert find_peak_bytes(process) < MEMORY_BYTES, (method, arguments, accept)
     return reply
 
 
-def test_a_list_has_all_runs_in_pages(process, client):
-    found, after = [], ""
-    while after is not None:
-        reply = ask(process, client, "GET", f"/v1/runs?after={after}" if after else "/v1/runs")
+def read_pages(process, client, method, **arguments):
+    """All that a method returns, page after page."""
+    found, after = [], None
+    while not found or after is not None:
+        reply = ask(process, client, method, after=after, **arguments)
         assert len(reply.content) < REPLY_BYTES
-        page = msgspec.json.decode(reply.content)
-        found += [run["run"]["id"] for run in page["runs"]]
-        after = page["next"]
+        found += reply.json()
+        after = reply.headers.get(NEXT_PAGE)
+    return found
+
+
+def test_a_list_has_all_runs_in_pages(process, client):
+    found = [run["run"]["id"] for run in read_pages(process, client, "list_runs")]
     assert found == [f"run{number}" for number in reversed(range(RUNS))] + ["many"]
 
 
@@ -75,34 +80,18 @@ def test_a_list_has_all_runs_in_pages(process, client):
     "question", [{}, {"order_by": ["name"]}, {"where": "state != 'failed'"}], ids=str
 )
 def test_a_search_has_all_runs_in_parts(process, client, question):
-    found, start = [], 0
-    while start is not None:
-        asked = {**question, "start": start}
-        reply = ask(process, client, "POST", "/v1/runs/search", asked)
-        assert len(reply.content) < REPLY_BYTES
-        part = msgspec.json.decode(reply.content)
-        found += [run["run"]["id"] for run in part["runs"]]
-        start = part.get("next")
-        assert start in (None, len(found))
-    assert len(found) == len(set(found)) == RUNS + 1
-
-
-def test_a_search_that_does_not_go_on_is_whole_or_refused(process, client):
-    refused = client.post("/v1/runs/search", json={})
-    assert refused.status_code == 400
-    assert "give a limit, or start: 0" in refused.json()["error"]["message"]
-    reply = ask(process, client, "POST", "/v1/runs/search", {"limit": 3})
-    assert len(reply.json()["runs"]) == 3
-    assert "next" not in reply.json()
+    found = read_pages(process, client, "search", search=question)
+    assert len(found) == len({run["stored"]["run"]["id"] for run in found}) == RUNS + 1
+    assert len(read_pages(process, client, "search", search={**question, "limit": 3})) == 3
 
 
 @pytest.mark.parametrize("limit", [None, 10, 3_000], ids=str)
 @pytest.mark.parametrize("accept", [JSON, ROWS])
 def test_records_are_read_in_parts(process, client, accept, limit):
-    body = {} if limit is None else {"limit": limit}
-    reply = ask(process, client, "POST", "/v1/runs/many/records/event/read", body, accept)
+    asked = {"run_id": "many", "kind": "event", "query": {"limit": limit}}
+    reply = ask(process, client, "read", accept, **asked)
     if accept == JSON:
-        records = msgspec.json.decode(reply.content)["records"]
+        records = reply.json()
         assert len(reply.content) < 1.1 * REPLY_BYTES
         sequences = [record["sequence"] for record in records]
         last = BATCHES * ROWS_OF_ONE
@@ -114,8 +103,8 @@ def test_records_are_read_in_parts(process, client, accept, limit):
 def test_changes_are_given_in_parts(process, client, accept):
     cursor, more, rows, replies = {}, True, 0, 0
     while more and replies < 8:
-        body = {"cursor": cursor, "kinds": ["event"], "max_rows": 100_000}
-        reply = ask(process, client, "POST", "/v1/runs/many/changes", body, accept)
+        asked = {"run_id": "many", "cursor": cursor, "kinds": ["event"], "max_rows": 100_000}
+        reply = ask(process, client, "read_changes", accept, **asked)
         assert len(reply.content) < REPLY_BYTES
         changes = (msgspec.msgpack if accept == MSGPACK else msgspec.json).decode(reply.content)
         cursor, more = changes["cursor"], changes["more"]
@@ -126,6 +115,6 @@ def test_changes_are_given_in_parts(process, client, accept):
 
 
 def test_batches_are_given_back_up_to_so_many_bytes(process, client):
-    path = "/v1/runs/many/writers/writer0/batches?start=0&limit=1000"
-    reply = ask(process, client, "GET", path, None, MSGPACK)
+    asked = {"run_id": "many", "writer_id": "writer0", "start": 0, "limit": 1000}
+    reply = ask(process, client, "read_batches", MSGPACK, **asked)
     assert len(reply.content) < REPLY_BYTES

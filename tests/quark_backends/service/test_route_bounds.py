@@ -8,7 +8,7 @@ import struct
 
 import msgspec
 import pytest
-from service_fixtures import ingest, serving_process
+from service_fixtures import call, ingest, serving_process
 from test_reply_bounds import EMPTY, find_peak_bytes
 
 from quark_backends.service.client.backend import ServiceBackend
@@ -85,17 +85,15 @@ def fill_figures(client):
     assert ingest(client, maker.metrics(*many)).status_code == 200
     for number in range(20):
         sweep = {"project": "p", "name": f"s{number}", "definition": {"text": "x" * 1_000_000}}
-        assert client.post("/v1/sweeps", json=sweep).status_code == 200
-    refused = client.post(
-        "/v1/sweeps", json={**sweep, "name": "t", "definition": {"x": ["y"] * 10**6}}
-    )
-    assert refused.status_code == 413
+        assert call(client, "open_sweep", **sweep).status_code == 200
+    large = {**sweep, "name": "t", "definition": {"x": ["y"] * 10**6}}
+    assert call(client, "open_sweep", **large).status_code == 413
     trials = [{"parameters": {"text": "x" * 30_000}} for _ in range(500)]
-    sweep_id = client.post("/v1/sweeps", json=sweep).json()["id"]
-    added = client.post(f"/v1/sweeps/{sweep_id}/trials", json={"trials": trials, "key": "k"})
+    sweep_id = call(client, "open_sweep", **sweep).json()["id"]
+    added = call(client, "add_trials", sweep_id=sweep_id, trials=trials, key="k")
     assert added.status_code == 200
     entries = {"log": "log", "entries": ["x" * 100_000] * 100, "request_id": "r"}
-    assert client.post("/v1/entries", json=entries).status_code == 200
+    assert call(client, "append_entries", **entries).status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -104,123 +102,115 @@ def client(process):
         yield client
 
 
-def ask(process, client, method, path, body=None, accept=JSON):
-    reply = client.request(method, path, json=body, headers={"Accept": accept})
+def ask(process, client, method, accept=JSON, **arguments):
+    reply = call(client, method, accept=accept, **arguments)
     assert reply.status_code == 200, reply.text[:300]
-    assert find_peak_bytes(process) < MEMORY_BYTES, (path, body, accept)
+    assert find_peak_bytes(process) < MEMORY_BYTES, (method, arguments, accept)
     return reply
 
 
-CURVES = [{"keys": ["loss"]}, {"keys": ["loss"], "entries": 2**31}, {"keys": ["loss"], "high": 9}]
+CURVES = [
+    {"keys": ["loss"], "entries": None},
+    {"keys": ["loss"], "entries": 2**31},
+    {"keys": ["loss"], "entries": None, "window": {"high": 9}},
+]
 COLUMNS = [
     *(["config.text"] * 60, ["config.a"] * 60, ["tags"] * 60, ["notes"] * 60),
     ["config.text", "config.a", "name", "tags", "loss.best", "config.lr"],
 ]
 CHANGES = {"cursor": {}, "kinds": ["event"], "max_rows": 100_000}
-# Of each route that tells what is stored, what is asked: a path, and bodies.
+GRID = {"kind": "layer", "field": "norm", "summary_type": "activation"}
+SERIES = {"run_id": "figures", "key": "loss"}
+EVENTS = {"kind": "event", "query": {}}
+# Of each method and each other route that tells what is stored, what is asked.
 QUESTIONS = {
-    "GET /v1/workspace": [("/v1/workspace", None)],
-    "GET /v1/runs": [("/v1/runs", None), ("/v1/runs?limit=500", None)],
-    "POST /v1/runs/search": [("/v1/runs/search", {"start": 0})],
-    "POST /v1/runs/page": [("/v1/runs/page", {"columns": columns}) for columns in COLUMNS],
-    "GET /v1/names": [("/v1/names?limit=500", None), ("/v1/names?text=a&limit=500", None)],
-    "GET /v1/runs/{run_id}": [("/v1/runs/run0", None), ("/v1/runs/figures", None)],
-    "GET /v1/runs/{run_id}/summary": [("/v1/runs/figures/summary", None)],
-    "POST /v1/runs/{run_id}/records/{kind}/read": [
-        ("/v1/runs/many/records/event/read", {}),
-        ("/v1/runs/overlaps/records/event/read", {}),
-        ("/v1/runs/figures/records/metric/read", {}),
+    "list_runs": [{}, {"limit": 500}],
+    "search": [{"search": {}}],
+    "search_page": [{"search": {"columns": columns}} for columns in COLUMNS],
+    "list_names": [{"project": None, "text": text, "limit": 500} for text in ("", "a")],
+    "load_run": [{"run_id": "run0"}, {"run_id": "figures"}],
+    "summarize": [{"run_id": "figures"}],
+    "read": [
+        *({"run_id": run_id, **EVENTS} for run_id in ("many", "overlaps")),
+        {"run_id": "figures", "kind": "metric", "query": {}},
     ],
-    "GET /v1/runs/{run_id}/series": [
-        ("/v1/runs/figures/series?key=loss", None),
-        ("/v1/runs/figures/series?key=loss&max_points=999999999999", None),
+    "read_series": [{**SERIES, "max_points": most} for most in (None, 999999999999)],
+    "read_series_many": [{"run_id": "figures", "query": asked} for asked in CURVES],
+    "read_heads": [{"run_id": "many"}],
+    "read_changes": [
+        *({"run_id": run_id, **CHANGES} for run_id in ("many", "overlaps")),
+        {"run_id": "figures", **CHANGES, "kinds": ["metric"]},
     ],
-    "POST /v1/runs/{run_id}/curves": [("/v1/runs/figures/curves", asked) for asked in CURVES],
-    "GET /v1/runs/{run_id}/heads": [("/v1/runs/many/heads", None)],
-    "POST /v1/runs/{run_id}/changes": [
-        *((f"/v1/runs/{run_id}/changes", CHANGES) for run_id in ("many", "overlaps")),
-        ("/v1/runs/figures/changes", {**CHANGES, "kinds": ["metric"]}),
+    "read_grid": [
+        {"run_id": "figures", "query": {**GRID, "bins": bins, "rows": rows}}
+        for bins, rows in ((4000, 2000), (1, 2000), (4000, 1))
     ],
-    "GET /v1/runs/{run_id}/grid": [
-        (f"/v1/runs/figures/grid?kind=layer&field=norm&summary_type=activation&{size}", None)
-        for size in ("bins=4000&rows=2000", "bins=1&rows=2000", "bins=4000&rows=1")
-    ],
-    "GET /v1/runs/{run_id}/writers/{writer_id}/batches": [
-        ("/v1/runs/many/writers/writer0/batches?start=0&limit=1000", None)
-    ],
-    "GET /v1/runs/{run_id}/outputs/{kind}": [("/v1/runs/many/outputs/event", None)],
-    "GET /v1/runs/{run_id}/stop": [("/v1/runs/many/stop", None)],
-    "GET /v1/groups": [("/v1/groups", None)],
-    "GET /v1/project": [("/v1/project?project=conformance", None)],
-    "POST /v1/runs/usage": [("/v1/runs/usage", {"run_ids": ["many", "figures"]})],
-    "GET /v1/trash": [("/v1/trash", None)],
-    "POST /v1/trash/collect": [("/v1/trash/collect", {"dry_run": True})],
-    "GET /v1/usage": [("/v1/usage", None)],
-    "GET /v1/damaged": [("/v1/damaged", None)],
-    "GET /v1/keys": [("/v1/keys", None)],
-    "GET /v1/sweeps": [("/v1/sweeps", None)],
-    "GET /v1/sweeps/{sweep_id}": [("/v1/sweeps/SWEEP", None)],
-    "GET /v1/sweeps/{sweep_id}/trials": [("/v1/sweeps/SWEEP/trials", None)],
-    "POST /v1/sweeps/{sweep_id}/claim": [("/v1/sweeps/SWEEP/claim", {"request_id": "r"})],
-    "GET /v1/entries": [("/v1/entries?log=log", None)],
-    "GET /healthz": [("/healthz", None)],
-    "GET /readyz": [("/readyz", None)],
-    "GET /metrics": [("/metrics", None)],
-    "GET /openapi.json": [("/openapi.json", None)],
-    "GET /docs": [("/docs", None)],
+    "read_batches": [{"run_id": "many", "writer_id": "writer0", "start": 0, "limit": 1000}],
+    "read_outputs": [{"run_id": "many", "kind": "event"}],
+    "find_stop": [{"run_id": "many"}],
+    "list_groups": [{}],
+    "load_project": [{"project": "conformance"}],
+    "measure_runs": [{"run_ids": ["many", "figures"]}],
+    "list_trash": [{}],
+    "measure_store": [{}],
+    "list_damaged": [{}],
+    "list_sweeps": [{}],
+    "load_sweep": [{"sweep_id": "SWEEP"}],
+    "list_trials": [{"sweep_id": "SWEEP"}],
+    "claim_trial": [{"sweep_id": "SWEEP", "request_id": "r"}],
+    "read_entries": [{"log": "log", "start": 0}],
+    "POST /v1/trash/collect": [{"dry_run": True}],
+    **{f"GET /v1/{what}": [None] for what in ("workspace", "keys", "runs/run0")},
+    **{f"GET /{what}": [None] for what in ("healthz", "readyz", "metrics", "openapi.json", "docs")},
 }
 # These answer with what they were sent, or with one run, sweep, key or project.
 ANSWER_OF_WHAT_CAME = {
     *("POST /v1/runs", "POST /v1/runs/{run_id}/batches", "POST /v1/runs/{run_id}/generations"),
     *(f"POST /v1/runs/{{run_id}}/{what}" for what in ("tags", "logs", "status", "heartbeat")),
-    *("POST /v1/runs/{run_id}/edit", "POST /v1/runs/{run_id}/stop", "POST /v1/groups"),
-    *("POST /v1/project", "POST /v1/runs/trash", "POST /v1/runs/restore", "POST /v1/keys"),
-    *("DELETE /v1/runs/{run_id}", "POST /v1/keys/{key_id}/rotate", "DELETE /v1/keys/{key_id}"),
-    *("POST /v1/sweeps", "POST /v1/sweeps/{sweep_id}/state", "POST /v1/sweeps/{sweep_id}/trials"),
-    *("POST /v1/sweeps/{sweep_id}/settle", "POST /v1/entries"),
-    *(f"POST /v1/{what}/compare_and_set" for what in ("runs/{run_id}", "groups", "project")),
+    *("POST /v1/keys", "POST /v1/keys/{key_id}/rotate", "DELETE /v1/keys/{key_id}"),
+    *("edit_run", "request_stop", "update_project", "update_group", "trash_runs", "restore_runs"),
+    *("open_sweep", "update_sweep", "add_trials", "settle_trial", "append_entries"),
+    *("compare_and_set", "compare_and_set_group"),
 }
 # These send pieces as they read them.
 STREAMS = {f"{method} /v1/runs/{{run_id}}/payloads/{{sha256}}" for method in ("PUT", "HEAD", "GET")}
 
 
 def list_routes():
-    return sorted(f"{route.method} {route.path}" for route in ROUTES)
+    """Methods by their names, and the other routes."""
+    return {f"{route.method} {route.path}".removeprefix("POST /v1/call/") for route in ROUTES}
 
 
 def test_each_route_is_asked_or_answers_of_what_came():
-    assert set(list_routes()) == QUESTIONS.keys() | ANSWER_OF_WHAT_CAME | STREAMS
+    asked = {question.replace("run0", "{run_id}") for question in QUESTIONS}
+    assert list_routes() == asked | ANSWER_OF_WHAT_CAME | STREAMS
 
 
 @pytest.mark.parametrize("route", QUESTIONS)
 def test_no_route_has_a_reply_without_a_bound(process, client, route):
-    method, (media,) = (
-        route.split(" ")[0],
-        {each.media for each in ROUTES if f"{each.method} {each.path}" == route},
-    )
-    accepts = [JSON, MSGPACK, ROWS] if ROWS in media else [JSON, MSGPACK]
-    sweep = client.get("/v1/sweeps").json()["sweeps"][0]["id"] if "sweep" in route else ""
-    for path, body in QUESTIONS[route]:
+    method, _, path = route.rpartition(" ")
+    method, path = (method, path) if method else ("POST", f"/v1/call/{path}")
+    accepts = [JSON, MSGPACK, ROWS] if route in ("read", "read_outputs") else [JSON, MSGPACK]
+    for body in QUESTIONS[route]:
+        if body is not None and "sweep_id" in body:
+            body = {**body, "sweep_id": call(client, "list_sweeps").json()[0]["id"]}
         for accept in accepts:
-            asked = path.replace("SWEEP", sweep)
-            reply = client.request(method, asked, json=body, headers={"Accept": accept})
-            assert reply.status_code in (200, 400), (asked, reply.status_code, reply.text[:300])
+            reply = client.request(method, path, json=body, headers={"Accept": accept})
+            assert reply.status_code in (200, 400), (route, reply.status_code, reply.text[:300])
             if accept != ROWS:
-                assert len(reply.content) < 1.1 * REPLY_BYTES, (asked, body, accept)
-            assert find_peak_bytes(process) < MEMORY_BYTES, (asked, body, accept)
+                assert len(reply.content) < 1.1 * REPLY_BYTES, (route, body, accept)
+            assert find_peak_bytes(process) < MEMORY_BYTES, (route, body, accept)
     assert "Traceback" not in process.log.read_text()
 
 
 def test_a_page_with_long_cells_goes_on_where_it_ended(process, client):
-    asked = {"columns": ["config.text", "config.a", "name"], "project": "conformance"}
-    rows, after = [], ""
-    while after is not None:
-        page = ask(
-            process, client, "POST", "/v1/runs/page", {**asked, "after": after or None, "limit": 4}
-        )
-        rows += page.json()["rows"]
-        after = page.json()["next"]
-        assert page.json()["rows"]
+    asked = {"columns": ["config.text", "config.a", "name"], "project": "conformance", "limit": 4}
+    rows, after = [], None
+    while not rows or after is not None:
+        page = ask(process, client, "search_page", search={**asked, "after": after}).json()
+        rows += [(row["run_id"], row["values"]) for row in page["rows"]]
+        after = page["next"]
+        assert page["rows"]
     shown = dict(rows)
     assert len(shown) == len(rows)
     text, values, _ = shown["run0"]
@@ -229,17 +219,16 @@ def test_a_page_with_long_cells_goes_on_where_it_ended(process, client):
 
 
 def test_batches_with_the_same_sequences_are_all_read(process, client):
-    path = "/v1/runs/overlaps/records/event/read"
-    found = ask(process, client, "POST", path, {"limit": 10_000}).json()["records"]
-    assert len(found) == BATCHES * ROWS_OF_ONE
+    asked = {"run_id": "overlaps", "kind": "event", "query": {"limit": 10_000}}
+    assert len(ask(process, client, "read", **asked).json()) == BATCHES * ROWS_OF_ONE
 
 
 def test_outputs_are_read_newest_first_as_json_and_whole_as_rows(process, client):
-    reply = ask(process, client, "GET", "/v1/runs/many/outputs/event")
-    found = reply.json()["records"]
+    asked = {"run_id": "many", "kind": "event"}
+    found = ask(process, client, "read_outputs", **asked).json()
     assert found[-1]["writer_id"] == f"rules.{BATCHES}"
     assert 0 < len(found) <= BATCHES * ROWS_OF_ONE
-    rows = ask(process, client, "GET", "/v1/runs/many/outputs/event", accept=ROWS)
+    rows = ask(process, client, "read_outputs", ROWS, **asked)
     data, place = rows.content, 0
     while place < len(data):
         (size,) = struct.unpack_from("<I", data, place)

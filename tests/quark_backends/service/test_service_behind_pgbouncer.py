@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from pgbouncer import CONNECTIONS
 from postgres_server import new_database
-from service_fixtures import ingest, serving
+from service_fixtures import call, ingest, serving
 
 from quark_core.testing.fakes import BatchMaker
 
@@ -72,14 +72,14 @@ def test_two_workspaces_over_four_connections(clients, database):
         numbers = list(range(1, BATCHES + 1))
         assert read_own(database, workspace) == dict.fromkeys(runs, numbers)
         client = clients[workspace]
-        listed = client.get("/v1/runs").json()["runs"]
+        listed = call(client, "list_runs").json()
         assert {run["run"]["id"] for run in listed} == runs
-        found = client.post("/v1/runs/search", json={"where": "m3 > 1"}).json()["runs"]
+        found = call(client, "search", search={"where": "m3 > 1"}).json()
         assert {run["run"]["id"] for run in found} == runs
         for run_id in runs:
-            read = client.post(f"/v1/runs/{run_id}/records/metric/read", json={}).json()
+            read = call(client, "read", run_id=run_id, kind="metric", query={}).json()
             assert read["count"] == 2 * BATCHES
-        assert client.get(f"/v1/runs/run{1 - odd}").status_code == 404
+        assert call(client, "load_run", run_id=f"run{1 - odd}").status_code == 404
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ import sqlite3
 
 import httpx
 import pytest
-from service_fixtures import error_of, ingest, serving
+from service_fixtures import call, error_of, ingest, serving
 from starlette.exceptions import HTTPException
 
 from quark_backends.service.protocol import ErrorCode, status_of
@@ -56,9 +56,9 @@ SHA256 = hashlib.sha256(b"abc").hexdigest()
 CAUSES = {
     ErrorCode.MALFORMED: ("POST", "/v1/runs", {"content": b"{", "json_type": True}),
     ErrorCode.INVALID_ARGUMENT: ("POST", "/v1/runs", {"json": {"project": 5}}),
-    ErrorCode.UNAUTHORIZED: ("GET", "/v1/runs", {"headers": {"Authorization": "Bearer x"}}),
+    ErrorCode.UNAUTHORIZED: ("GET", "/v1/workspace", {"headers": {"Authorization": "Bearer x"}}),
     ErrorCode.NOT_FOUND: ("GET", "/v1/nowhere", {}),
-    ErrorCode.RUN_NOT_FOUND: ("GET", "/v1/runs/nobody", {}),
+    ErrorCode.RUN_NOT_FOUND: ("POST", "/v1/call/load_run", {"json": {"run_id": "nobody"}}),
     ErrorCode.PAYLOAD_NOT_FOUND: ("GET", f"/v1/runs/run1/payloads/{'0' * 64}", {}),
     ErrorCode.METHOD_NOT_ALLOWED: ("DELETE", "/v1/runs", {}),
     ErrorCode.TIMEOUT: ("POST", "/v1/runs", {"content": slowly, "json_type": True}),
@@ -70,7 +70,7 @@ CAUSES = {
         f"/v1/runs/run1/payloads/{SHA256}",
         {"headers": {"Range": "bytes=9-"}},
     ),
-    ErrorCode.MISDIRECTED: ("GET", "/v1/runs", {"headers": {"Host": "elsewhere"}}),
+    ErrorCode.MISDIRECTED: ("GET", "/v1/workspace", {"headers": {"Host": "elsewhere"}}),
 }
 
 
@@ -110,7 +110,7 @@ def test_a_bug_of_the_server_is_told_without_its_details(server, caplog):
 
         opened.load_run, kept = fail, opened.load_run
         try:
-            reply = client.get("/v1/runs/run1")
+            reply = call(client, "load_run", run_id="run1")
         finally:
             opened.load_run = kept
     assert (reply.status_code, error_of(reply)["code"]) == (500, "internal")
@@ -127,7 +127,7 @@ def test_a_store_that_is_locked_is_unavailable(server):
         path = next((server.folder / "workspaces").rglob("quark.db"))
         path.rename(path.with_suffix(".away"))
         with server.client("fresh") as other:
-            assert other.get("/v1/runs").status_code == 200
+            assert call(other, "list_runs").status_code == 200
         path.with_suffix(".away").rename(path)
         lock = sqlite3.connect(path, isolation_level=None)
         lock.execute("BEGIN IMMEDIATE")
@@ -173,11 +173,11 @@ def test_the_log_of_requests_holds_no_secrets(tmp_path, caplog):
     with serving(tmp_path, access_log=True) as server:
         key = server.make_key()
         with server.client(key=key) as client:
-            client.get("/v1/runs?project=secret-project")
-            client.get("/v1/runs/a%0abc")
-            client.get("/v1/runs", headers={"Authorization": "Bearer qk_wrong_verysecret"})
+            client.get("/v1/workspace?project=secret-project")
+            call(client, "load_run", run_id="a%0abc")
+            client.get("/v1/workspace", headers={"Authorization": "Bearer qk_wrong_verysecret"})
     lines = [record.getMessage() for record in caplog.records if record.name == "quark.service"]
-    assert any("GET /v1/runs key=" + key.split("_")[1] in line for line in lines)
+    assert any("GET /v1/workspace key=" + key.split("_")[1] in line for line in lines)
     assert len(lines) == 3
     for secret in (key.split("_", 2)[2], "verysecret", "secret-project"):
         assert secret not in caplog.text

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from service_fixtures import encode_ingest, ingest, serving
+from service_fixtures import call, encode_ingest, ingest, serving
 from tiers import count_examples
 
 from quark_backends.service.protocol import MSGPACK, IngestRequest, WireBatch
@@ -54,11 +54,11 @@ def send(client, body, media=MSGPACK, encoding="identity"):
 
 def check_readable(client):
     """What was taken in must not break reading."""
-    assert client.get("/v1/runs").status_code == 200
-    assert client.get("/v1/runs/run1/summary").status_code == 200
-    assert client.get("/v1/runs/run1/series?key=loss&max_points=10").status_code == 200
+    assert call(client, "list_runs").status_code == 200
+    assert call(client, "summarize", run_id="run1").status_code == 200
+    assert call(client, "read_series", run_id="run1", key="loss", max_points=10).status_code == 200
     for kind in RECORD_TYPES:
-        reply = client.post(f"/v1/runs/run1/records/{kind}/read", json={})
+        reply = call(client, "read", run_id="run1", kind=kind, query={})
         assert reply.status_code == 200, (kind, reply.text)
 
 

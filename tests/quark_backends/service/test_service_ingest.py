@@ -5,7 +5,7 @@ import threading
 
 import msgspec
 import pytest
-from service_fixtures import encode_ingest, error_of, ingest, serving
+from service_fixtures import call, encode_ingest, error_of, ingest, serving
 
 from quark_backends.service.protocol import JSON, MSGPACK
 from quark_core.records.codec import zstd
@@ -25,9 +25,9 @@ def client(server, request):
 
 
 def values(client, run_id, kind="metric"):
-    reply = client.post(f"/v1/runs/{run_id}/records/{kind}/read", json={})
+    reply = call(client, "read", run_id=run_id, kind=kind, query={})
     assert reply.status_code == 200, reply.text
-    return reply.json()["records"]
+    return reply.json()
 
 
 def test_batches_are_acknowledged_and_read_back(client):
@@ -37,11 +37,12 @@ def test_batches_are_acknowledged_and_read_back(client):
     assert (reply.status_code, reply.json()) == (200, {"batches": 2})
     assert reply.headers["quark-protocol"] == "1"
     assert [record["value"] for record in values(client, "run1")] == [1.0, 0.5]
-    run = client.get("/v1/runs/run1").json()
+    run = call(client, "load_run", run_id="run1").json()
     assert run["run"]["tags"] == ["a"]
     assert run["config"]["values"] == {"lr": 0.1}
-    found = client.get("/v1/runs/run1/writers/writer0/batches", headers={"Accept": MSGPACK})
-    bodies = [batch[-1] for batch in msgspec.msgpack.decode(found.content)["batches"]]
+    asked = {"run_id": "run1", "writer_id": "writer0", "start": 0, "limit": 9}
+    found = call(client, "read_batches", accept=MSGPACK, **asked)
+    bodies = [batch["body"] for batch in msgspec.msgpack.decode(found.content)]
     assert bodies == [batch.body for batch in sent]
 
 
@@ -128,7 +129,7 @@ def test_requests_that_wait_together_are_stored_together_and_refused_alone(serve
     for thread in threads:
         thread.join(60)
     assert replies == {index: 422 if index % 3 == 0 else 200 for index in range(len(runs))}
-    listed = {run["run"]["id"] for run in client.get("/v1/runs").json()["runs"]}
+    listed = {run["run"]["id"] for run in call(client, "list_runs").json()}
     assert listed == {f"run{index}" for index in range(len(runs)) if index % 3}
 
 
@@ -181,9 +182,9 @@ def test_json_as_people_send_it(client):
     assert values(client, "by-hand", "event")[0]["event_type"] == "checkpoint_saved"
     sent["batches"][0]["records"][0]["value"] = 2
     assert client.post("/v1/runs/by-hand/batches", json=sent).status_code == 409
-    listed = client.get("/v1/runs?store=laptop").json()["runs"]
+    listed = call(client, "list_runs", store="laptop").json()
     assert [run["run"]["id"] for run in listed] == ["by-hand"]
-    assert client.get("/v1/runs?store=other").json()["runs"] == []
+    assert call(client, "list_runs", store="other").json() == []
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_a_run_lives_from_its_start_to_its_status(client):
     assert client.post("/v1/runs/child/heartbeat", json={}).status_code == 200
     assert client.post("/v1/runs/child/tags", json={"tags": ["x", "y"]}).status_code == 200
     assert client.post("/v1/runs/child/status", json={"status": "completed"}).status_code == 200
-    found = client.get("/v1/runs/child").json()
+    found = call(client, "load_run", run_id="child").json()
     assert (found["state"], found["run"]["tags"]) == ("completed", ["x", "y"])
     missing = client.post("/v1/runs/nobody/tags", json={"tags": ["x"]})
     assert error_of(missing)["code"] == "run_not_found"
@@ -263,7 +264,7 @@ def test_a_fork_says_which_run_it_leaves_and_where(client):
     fork = {"project": "demo", "run_id": "child", "parent_run_id": "parent", "fork_step": 1}
     child = client.post("/v1/runs", json=fork).json()
     assert (child["run"]["parent_run_id"], child["run"]["fork_step"]) == ("parent", 1)
-    summary = client.get("/v1/runs/child/summary").json()
+    summary = call(client, "summarize", run_id="child").json()
     assert (summary["metrics"]["loss"]["count"], summary["newest_step"]) == (2, 1)
     for wrong in ({"fork_step": -1, "parent_run_id": "parent"}, {"fork_step": 1}):
         refused = client.post("/v1/runs", json={"project": "demo", **wrong})
@@ -271,8 +272,7 @@ def test_a_fork_says_which_run_it_leaves_and_where(client):
 
 
 def test_replies_and_errors_come_in_msgpack_too(client):
-    headers = {"Accept": MSGPACK}
-    reply = client.get("/v1/runs/nobody", headers=headers)
+    reply = call(client, "load_run", accept=MSGPACK, run_id="nobody")
     assert reply.headers["content-type"] == MSGPACK
     assert msgspec.msgpack.decode(reply.content)["error"]["code"] == "run_not_found"
     reply = client.get("/v1/workspace", headers={"Accept": f"text/html, {MSGPACK};q=0.5, {JSON}"})

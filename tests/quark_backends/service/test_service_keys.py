@@ -4,7 +4,7 @@ import time
 
 import httpx
 import pytest
-from service_fixtures import error_of, ingest, serving
+from service_fixtures import call, error_of, ingest, serving
 from sqlalchemy import insert
 
 from quark_backends.service.server.config import ServiceConfig
@@ -67,10 +67,10 @@ def test_all_refusals_look_the_same(server):
 def test_scopes(server):
     with server.client("scoped", "read") as reader, server.client("scoped", "ingest") as writer:
         assert ingest(writer, BatchMaker("run1").start()).status_code == 200
-        assert reader.get("/v1/runs/run1").status_code == 200
+        assert call(reader, "load_run", run_id="run1").status_code == 200
         refused = ingest(reader, BatchMaker("run2").start())
         assert (refused.status_code, error_of(refused)["code"]) == (403, "forbidden")
-        assert writer.get("/v1/runs/run1").status_code == 403
+        assert call(writer, "load_run", run_id="run1").status_code == 403
         assert reader.get("/v1/keys").status_code == 403
         assert reader.get("/v1/workspace").json()["scopes"] == ["read"]
 
@@ -81,18 +81,18 @@ def test_a_revoked_key_stops_and_a_rotated_one_lives_on_for_a_time(server):
         assert made.status_code == 201
         first = made.json()
         with server.client(key=first["key"]) as client:
-            assert client.get("/v1/runs").status_code == 200
+            assert call(client, "list_runs").status_code == 200
             rotated = admin.post(
                 f"/v1/keys/{first['info']['id']}/rotate", json={"overlap_s": 3600}
             ).json()
             assert rotated["info"]["scopes"] == ["read"]
             assert rotated["info"]["name"] == "ci"
             with server.client(key=rotated["key"]) as second:
-                assert client.get("/v1/runs").status_code == 200
-                assert second.get("/v1/runs").status_code == 200
+                assert call(client, "list_runs").status_code == 200
+                assert call(second, "list_runs").status_code == 200
                 admin.delete(f"/v1/keys/{first['info']['id']}")
-                assert client.get("/v1/runs").status_code == 401
-                assert second.get("/v1/runs").status_code == 200
+                assert call(client, "list_runs").status_code == 401
+                assert call(second, "list_runs").status_code == 200
         listed = {key["id"]: key for key in admin.get("/v1/keys").json()["keys"]}
         assert listed[first["info"]["id"]]["revoked_at"] is not None
         assert listed[rotated["info"]["id"]]["revoked_at"] is None
@@ -125,22 +125,22 @@ def test_a_key_expires_while_it_is_used(server):
         made = admin.post("/v1/keys", json={"name": "x", "scopes": ["read"], "expires_in_s": 0.5})
         with server.client(key=made.json()["key"]) as client:
             deadline = time.monotonic() + 20
-            while client.get("/v1/runs").status_code == 200:
+            while call(client, "list_runs").status_code == 200:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            assert client.get("/v1/runs").status_code == 401
+            assert call(client, "list_runs").status_code == 401
 
 
 def test_a_cached_key_is_believed_in_no_longer_than_it_says(tmp_path):
     with serving(tmp_path, key_cache_s=0.5) as server:
         key = server.make_key("default", "read")
         with server.client(key=key) as client:
-            assert client.get("/v1/runs").status_code == 200
+            assert call(client, "list_runs").status_code == 200
             control = ControlDatabase(server.store_url)
             control.end_key(key.split("_")[1], revoked_us=now_us())
             control.close()
             deadline = time.monotonic() + 20
-            while client.get("/v1/runs").status_code == 200:
+            while call(client, "list_runs").status_code == 200:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
 

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 from service_fixtures import (
+    call,
     error_of,
     ingest,
     serving,
@@ -220,7 +221,7 @@ def test_bodies_that_would_harm_the_store_or_its_readers(client, name):
     reply = post(client, wire(BAD_BODIES[name], kind="metric" if kind else kind))
     assert reply.status_code in (400, 413, 422), reply.text
     assert error_of(reply)["code"] in ("rejected", "too_large", "malformed", "invalid_argument")
-    found = client.post("/v1/runs/run1/records/metric/read", json={})
+    found = call(client, "read", run_id="run1", kind="metric", query={})
     assert found.status_code == 200
 
 
@@ -268,7 +269,7 @@ DATA = {
 def test_lifecycle_records_that_no_store_can_apply(client, action, data):
     reply = ingest(client, BatchMaker("run1", writer_id="odd").lifecycle((action, data)))
     assert (reply.status_code, error_of(reply)["code"]) == (422, "rejected")
-    assert client.get("/v1/runs").status_code == 200
+    assert call(client, "list_runs").status_code == 200
 
 
 def test_more_rows_than_a_batch_may_have(client):
@@ -328,20 +329,20 @@ def test_metrics_that_a_run_has_are_counted_by_a_server_that_starts_anew(tmp_pat
     ids=range(7),
 )
 def test_expressions_that_are_too_much(client, where):
-    reply = client.post("/v1/runs/search", json={"where": where})
+    reply = call(client, "search", search={"where": where})
     assert reply.status_code in (200, 400), reply.text
-    long = client.post("/v1/runs/search", json={"where": "x" * 10_001})
-    assert (long.status_code, error_of(long)["field"]) == (400, "where")
+    long = call(client, "search", search={"where": "x" * 10_001})
+    assert (long.status_code, error_of(long)["field"]) == (400, "search.where")
 
 
 def test_json_replies_are_bounded(tmp_path):
     with serving(tmp_path, limits={"json_rows": 10}) as server, server.client() as client:
         maker = BatchMaker("run1")
         ingest(client, maker.start(), maker.metrics(*(("loss", i, 0.0) for i in range(50))))
-        reply = client.post("/v1/runs/run1/records/metric/read", json={}).json()
-        assert [record["step"] for record in reply["records"]] == list(range(40, 50))
-        reply = client.post("/v1/runs/run1/records/metric/read", json={"limit": 3}).json()
-        assert [record["step"] for record in reply["records"]] == [47, 48, 49]
+        reply = call(client, "read", run_id="run1", kind="metric", query={}).json()
+        assert [record["step"] for record in reply] == list(range(40, 50))
+        reply = call(client, "read", run_id="run1", kind="metric", query={"limit": 3}).json()
+        assert [record["step"] for record in reply] == [47, 48, 49]
 
 
 @pytest.mark.parametrize(
@@ -531,7 +532,7 @@ def test_bombs_leave_the_memory_of_the_server_as_it_was(tmp_path):
     assert len(bombs[0][0]) < 60_000
     with serving_process(tmp_path) as server, server.client() as client:
         ingest(client, BatchMaker("run1").start())
-        client.post("/v1/runs/run1/records/metric/read", json={})
+        call(client, "read", run_id="run1", kind="metric", query={})
         before = read_rss_mb(server.pid)
         for _ in range(3):
             for body, encoding in bombs:

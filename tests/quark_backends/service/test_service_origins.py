@@ -1,9 +1,11 @@
 """Origins of settings pass through the real service, and a stranger's are checked."""
 
 import pytest
-from service_fixtures import ingest, serving
+from service_fixtures import call, ingest, serving
 
-from quark_core.backends.run_summary import restore_run
+from quark_backends.service.calls import decode_value
+from quark_backends.service.protocol import JSON
+from quark_core.backends.run_summary import StoredRun
 from quark_core.records.runs import SettingOrigin
 from quark_core.testing.fakes import BatchMaker
 
@@ -23,10 +25,14 @@ def send(client, run_id, origins):
     return ingest(client, maker.lifecycle(("config", data)))
 
 
+def load(client, run_id):
+    return decode_value(call(client, "load_run", run_id=run_id).content, JSON, StoredRun)
+
+
 def test_they_come_back_as_they_were(client):
     other = {"key": "db.host", "source": "x", "place": None, "value": {"a": [1]}}
     assert send(client, "run1", [ORIGIN, other]).status_code == 200
-    stored = restore_run(client.get("/v1/runs/run1").json())
+    stored = load(client, "run1")
     assert stored.config.origins == (
         SettingOrigin("lr", "high_lr", "train.py:7", 0.1),
         SettingOrigin("db.host", "x", None, {"a": [1]}),
@@ -54,4 +60,4 @@ def test_what_is_none_is_refused(client, number, origins):
 
 def test_a_run_without_is_as_before(client):
     assert send(client, "bare", None).status_code == 200
-    assert restore_run(client.get("/v1/runs/bare").json()).config.origins == ()
+    assert load(client, "bare").config.origins == ()

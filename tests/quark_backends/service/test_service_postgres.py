@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from postgres_server import new_database
-from service_fixtures import error_of, ingest, serving
+from service_fixtures import ask, call, error_of, ingest, serving
 
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.deployment import ControlDatabase, Deployment
@@ -36,10 +36,10 @@ def test_two_servers_serve_the_same_runs_of_several_workspaces(tmp_path, store_u
             assert ingest(first, start).status_code == 200
             assert ingest(second, metrics).status_code == 200
             assert ingest(first, metrics).status_code == 200  # the same, elsewhere
-            read = second.post("/v1/runs/run1/records/metric/read", json={}).json()
+            read = call(second, "read", run_id="run1", kind="metric", query={}).json()
             assert read["count"] == 1
-            assert second.get("/v1/runs/run1/summary").json()["metrics"]["loss"]["last"] == 1.0
-            found = second.post("/v1/runs/search", json={"where": "'a' in tags"}).json()["runs"]
+            assert call(second, "summarize", run_id="run1").json()["metrics"]["loss"]["last"] == 1.0
+            found = call(second, "search", search={"where": "'a' in tags"}).json()
             assert [run["run"]["id"] for run in found] == ["run1"]
             assert first.put(f"/v1/runs/run1/payloads/{sha256}", content=payload).status_code == 201
             assert second.get(f"/v1/runs/run1/payloads/{sha256}").content == payload
@@ -47,15 +47,15 @@ def test_two_servers_serve_the_same_runs_of_several_workspaces(tmp_path, store_u
             assert (taken.status_code, error_of(taken)["code"]) == (409, "conflict")
             assert first.get("/readyz").status_code == 200
         with two.client(key=other) as stranger:
-            assert stranger.get("/v1/runs").json()["runs"] == []
-            assert stranger.get("/v1/runs/run1").status_code == 404
+            assert call(stranger, "list_runs").json() == []
+            assert call(stranger, "load_run", run_id="run1").status_code == 404
             assert stranger.get(f"/v1/runs/run1/payloads/{sha256}").status_code == 404
         control = ControlDatabase(store_url)
         control.end_key(key.split("_")[1], revoked_us=now_us())
         control.close()
         for server in (one, two):
             with server.client(key=key) as client:
-                assert client.get("/v1/runs").status_code == 401
+                assert call(client, "list_runs").status_code == 401
 
 
 @pytest.mark.long
@@ -82,8 +82,8 @@ def test_many_writers_at_once(tmp_path, store_url):
                 thread.join(60)
             assert refused == []
             for index in range(3):
-                read = client.post(f"/v1/runs/run{index}/records/metric/read", json={})
-                assert read.json()["count"] == 60
+                read = call(client, "read", run_id=f"run{index}", kind="metric", query={})
+                assert len(read.json()) == 60
 
 
 def test_databases_are_made_by_several_at_once_and_checked(tmp_path, store_url):
@@ -130,9 +130,9 @@ def test_what_is_on_one_machine_only_is_not_acknowledged(postgres_server, tmp_pa
                 postgres_server.cancel(postgres_server.find_waiting())
                 reply = sending.result(30)
                 assert (reply.status_code, error_of(reply)["code"]) == (503, "unavailable")
-            assert client.get("/v1/runs/run1").status_code == 200
+            assert call(client, "load_run", run_id="run1").status_code == 200
         assert ingest(client, batch).status_code == 200
-        read = client.post("/v1/runs/run1/records/metric/read", json={}).json()
+        read = call(client, "read", run_id="run1", kind="metric", query={}).json()
         assert read["count"] == 1
 
 
@@ -167,16 +167,12 @@ def test_workers_of_two_servers_share_trials_logs_and_fields(tmp_path, store_url
         key = one.make_key("team", "ingest", "read")
         given, appended, raised, errors = [], [], [], []
 
-        def post(client, path, **body):
-            reply = client.post(path, json=body)
-            assert reply.status_code == 200, reply.text
-            return reply.json()
-
         with one.client(key=key) as client:
-            sweep = post(client, "/v1/sweeps", project="p", name="s", definition={})
-            route = f"/v1/sweeps/{sweep['id']}"
+            sweep = {
+                "sweep_id": ask(client, "open_sweep", project="p", name="s", definition={})["id"]
+            }
             trials = [{"parameters": {"n": n}} for n in range(60)]
-            post(client, f"{route}/trials", trials=trials, key="all")
+            ask(client, "add_trials", **sweep, trials=trials, key="all")
             assert ingest(client, BatchMaker("run1").start()).status_code == 200
 
         def work(index):
@@ -185,23 +181,23 @@ def test_workers_of_two_servers_share_trials_logs_and_fields(tmp_path, store_url
                 while True:
                     turn += 1
                     name = f"{index}-{turn}"
-                    trial = post(client, f"{route}/claim", request_id=name)["trial"]
+                    trial = ask(client, "claim_trial", **sweep, request_id=name)
                     if trial is None:
                         return
                     given.append((trial["number"], trial["token"]))
                     entries = {"log": "l", "entries": [name, name], "request_id": name}
-                    first = post(client, "/v1/entries", **entries)["first"]
+                    first = ask(client, "append_entries", **entries)["first"]
                     appended.append(first)
-                    read = client.get("/v1/entries", params={"log": "l"}).json()["entries"]
+                    read = ask(client, "read_entries", log="l", start=0)
                     assert read[first : first + 2] == [name, name]
                     assert read[::2] == read[1::2]
-                    count = client.get("/v1/runs/run1").json()["fields"].get("count")
+                    count = call(client, "load_run", run_id="run1").json()["fields"].get("count")
                     body = {"field": "count", "expect": count, "value": (count or 0) + 1}
-                    path = "/v1/runs/run1/compare_and_set"
-                    raised.append(post(client, path, **body, by="ann@lab")["was_set"])
+                    asked = {"run_id": "run1", **body, "by": "ann@lab"}
+                    raised.append(ask(client, "compare_and_set", **asked))
                     body = {"number": trial["number"], "token": trial["token"]}
                     result = {"state": "completed", "values": [1.0]}
-                    settled = post(client, f"{route}/settle", **body, result=result)["trial"]
+                    settled = ask(client, "settle_trial", **sweep, **body, result=result)
                     assert settled["state"] == "completed"
 
         def guard(index):
@@ -219,5 +215,7 @@ def test_workers_of_two_servers_share_trials_logs_and_fields(tmp_path, store_url
         assert sorted(given) == [(number, 1) for number in range(60)]
         assert sorted(appended) == list(range(0, 120, 2))
         with two.client(key=key) as client:
-            assert client.get(route).json()["counts"] == {"completed": 60}
-            assert client.get("/v1/runs/run1").json()["fields"] == {"count": sum(raised)}
+            assert ask(client, "load_sweep", **sweep)["counts"] == {"completed": 60}
+            assert call(client, "load_run", run_id="run1").json()["fields"] == {
+                "count": sum(raised)
+            }

@@ -11,16 +11,16 @@ import time
 import httpx
 import pytest
 from held_ports import hold_port
-from service_fixtures import ServerProcess, encode_ingest, ingest, serving_process
+from service_fixtures import ServerProcess, call, encode_ingest, ingest, serving_process
 
 from quark_backends.service.protocol import MSGPACK
 from quark_core.testing.fakes import BatchMaker
 
 
 def count_rows(client, run_id):
-    reply = client.post(f"/v1/runs/{run_id}/records/metric/read", json={})
+    reply = call(client, "read", run_id=run_id, kind="metric", query={})
     assert reply.status_code == 200, reply.text
-    return [(record["writer_id"], record["step"]) for record in reply.json()["records"]]
+    return [(record["writer_id"], record["step"]) for record in reply.json()]
 
 
 @pytest.mark.long

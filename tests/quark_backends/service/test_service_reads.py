@@ -7,21 +7,12 @@ import time
 import msgspec
 import numpy as np
 import pytest
-from service_fixtures import error_of, ingest, serving
+from service_fixtures import ask, call, error_of, ingest, serving
 
-from quark_backends.service.protocol import (
-    MSGPACK,
-    ROWS,
-    ChangesReply,
-    CurvesReply,
-    GenerationRequest,
-    GridReply,
-    OutputBody,
-    SeriesReply,
-)
+from quark_backends.service.calls import decode_value, find_result
+from quark_backends.service.protocol import MSGPACK, NEXT_PAGE, ROWS, GenerationRequest, OutputBody
 from quark_backends.service.row_frames import End, Rows, decode_frame, encode_columns
 from quark_backends.service.server.read_routes import iterate_newest
-from quark_core.backends.run_summary import restore_run, restore_summary
 from quark_core.records.codec import encode_records
 from quark_core.records.columns import Columns
 from quark_core.records.query import Query
@@ -60,9 +51,7 @@ def read_frames(data):
 
 
 def read_rows(client, kind="metric", run_id="run1", **query):
-    reply = client.post(
-        f"/v1/runs/{run_id}/records/{kind}/read", json=query, headers={"Accept": ROWS}
-    )
+    reply = call(client, "read", accept=ROWS, run_id=run_id, kind=kind, query=query)
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"] == ROWS
     *rows, end = read_frames(reply.content)
@@ -70,6 +59,12 @@ def read_rows(client, kind="metric", run_id="run1", **query):
     columns = Columns.concatenate(kind, [frame.to_columns() for frame in rows])
     assert end == End(columns.count)
     return columns
+
+
+def decode(reply, method):
+    """What a reply in msgpack is to the client."""
+    assert reply.status_code == 200, reply.text
+    return decode_value(reply.content, MSGPACK, find_result(method))
 
 
 @pytest.mark.long
@@ -150,102 +145,99 @@ def test_the_newest_of_many_are_read_twice_and_not_kept():
 )
 def test_queries_that_make_no_sense(client, kind, query, field):
     for accept in (ROWS, "application/json"):
-        reply = client.post(
-            f"/v1/runs/run1/records/{kind}/read", json=query, headers={"Accept": accept}
-        )
-        assert (reply.status_code, error_of(reply)["field"]) == (400, field), reply.text
+        reply = call(client, "read", accept=accept, run_id="run1", kind=kind, query=query)
+        assert reply.status_code == 400, reply.text
+        told = error_of(reply)
+        assert field in (told.get("field") or told["message"]), reply.text
 
 
 def test_a_run_that_is_not_there(client):
     for accept in (ROWS, "application/json"):
-        reply = client.post(
-            "/v1/runs/nobody/records/metric/read", json={}, headers={"Accept": accept}
-        )
+        reply = call(client, "read", accept=accept, run_id="nobody", kind="metric", query={})
         assert (reply.status_code, error_of(reply)["code"]) == (404, "run_not_found")
-    for path in ("", "/summary", "/series?key=x", "/writers/w/batches", "/outputs/alert"):
-        reply = client.get(f"/v1/runs/nobody{path}")
-        assert (reply.status_code, error_of(reply)["code"]) == (404, "run_not_found"), path
+    for method, arguments in (
+        ("load_run", {}),
+        ("summarize", {}),
+        ("read_series", {"key": "x", "max_points": None}),
+        ("read_batches", {"writer_id": "w", "start": 0, "limit": 9}),
+        ("read_outputs", {"kind": "alert"}),
+    ):
+        reply = call(client, method, run_id="nobody", **arguments)
+        assert (reply.status_code, error_of(reply)["code"]) == (404, "run_not_found"), method
 
 
 def test_curves(client):
-    reply = client.get("/v1/runs/run1/series?key=loss&max_points=100", headers={"Accept": MSGPACK})
-    series = msgspec.msgpack.decode(reply.content, type=SeriesReply)
-    low = np.frombuffer(series.columns["low"], "<f8")
-    count = np.frombuffer(series.columns["count"], "<i8")
-    assert len(low) == len(count) <= 100
-    assert count.sum() == 50_001
-    assert low.min() == pytest.approx(-1, abs=1e-6)
+    asked = {"run_id": "run1", "key": "loss", "max_points": 100}
+    series = decode(call(client, "read_series", accept=MSGPACK, **asked), "read_series")
+    assert len(series) <= 100
+    assert series.count.sum() == 50_001
+    assert series.low.min() == pytest.approx(-1, abs=1e-6)
     assert series.ranks == (0, 1)
-    assert count.sum() == 50_001
-    one = client.get("/v1/runs/run1/series?key=loss&rank=1").json()
-    assert (one["ranks"], one["columns"]["last"]) == ([1], [9.0])
-    told = client.get("/v1/runs/run1/series?key=odd").json()
+    one = ask(client, "read_series", **{**asked, "max_points": None, "rank": 1})
+    assert (one["ranks"], one["last"]) == ([1], [9.0])
+    told = ask(client, "read_series", **{**asked, "key": "odd"})
     assert told["exact"] is True
-    assert told["columns"]["last"] == [None, None, -1.0]
-    assert told["columns"]["step"] == [0, -1, 2]
-    assert client.get("/v1/runs/run1/series?key=none").json()["columns"]["step"] == []
-    wrong = ("max_points=x", "max_points=0", "max_points=9223372036854775808", "all_attempts=2")
-    for query in ("", "key=", "key=a&key=b", *(f"key=loss&{each}" for each in wrong)):
-        assert client.get(f"/v1/runs/run1/series?{query}").status_code == 400, query
+    assert told["last"] == [None, None, -1.0]
+    assert told["step"] == [0, -1, 2]
+    assert ask(client, "read_series", **{**asked, "key": "none"})["step"] == []
+    for wrong in (
+        {"key": ""},
+        {"key": ["a", "b"]},
+        {"max_points": "x"},
+        {"max_points": 0},
+        {"max_points": 2**63},
+        {"all_attempts": 2},
+    ):
+        assert call(client, "read_series", **{**asked, **wrong}).status_code == 400, wrong
 
 
 def test_windows_of_many_curves(client):
-    asked = {"keys": ["loss", "odd", "none"], "entries": 100, "low": 10, "high": 40_000}
-    reply = client.post("/v1/runs/run1/curves", json=asked, headers={"Accept": MSGPACK})
-    found = msgspec.msgpack.decode(reply.content, type=CurvesReply)
+    asked = {"keys": ["loss", "odd", "none"], "entries": 100, "window": {"low": 10, "high": 40_000}}
+    reply = call(client, "read_series_many", accept=MSGPACK, run_id="run1", query=asked)
+    found = decode(reply, "read_series_many")
     (curve,) = found.curves
     assert (curve.key, curve.attempt, curve.rank, curve.ranks) == ("loss", 0, None, (0,))
-    assert np.frombuffer(curve.columns["count"], "<i8").sum() == 39_991
-    assert np.frombuffer(curve.columns["low"], "<f8").min() == pytest.approx(-1, abs=1e-6)
-    told = client.post("/v1/runs/run1/curves", json={"keys": ["odd"], "ranks": "each"}).json()
+    assert curve.count.sum() == 39_991
+    assert curve.low.min() == pytest.approx(-1, abs=1e-6)
+    asked = {"keys": ["odd"], "entries": None, "ranks": "each"}
+    told = ask(client, "read_series_many", run_id="run1", query=asked)
     assert told["cursor"] == found.cursor
-    assert told["curves"][0]["columns"]["last"] == [None, None, -1.0]
-    assert told["curves"][0]["columns"]["non_finite_step"] == [-1, 0, -1]
+    assert told["curves"][0]["last"] == [None, None, -1.0]
+    assert told["curves"][0]["non_finite_step"] == [-1, 0, -1]
     for wrong in (
-        {"keys": []},
         {"keys": "loss"},
-        {"keys": ["loss"], "axis": "value"},
-        {"keys": ["loss"], "entries": 0},
-        {"keys": ["loss"], "low": 5, "high": 4},
-        {"keys": ["loss"], "ranks": "all"},
+        {"window": {"axis": "value"}},
+        {"entries": 0},
+        {"window": {"low": 5, "high": 4}},
+        {"ranks": "all"},
+        {"since_start": True},
+        {"keys": ["a"] * 1_001},
     ):
-        reply = client.post("/v1/runs/run1/curves", json=wrong)
+        reply = call(client, "read_series_many", run_id="run1", query={**asked, **wrong})
         assert reply.status_code == 400, (wrong, reply.text)
 
 
 def test_what_came_since_a_cursor(client):
     maker = BatchMaker("followed", writer_id="followed")
     ingest(client, maker.start(), maker.metrics(("m", 0, 0.0)))
-    heads = client.get("/v1/runs/followed/heads").json()
+    heads = ask(client, "read_heads", run_id="followed")
     assert heads["outputs"] == 0
-    asked = {"cursor": heads["cursor"], "kinds": ["metric", "event"]}
-    nothing = client.post("/v1/runs/followed/changes", json=asked).json()
+    asked = {"run_id": "followed", "cursor": heads["cursor"], "kinds": ["metric", "event"]}
+    asked["max_rows"] = 10_000
+    nothing = ask(client, "read_changes", **asked)
     assert (nothing["records"], nothing["more"], nothing["stale"]) == ({}, False, False)
     ingest(client, maker.metrics(("m", 1, math.inf), ("n", 1, 2.0)), maker.events("saved"))
-    told = client.post("/v1/runs/followed/changes", json=asked).json()
+    told = ask(client, "read_changes", **asked)
     assert [record["step"] for record in told["records"]["metric"]] == [1, 1]
     assert [record["event_type"] for record in told["records"]["event"]] == ["saved"]
-    reply = client.post(
-        "/v1/runs/followed/changes", json={**asked, "keys": ["n"]}, headers={"Accept": MSGPACK}
-    )
-    packed = msgspec.msgpack.decode(reply.content, type=ChangesReply)
-    (frame,) = read_frames(packed.records["metric"])
-    assert frame.to_columns()["value"].tolist() == [2.0]
+    reply = call(client, "read_changes", accept=MSGPACK, **asked, keys=["n"])
+    packed = decode(reply, "read_changes")
+    assert packed.records["metric"]["value"].tolist() == [2.0]
     assert packed.cursor == told["cursor"]
-    stale = {**asked, "cursor": {"followed": 99}}
-    assert client.post("/v1/runs/followed/changes", json=stale).json()["stale"] is True
-    for wrong in ({"kinds": ["no"]}, {"cursor": {"followed": -1}}, {"max_rows": 0}):
-        reply = client.post("/v1/runs/followed/changes", json={**asked, **wrong})
+    assert ask(client, "read_changes", **{**asked, "cursor": {"followed": 99}})["stale"] is True
+    for wrong in ({"kinds": ["no"]}, {"cursor": {"followed": "x"}}, {"max_rows": 0}):
+        reply = call(client, "read_changes", **{**asked, **wrong})
         assert reply.status_code == 400, (wrong, reply.text)
-
-
-def test_runs_can_be_made_of_what_is_told(client):
-    run = restore_run(client.get("/v1/runs/run1").json())
-    assert (run.run.id, run.run.tags, run.state) == ("run1", ("a",), "running")
-    told = client.get("/v1/runs/run1/summary", headers={"Accept": MSGPACK}).content
-    summary = restore_summary(msgspec.msgpack.decode(told))
-    assert summary.metrics["loss"].count == 50_001
-    assert summary.metrics["odd"].non_finite == 2
 
 
 @pytest.mark.long
@@ -262,41 +254,40 @@ def test_pages_show_every_run_once_while_others_are_started(tmp_path):
         start("twin", 17)  # two of one moment
         seen, after = [], None
         while True:
-            page = client.get(
-                "/v1/runs", params={"limit": 100, **({"after": after} if after else {})}
-            )
-            runs = page.json()["runs"]
-            assert len(runs) <= 4
-            seen += [run["run"]["id"] for run in runs]
-            after = page.json()["next"]
+            page = call(client, "list_runs", limit=100, after=after)
+            assert len(page.json()) <= 4
+            seen += [run["run"]["id"] for run in page.json()]
+            after = page.headers.get(NEXT_PAGE)
             if after is None:
                 break
             start(f"late{len(seen)}", 100 + len(seen))
         assert sorted(seen) == sorted([*(f"run{number:02}" for number in range(18)), "twin"])
         assert seen[2:] == [f"run{number:02}" for number in reversed(range(17))]
-        even = client.get("/v1/runs?project=even&limit=2").json()
-        assert [run["run"]["id"] for run in even["runs"]][-1].startswith(("late", "run"))
-        assert client.get("/v1/runs?limit=0").json() == {"runs": [], "next": None}
-        for bad in ("limit=-1", "limit=x", "after=!!!", "after=abc", "limit=1&limit=2"):
-            reply = client.get(f"/v1/runs?{bad}")
+        even = ask(client, "list_runs", project="even", limit=2)
+        assert [run["run"]["id"] for run in even][-1].startswith(("late", "run"))
+        few = call(client, "list_runs", limit=5)
+        rest = call(client, "list_runs", limit=5, after=few.headers[NEXT_PAGE])
+        assert (len(few.json()), len(rest.json()), NEXT_PAGE in rest.headers) == (4, 1, False)
+        assert ask(client, "list_runs", limit=0) == []
+        for bad in ({"limit": -1}, {"limit": "x"}, {"after": "!!!"}, {"after": "abc"}):
+            reply = call(client, "list_runs", **bad)
             assert (reply.status_code, error_of(reply)["code"]) == (400, "invalid_argument"), bad
 
 
 def test_searches_and_their_messages(client):
-    found = client.post("/v1/runs/search", json={"where": "last(loss) == 9 and 'a' in tags"})
-    assert [run["run"]["id"] for run in found.json()["runs"]] == ["run1"]
-    assert client.post("/v1/runs/search", json={"where": "loss > 100"}).json() == {"runs": []}
-    wrong = client.post("/v1/runs/search", json={"where": "lss > 1", "where_argument": "--where"})
+    def search(**search):
+        return call(client, "search", search=search)
+
+    found = search(where="last(loss) == 9 and 'a' in tags").json()
+    assert [run["stored"]["run"]["id"] for run in found] == ["run1"]
+    assert search(where="loss > 100").json() == []
+    wrong = search(where="lss > 1", where_argument="--where")
     assert error_of(wrong)["message"].startswith("--where, column 1: no run here has this metric")
-    wrong = client.post("/v1/runs/search", json={"order_by": ["loss", "-"]})
-    assert (wrong.status_code, error_of(wrong)["code"]) == (400, "invalid_argument")
-    packed = client.post(
-        "/v1/runs/search",
-        content=msgspec.msgpack.encode({"order_by": ["-loss"], "limit": 1}),
-        headers={"Content-Type": MSGPACK},
-    )
-    assert len(packed.json()["runs"]) == 1
-    assert client.post("/v1/runs/search", json={"store": "elsewhere"}).json() == {"runs": []}
+    for bad in ({"order_by": ["loss", "-"]}, {"where": "(" * 9_000}, {"where": "x" * 10_001}):
+        wrong = search(**bad)
+        assert (wrong.status_code, error_of(wrong)["code"]) == (400, "invalid_argument")
+    assert len(search(order_by=["-loss"], limit=1).json()) == 1
+    assert ask(client, "search", search={}, store="elsewhere") == []
 
 
 def test_generations_of_outputs(server, client):
@@ -307,8 +298,8 @@ def test_generations_of_outputs(server, client):
         headers={"Content-Type": MSGPACK},
     )
     assert reply.json() == {"number": 1}
-    assert client.get("/v1/runs/run1/outputs/alert").json()["count"] == 0
-    rows = client.get("/v1/runs/run1/outputs/alert", headers={"Accept": ROWS})
+    assert ask(client, "read_outputs", run_id="run1", kind="alert") == []
+    rows = call(client, "read_outputs", accept=ROWS, run_id="run1", kind="alert")
     assert read_frames(rows.content) == [End(0)]
     body = encode_records(BatchMaker("run1").metrics(("m", 0, 0.0)).to_records())
     for kind, content in (("lifecycle", body), ("alert", body), ("alert", b"nonsense")):
@@ -322,10 +313,12 @@ def test_generations_of_outputs(server, client):
 
 
 def test_batches_come_back_in_parts(client):
-    found = client.get("/v1/runs/run1/writers/writer0/batches?start=2&limit=3").json()
-    assert [batch[3] for batch in found["batches"]] == [2, 3, 4]
-    assert client.get("/v1/runs/run1/writers/nobody/batches").json() == {"batches": []}
-    assert client.get("/v1/runs/run1/writers/writer0/batches?limit=0").json() == {"batches": []}
+    def read(**asked):
+        return ask(client, "read_batches", run_id="run1", **asked)
+
+    assert [b["number"] for b in read(writer_id="writer0", start=2, limit=3)] == [2, 3, 4]
+    assert read(writer_id="nobody", start=0, limit=9) == []
+    assert read(writer_id="writer0", start=0, limit=0) == []
 
 
 @pytest.mark.long
@@ -337,13 +330,13 @@ def test_a_reader_that_takes_nothing_is_let_go(tmp_path):
         for start in range(0, 300_000, 10_000):
             values = [("loss", step, math.sin(step)) for step in range(start, start + 10_000)]
             ingest(client, maker.metrics(*values))
-        body = b"{}"
+        body = b'{"run_id": "run1", "kind": "metric", "query": {}}'
         key = client.headers["Authorization"]
         with socket.socket() as reader:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             reader.connect(("127.0.0.1", server.port))
             reader.sendall(
-                f"POST /v1/runs/run1/records/metric/read HTTP/1.1\r\nHost: localhost\r\n"
+                f"POST /v1/call/read HTTP/1.1\r\nHost: localhost\r\n"
                 f"Authorization: {key}\r\nAccept: {ROWS}\r\nContent-Type: application/json\r\n"
                 f"Content-Length: {len(body)}\r\n\r\n".encode()
                 + body
@@ -409,13 +402,16 @@ def test_a_page_has_the_columns_that_were_asked_for(client):
         points = maker.metrics(("pm", 0, math.nan if place == 3 else float(place)))
         assert ingest(client, start, points).status_code == 200
     asked = {"project": "pages", "order_by": ["-pm"], "columns": ["pm", "tags"], "count": True}
-    first = client.post("/v1/runs/page", json=asked).json()
+    first = ask(client, "search_page", search=asked)
     # The server's pages are of 7 runs.
-    assert [run_id for run_id, _ in first["rows"]] == [f"p{n}" for n in (8, 7, 6, 5, 4, 2, 1)]
-    assert first["rows"][0] == ["p8", [8.0, None]]
+    assert [row["run_id"] for row in first["rows"]] == [f"p{n}" for n in (8, 7, 6, 5, 4, 2, 1)]
+    assert first["rows"][0]["values"] == [8.0, None]
     assert first["count"] == 9
-    second = client.post("/v1/runs/page", json={**asked, "after": first["next"]}).json()
-    assert second["rows"] == [["p0", [0.0, None]], ["p3", [None, None]]]
+    second = ask(client, "search_page", search={**asked, "after": first["next"]})
+    assert [(row["run_id"], row["values"]) for row in second["rows"]] == [
+        ("p0", [0.0, None]),
+        ("p3", [None, None]),
+    ]
     assert second["next"] is None
     for wrong, message in (
         ({"after": "AAAA"}, "after must be"),
@@ -423,12 +419,12 @@ def test_a_page_has_the_columns_that_were_asked_for(client):
         ({"limit": -1}, "limit"),
         ({"where": "absent > 1"}, "no run here has this metric"),
     ):
-        reply = client.post("/v1/runs/page", json={**asked, **wrong})
+        reply = call(client, "search_page", search={**asked, **wrong})
         assert reply.status_code == 400
         assert message in reply.text
-    names = client.get("/v1/names", params={"project": "pages", "text": "p"}).json()
+    names = ask(client, "list_names", project="pages", text="p", limit=100)
     assert (names["metrics"], names["complete"]) == (["pm"], True)
-    assert client.get("/v1/names", params={"limit": "x"}).status_code == 400
+    assert call(client, "list_names", project=None, text="", limit="x").status_code == 400
 
 
 def test_a_grid_as_json_and_as_bytes(client):
@@ -437,13 +433,12 @@ def test_a_grid_as_json_and_as_bytes(client):
     steps = [maker.layers(step, {"a": 1.0 + step, "b": math.inf}) for step in range(3)]
     assert ingest(client, start, *steps).status_code == 200
     asked = {"kind": "layer", "field": "norm", "summary_type": "gradient", "low": 1}
-    grid = client.get("/v1/runs/g0/grid", params=asked).json()
+    grid = ask(client, "read_grid", run_id="g0", query=asked)
     assert (grid["names"], grid["starts"]) == (["a", "b"], [1, 2])
-    assert grid["values"] == [2.0, 3.0, None, None]
-    assert grid["marks"] == [1, 1, 2, 2]
-    packed = client.get("/v1/runs/g0/grid", params=asked, headers={"Accept": MSGPACK})
-    found = msgspec.msgpack.decode(packed.content, type=GridReply)
-    assert np.frombuffer(found.values, "<f8")[:2].tolist() == [2.0, 3.0]
+    assert grid["values"] == [[2.0, 3.0], [None, None]]
+    assert grid["marks"] == [[1, 1], [2, 2]]
+    packed = call(client, "read_grid", accept=MSGPACK, run_id="g0", query=asked)
+    assert decode(packed, "read_grid").values[0].tolist() == [2.0, 3.0]
     for wrong in ({"kind": "metric"}, {"field": "x"}, {"bins": 0}, {"rows": 10_000}, {"by": "x"}):
-        assert client.get("/v1/runs/g0/grid", params={**asked, **wrong}).status_code == 400
-    assert client.get("/v1/runs/absent/grid", params=asked).status_code == 404
+        assert call(client, "read_grid", run_id="g0", query={**asked, **wrong}).status_code == 400
+    assert call(client, "read_grid", run_id="absent", query=asked).status_code == 404

@@ -6,7 +6,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from service_fixtures import error_of, ingest, serving
+from service_fixtures import ask, call, error_of, ingest, serving
 
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.deployment import Deployment
@@ -114,15 +114,15 @@ def make_run(client, run_id, *, payload=PAYLOAD, points=50):
 
 
 def list_ids(client):
-    return {run["run"]["id"] for run in client.get("/v1/runs").json()["runs"]}
+    return {run["run"]["id"] for run in ask(client, "list_runs")}
 
 
 def list_trash(client):
-    return [run["run_id"] for run in client.get("/v1/trash").json()["runs"]]
+    return [run["run_id"] for run in ask(client, "list_trash")]
 
 
 def trash(client, *run_ids):
-    return client.post("/v1/runs/trash", json={"run_ids": run_ids})
+    return call(client, "trash_runs", run_ids=run_ids)
 
 
 def collect(client, **arguments):
@@ -140,18 +140,18 @@ def collect(client, **arguments):
 def test_a_run_goes_comes_back_and_is_removed_with_its_payloads(client, payloads, count_rows):
     make_run(client, "go")
     make_run(client, "keep")
-    before = client.get("/v1/runs/go/summary").json()
-    assert trash(client, "go").json() == {"run_ids": ["go"]}
+    before = ask(client, "summarize", run_id="go")
+    assert trash(client, "go").is_success
     assert list_ids(client) == {"keep"}
     assert list_trash(client) == ["go"]
-    hidden = client.get("/v1/runs/go")
+    hidden = call(client, "load_run", run_id="go")
     assert (hidden.status_code, "`quark restore go`" in hidden.text) == (404, True)
     assert client.get(f"/v1/runs/go/payloads/{SHA256}").status_code == 404
-    assert client.post("/v1/runs/restore", json={"run_ids": ["go"]}).status_code == 200
-    assert client.get("/v1/runs/go/summary").json() == before
+    assert call(client, "restore_runs", run_ids=["go"]).status_code == 200
+    assert ask(client, "summarize", run_id="go") == before
     assert client.get(f"/v1/runs/go/payloads/{SHA256}").content == PAYLOAD
 
-    assert client.delete("/v1/runs/go").json() == {"run_ids": ["go"]}
+    assert trash(client, "go").is_success
     assert payloads() == ["go", "keep"]
     plan = client.post("/v1/trash/collect", json={"dry_run": True}).json()
     assert [run["run_id"] for run in plan["removed"]] == ["go"]
@@ -169,8 +169,8 @@ def test_a_run_goes_comes_back_and_is_removed_with_its_payloads(client, payloads
         assert (table, left[table]) == (table, rows[table] // 2)
     # The same content in another run was never in question.
     assert client.get(f"/v1/runs/keep/payloads/{SHA256}").content == PAYLOAD
-    assert client.get("/v1/runs/keep/summary").json()["metrics"]["loss"]["count"] == 50
-    gone = client.post("/v1/runs/restore", json={"run_ids": ["go"]})
+    assert ask(client, "summarize", run_id="keep")["metrics"]["loss"]["count"] == 50
+    gone = call(client, "restore_runs", run_ids=["go"])
     assert (gone.status_code, error_of(gone)["code"]) == (404, "run_not_found")
     trash(client, "keep")
     collect(client)
@@ -199,19 +199,18 @@ def test_who_may_remove(server, workspace, client):
     ):
         for refused in (
             trash(training, "run1"),
-            training.delete("/v1/runs/run1"),
-            training.post("/v1/runs/restore", json={"run_ids": ["run1"]}),
+            call(training, "restore_runs", run_ids=["run1"]),
             training.post("/v1/trash/collect", json={}),
             # For good goes what an admin says.
             owner.post("/v1/trash/collect", json={}),
             ingest(owner, BatchMaker("run2").start()),
-            owner.get("/v1/runs/run1"),
+            call(owner, "load_run", run_id="run1"),
         ):
             assert (refused.status_code, error_of(refused)["code"]) == (403, "forbidden")
         assert owner.get("/v1/workspace").json()["scopes"] == ["write"]
         assert trash(owner, "run1").status_code == 200
         assert list_trash(training) == ["run1"]
-        assert owner.post("/v1/runs/restore", json={"run_ids": ["run1"]}).status_code == 200
+        assert call(owner, "restore_runs", run_ids=["run1"]).status_code == 200
     assert list_ids(client) == {"run1"}
 
 
@@ -225,8 +224,8 @@ def test_what_comes_late_is_kept_in_the_trash_and_let_go_after_it(client, payloa
     other = b"came late"
     sha256 = hashlib.sha256(other).hexdigest()
     assert client.put(f"/v1/runs/go/payloads/{sha256}", content=other).status_code == 201
-    client.post("/v1/runs/restore", json={"run_ids": ["go"]})
-    assert client.get("/v1/runs/go/summary").json()["metrics"]["late"]["count"] == 1
+    call(client, "restore_runs", run_ids=["go"])
+    assert ask(client, "summarize", run_id="go")["metrics"]["late"]["count"] == 1
     assert client.get(f"/v1/runs/go/payloads/{sha256}").content == other
     again = BatchMaker("go", attempt=1, writer_id="resumed")
     trash(client, "go")
@@ -325,21 +324,20 @@ def test_usage_counts_rows_and_payloads_by_run(client):
     make_run(client, "large", payload=os.urandom(300_000))
     make_run(client, "small", payload=b"")
     trash(client, "small")
-    usage = client.get("/v1/usage").json()
+    usage = ask(client, "measure_store")
     assert [run["run_id"] for run in usage["runs"]] == ["large", "small"]
     large, small = usage["runs"]
     assert large["points"] == small["points"] == 50
     assert large["files"]["artifacts"] >= 300_000
     assert small["trashed_at"] is not None
     assert usage["total_bytes"] >= usage["database_file_bytes"] + 300_000
-    asked = client.post("/v1/runs/usage", json={"run_ids": ["small", "large"]}).json()["runs"]
+    asked = ask(client, "measure_runs", run_ids=["small", "large"])
     # The server may have compacted one of them meanwhile.
     for run in (small, large, *asked):
         assert run.pop("database_bytes") > 0
-        assert run.pop("total_bytes") >= run["file_bytes"]
     assert asked == [small, large]
-    assert client.get("/v1/damaged").json() == {"records": []}
-    absent = client.post("/v1/runs/usage", json={"run_ids": ["absent"]})
+    assert ask(client, "list_damaged") == []
+    absent = call(client, "measure_runs", run_ids=["absent"])
     assert error_of(absent)["code"] == "run_not_found"
 
 
@@ -379,7 +377,7 @@ def test_trainings_write_beside_a_collection(server, workspace, client, count_ro
     assert refused == []
     assert {run["run_id"] for run in done["removed"]} == {f"go-{index}" for index in range(6)}
     for name, steps in sent.items():
-        summary = client.get(f"/v1/runs/{name}/summary").json()
+        summary = ask(client, "summarize", run_id=name)
         assert summary["metrics"]["loss"]["count"] == steps
     collect(client)
     assert count_rows()["run"] == 3
@@ -389,31 +387,28 @@ def test_trainings_write_beside_a_collection(server, workspace, client, count_ro
 @pytest.mark.long
 def test_a_collection_goes_on_where_the_last_request_ended(client, monkeypatch, count_rows):
     """However little one request gets done, and whatever is asked in between."""
-    from quark_backends.service.server import edit_routes
+    from quark_backends.service.server import removal_routes
 
     for index in range(3):
         make_run(client, f"go-{index}", points=120)
     make_run(client, "keep", payload=b"")
     trash(client, "go-0", "go-1", "go-2")
-    monkeypatch.setattr(edit_routes, "_COLLECT_S", 0.0)
+    monkeypatch.setattr(removal_routes, "_COLLECT_S", 0.0)
     turns = 1
     while not client.post("/v1/trash/collect", json={}).json()["done"]:
         turns += 1
         assert list_ids(client) == {"keep"}
         assert trash(client, "keep").status_code == 200
-        assert client.post("/v1/runs/restore", json={"run_ids": ["keep"]}).status_code == 200
+        assert call(client, "restore_runs", run_ids=["keep"]).status_code == 200
         for run_id in list_trash(client):
             # What has begun to go does not come back in part.
-            back = client.post("/v1/runs/restore", json={"run_ids": [run_id]})
+            back = call(client, "restore_runs", run_ids=[run_id])
             if back.status_code == 200:
-                assert (
-                    client.get(f"/v1/runs/{run_id}/summary").json()["metrics"]["loss"]["count"]
-                    == 120
-                )
+                assert ask(client, "summarize", run_id=run_id)["metrics"]["loss"]["count"] == 120
                 assert trash(client, run_id).is_success
             else:
                 assert "has begun to remove it" in error_of(back)["message"]
     assert turns > 3
     assert list_trash(client) == []
-    assert client.get("/v1/runs/keep/summary").json()["metrics"]["loss"]["count"] == 50
+    assert ask(client, "summarize", run_id="keep")["metrics"]["loss"]["count"] == 50
     assert count_rows()["run"] == 1

@@ -2,10 +2,9 @@
 
 import msgspec
 import pytest
-from service_fixtures import error_of, serving
+from service_fixtures import ask, call, error_of, serving
 
-from quark_backends.service import protocol
-from quark_backends.service.protocol import MSGPACK
+from quark_backends.service.protocol import MSGPACK, NEXT_PAGE
 
 SWEEP = {"project": "vision", "name": "lr", "definition": {"metric": "val/acc"}}
 
@@ -29,27 +28,26 @@ def post(client, route, /, **body):
     return reply.json()
 
 
-def find_route(client):
-    """Of the newest sweep of a client's workspace."""
-    return f"/v1/sweeps/{client.get('/v1/sweeps').json()['sweeps'][0]['id']}"
-
-
 def make_sweep(client, trials, **changes):
-    """A sweep with trials; returns its route."""
-    route = f"/v1/sweeps/{post(client, '/v1/sweeps', **{**SWEEP, **changes})['id']}"
+    """A sweep with trials; returns its id."""
+    sweep_id = ask(client, "open_sweep", **{**SWEEP, **changes})["id"]
     if trials:
         new = [{"parameters": {"lr": place / 8}} for place in range(trials)]
-        post(client, f"{route}/trials", trials=new, key="all")
-    return route
+        ask(client, "add_trials", sweep_id=sweep_id, trials=new, key="all")
+    return sweep_id
 
 
-def claim(client, request_id, route=None, **body):
-    route = route or find_route(client)
-    return post(client, f"{route}/claim", request_id=request_id, **body)["trial"]
+def claim(client, request_id, sweep_id=None, **named):
+    sweep_id = sweep_id or ask(client, "list_sweeps")[0]["id"]
+    return ask(client, "claim_trial", sweep_id=sweep_id, request_id=request_id, **named)
+
+
+def list_trials(client, sweep_id):
+    return ask(client, "list_trials", sweep_id=sweep_id)
 
 
 def test_a_sweep_is_worked_through_by_requests_alone(client):
-    route = make_sweep(client, 2)
+    sweep_id = make_sweep(client, 2)
     first, second, none = (claim(client, name) for name in "abc")
     assert [first["number"], second["number"], none] == [0, 1, None]
     assert (first["parameters"], first["token"], first["state"]) == ({"lr": 0.0}, 1, "running")
@@ -59,26 +57,27 @@ def test_a_sweep_is_worked_through_by_requests_alone(client):
     post(client, "/v1/runs/run0/heartbeat")
     said = {"state": "completed", "values": [0.9], "step": 3}
     post(client, "/v1/runs/run0/status", status="completed", trial=said)
-    settled = post(
+    settled = ask(
         client,
-        f"{route}/settle",
+        "settle_trial",
+        sweep_id=sweep_id,
         number=1,
         token=1,
         result={"state": "pruned", "values": [0.1], "reason": "worse than the rest"},
-    )["trial"]
+    )
     assert (settled["state"], settled["reason"]) == ("pruned", "worse than the rest")
-    (one, other) = client.get(f"{route}/trials").json()["trials"]
+    (one, other) = list_trials(client, sweep_id)
     assert (one["state"], one["values"], one["step"]) == ("completed", [0.9], 3)
     assert one["run_id"] == "run0"
     assert other == settled
-    sweep = client.get(route).json()
+    sweep = ask(client, "load_sweep", sweep_id=sweep_id)
     assert sweep["counts"] == {"completed": 1, "pruned": 1}
-    assert client.get("/v1/sweeps?project=vision").json()["sweeps"] == [sweep]
-    assert client.get("/v1/sweeps?project=speech").json()["sweeps"] == []
+    assert ask(client, "list_sweeps", project="vision") == [sweep]
+    assert ask(client, "list_sweeps", project="speech") == []
 
 
 def test_the_status_of_a_run_alone_settles_its_trial(client):
-    route = make_sweep(client, 1, max_failures=2)
+    sweep_id = make_sweep(client, 1, max_failures=2)
     for attempt, (status, state, failures) in enumerate(
         [("interrupted", "suspended", 0), ("failed", "waiting", 1), ("failed", "broken", 2)]
     ):
@@ -88,14 +87,14 @@ def test_the_status_of_a_run_alone_settles_its_trial(client):
         run_id = f"run{attempt}"
         post(client, "/v1/runs", project="vision", run_id=run_id, trial=held)
         post(client, f"/v1/runs/{run_id}/status", status=status)
-        (found,) = client.get(f"{route}/trials").json()["trials"]
+        (found,) = list_trials(client, sweep_id)
         assert (found["state"], found["failures"]) == (state, failures)
     assert "failed 2 times" in found["reason"]
     assert claim(client, "more") is None
 
 
 def test_a_heartbeat_renews_the_lease_of_the_newest_claim_only(client):
-    route = make_sweep(client, 1)
+    sweep_id = make_sweep(client, 1)
     trial = claim(client, "a", lease_s=0.001)
     held = {name: trial[name] for name in ("sweep_id", "number", "token")}
     late = claim(client, "b", lease_s=600.0)
@@ -104,89 +103,90 @@ def test_a_heartbeat_renews_the_lease_of_the_newest_claim_only(client):
     assert late["token"] == 2
     post(client, "/v1/runs", project="vision", run_id="late", trial={**held, "token": 2})
     post(client, "/v1/runs", project="vision", run_id="early", trial=held)
-    before = client.get(f"{route}/trials").json()["trials"][0]
+    before = list_trials(client, sweep_id)[0]
     post(client, "/v1/runs/early/heartbeat")
-    assert client.get(f"{route}/trials").json()["trials"][0] == before
+    assert list_trials(client, sweep_id)[0] == before
     post(client, "/v1/runs/late/heartbeat")
-    after = client.get(f"{route}/trials").json()["trials"][0]
+    after = list_trials(client, sweep_id)[0]
     assert after["lease_until"] > before["lease_until"]
     # What the one that was taken from says changes nothing, and its run is kept.
     post(client, "/v1/runs/early/status", status="completed")
-    assert client.get(f"{route}/trials").json()["trials"][0]["state"] == "running"
-    early = client.get("/v1/runs/early").json()
+    assert list_trials(client, sweep_id)[0]["state"] == "running"
+    early = ask(client, "load_run", run_id="early")
     assert (early["run"]["status"], early["superseded"]) == ("completed", True)
-    assert client.get("/v1/runs/late").json()["superseded"] is False
-    refused = post(client, f"{route}/settle", number=0, token=1, result={"state": "completed"})[
-        "trial"
-    ]
+    assert ask(client, "load_run", run_id="late")["superseded"] is False
+    refused = ask(
+        client, "settle_trial", sweep_id=sweep_id, number=0, token=1, result={"state": "completed"}
+    )
     assert (refused["token"], refused["state"]) == (2, "running")
 
 
 def test_a_request_that_comes_again_does_nothing_twice(client):
-    route = make_sweep(client, 3)
-    again = post(client, f"{route}/trials", trials=[{"parameters": {"other": 1}}] * 5, key="all")[
-        "trials"
-    ]
+    sweep_id = make_sweep(client, 3)
+    again = ask(
+        client,
+        "add_trials",
+        sweep_id=sweep_id,
+        trials=[{"parameters": {"other": 1}}] * 5,
+        key="all",
+    )
     assert [trial["parameters"] for trial in again] == [{"lr": n / 8} for n in range(3)]
     first = claim(client, "a")
     repeated = claim(client, "a")
     assert {**repeated, "lease_until": None} == {**first, "lease_until": None}
     failing = {"number": 0, "token": 1, "result": {"state": "waiting", "reason": "no memory"}}
-    assert post(client, f"{route}/settle", **failing)["trial"]["failures"] == 1
-    assert post(client, f"{route}/settle", **failing)["trial"]["failures"] == 1
+    assert ask(client, "settle_trial", sweep_id=sweep_id, **failing)["failures"] == 1
+    assert ask(client, "settle_trial", sweep_id=sweep_id, **failing)["failures"] == 1
     entries = {"log": "l", "entries": ["a", "b"], "request_id": "r"}
-    assert post(client, "/v1/entries", **entries) == {"first": 0, "count": 2}
-    assert post(client, "/v1/entries", **entries) == {"first": 0, "count": 2}
-    assert post(client, "/v1/entries", **{**entries, "request_id": "s"})["first"] == 2
-    read = client.get("/v1/entries?log=l&start=1").json()
-    assert read == {"entries": ["b", "a", "b"], "next": 4}
-    assert client.get("/v1/entries?log=l&start=4").json() == {"entries": [], "next": None}
+    assert ask(client, "append_entries", **entries) == {"first": 0, "count": 2}
+    assert ask(client, "append_entries", **entries) == {"first": 0, "count": 2}
+    assert ask(client, "append_entries", **{**entries, "request_id": "s"})["first"] == 2
+    assert ask(client, "read_entries", log="l", start=1) == ["b", "a", "b"]
+    assert ask(client, "read_entries", log="l", start=4) == []
 
 
 def test_a_paused_sweep_gives_nothing_and_a_cancelled_one_never_again(client):
-    route = make_sweep(client, 2)
+    sweep_id = make_sweep(client, 2)
     held = claim(client, "a")
     for state, given in (("paused", None), ("running", 1)):
-        sweep = post(client, f"{route}/state", state=state, by="ann@lab")
+        sweep = ask(client, "update_sweep", sweep_id=sweep_id, state=state, by="ann@lab")
         assert sweep["state"] == state
         found = claim(client, state)
         assert (found and found["number"]) == given
-    post(client, f"{route}/settle", number=1, token=1, result={"state": "suspended"})
-    assert post(client, f"{route}/state", state="cancelled", by="ann@lab")["counts"] == {
-        "running": 1,
-        "cancelled": 1,
-    }
+    ask(client, "settle_trial", sweep_id=sweep_id, number=1, token=1, result={"state": "suspended"})
+    cancelled = ask(client, "update_sweep", sweep_id=sweep_id, state="cancelled", by="ann@lab")
+    assert cancelled["counts"] == {"running": 1, "cancelled": 1}
     assert claim(client, "b") is None
-    refused = client.post(f"{route}/state", json={"state": "running", "by": "ann@lab"})
+    refused = call(client, "update_sweep", sweep_id=sweep_id, state="running", by="ann@lab")
     assert (refused.status_code, error_of(refused)["code"]) == (400, "invalid_argument")
-    done = post(
+    done = ask(
         client,
-        f"{route}/settle",
+        "settle_trial",
+        sweep_id=sweep_id,
         number=held["number"],
         token=held["token"],
         result={"state": "completed", "values": [1.0]},
     )
-    assert done["trial"]["state"] == "completed"
+    assert done["state"] == "completed"
 
 
 def test_a_claim_may_say_which_trial_it_wants(client):
-    route = make_sweep(client, 4)
+    sweep_id = make_sweep(client, 4)
     assert claim(client, "a", wish={"number": 2})["number"] == 2
     assert claim(client, "b", wish={"number": 2}) is None
     assert claim(client, "c", wish={"where": "param.lr > 0.3"})["number"] == 3
     assert claim(client, "d", wish={"where": "param.lr > 0.3"}) is None
-    refused = client.post(
-        f"{route}/claim", json={"request_id": "e", "wish": {"where": "param.lr >"}}
-    )
+    wish = {"where": "param.lr >"}
+    refused = call(client, "claim_trial", sweep_id=sweep_id, request_id="e", wish=wish)
     assert (refused.status_code, error_of(refused)["code"]) == (400, "invalid_argument")
 
 
 def test_a_field_is_set_only_if_it_has_the_value_that_is_expected(client):
     post(client, "/v1/runs", project="vision", run_id="run0")
-    for path, named in (
-        ("/v1/runs/run0/compare_and_set", {}),
-        ("/v1/project/compare_and_set", {"project": "vision"}),
-        ("/v1/groups/compare_and_set", {"project": "vision", "path": "paper/fig3"}),
+    for method, named in (
+        ("compare_and_set", {"run_id": "run0"}),
+        ("compare_and_set_group", {"project": "vision", "path": ""}),
+        ("compare_and_set_group", {"project": "vision", "path": "paper/fig3"}),
     ):
         steps = [
             (None, "mine", True),
@@ -195,149 +195,141 @@ def test_a_field_is_set_only_if_it_has_the_value_that_is_expected(client):
             (2.5, None, True),
         ]
         for expect, value, was_set in [*steps, (None, "last", True)]:
-            reply = post(
-                client, path, field="owner", expect=expect, value=value, by="ann@lab", **named
-            )
-            assert reply == {"was_set": was_set}, (path, expect, value)
-    assert client.get("/v1/runs/run0").json()["fields"]["owner"] == "last"
-    assert client.get("/v1/project?project=vision").json()["fields"] == {"owner": "last"}
-    (group,) = client.get("/v1/groups").json()["groups"]
+            asked = {"field": "owner", "expect": expect, "value": value, "by": "ann@lab", **named}
+            assert ask(client, method, **asked) == was_set, asked
+    assert ask(client, "load_run", run_id="run0")["fields"]["owner"] == "last"
+    assert ask(client, "load_project", project="vision")["fields"] == {"owner": "last"}
+    (group,) = ask(client, "list_groups")
     assert (group["path"], group["fields"]) == ("paper/fig3", {"owner": "last"})
 
 
+CLAIM = {"sweep_id": "SWEEP", "request_id": "a"}
+TRIALS = {"sweep_id": "SWEEP", "trials": [{"parameters": {"x": 1}}], "key": "k"}
+SETTLE = {"sweep_id": "SWEEP", "number": 0, "token": 1}
+ENTRIES = {"log": "l", "entries": ["x"], "request_id": "r"}
+
+
+def put_in(sweep_id, arguments):
+    return {name: sweep_id if value == "SWEEP" else value for name, value in arguments.items()}
+
+
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("method", "arguments", "field"),
     [
-        ("/v1/sweeps", {**SWEEP, "name": ""}),
-        ("/v1/sweeps", {**SWEEP, "max_failures": 0}),
-        ("/v1/sweeps", {**SWEEP, "definition": {"other": 1}}),
-        ("{route}/trials", {"trials": [], "key": "k"}),
-        ("{route}/trials", {"trials": [{"parameters": {"": 1}}], "key": "k"}),
-        ("{route}/trials", {"trials": [{"parameters": {"x": 1}}], "key": ""}),
-        ("{route}/claim", {"request_id": ""}),
-        ("{route}/claim", {"request_id": "a\0b"}),
-        ("{route}/claim", {"request_id": "a", "lease_s": 0.0}),
-        ("{route}/claim", {"request_id": "a", "lease_s": 1e300}),
-        ("{route}/claim", {"request_id": "a", "wish": {"number": -1}}),
-        ("{route}/claim", {"request_id": "a", "wish": {"number": 2**64}}),
+        ("open_sweep", {**SWEEP, "name": ""}, None),
+        ("open_sweep", {**SWEEP, "max_failures": 0}, None),
+        ("open_sweep", {**SWEEP, "definition": {"other": 1}}, None),
+        ("open_sweep", {**SWEEP, "definition": [1]}, "definition"),
+        ("add_trials", {**TRIALS, "trials": []}, None),
+        ("add_trials", {**TRIALS, "trials": [{"parameters": {"": 1}}]}, None),
+        ("add_trials", {**TRIALS, "trials": [{}]}, "trials[0]"),
+        ("add_trials", {**TRIALS, "key": ""}, None),
+        ("claim_trial", {"sweep_id": "SWEEP"}, None),
+        ("claim_trial", {**CLAIM, "request_id": ""}, None),
+        ("claim_trial", {**CLAIM, "request_id": "a\0b"}, "request_id"),
+        ("claim_trial", {**CLAIM, "lease_s": 0.0}, None),
+        ("claim_trial", {**CLAIM, "lease_s": 1e300}, None),
+        ("claim_trial", {**CLAIM, "wish": {"number": -1}}, "wish.number"),
+        ("claim_trial", {**CLAIM, "wish": {"number": 2**64}}, "wish.number"),
+        ("claim_trial", {**CLAIM, "worker": {"host": "h", "pid": -1, "started": ""}}, "worker.pid"),
         (
-            "{route}/claim",
-            {"request_id": "a", "worker": {"host": "h", "pid": -1, "started": ""}},
+            "claim_trial",
+            {**CLAIM, "worker": {"host": "h" * 2000, "pid": 1, "started": ""}},
+            "worker.host",
         ),
-        (
-            "{route}/claim",
-            {"request_id": "a", "worker": {"host": "h" * 2000, "pid": 1, "started": ""}},
-        ),
-        ("{route}/settle", {"number": 0, "token": 0}),
-        ("{route}/settle", {"number": 99, "token": 1, "result": {"state": "failed"}}),
-        ("{route}/settle", {"number": 0, "token": 1, "result": {"state": "running"}}),
-        ("{route}/settle", {"number": 0, "token": 1, "result": {"state": "odd"}}),
-        ("/v1/entries", {"log": "", "entries": ["x"], "request_id": "r"}),
-        ("/v1/entries", {"log": "l", "entries": [], "request_id": "r"}),
-        ("/v1/entries", {"log": "l", "entries": ["x" * 1_000_001], "request_id": "r"}),
-        (
-            "/v1/project/compare_and_set",
-            {"project": "p", "path": "a", "field": "f", "expect": None, "value": 1, "by": "x@y"},
-        ),
+        ("settle_trial", {**SETTLE, "token": 0}, "token"),
+        ("settle_trial", {**SETTLE, "number": -1}, "number"),
+        ("settle_trial", {**SETTLE, "number": 99, "result": {"state": "failed"}}, None),
+        ("settle_trial", {**SETTLE, "result": {"state": "running"}}, None),
+        ("settle_trial", {**SETTLE, "result": {"state": "odd"}}, None),
+        ("append_entries", {**ENTRIES, "log": ""}, None),
+        ("append_entries", {**ENTRIES, "entries": []}, None),
+        ("append_entries", {**ENTRIES, "entries": ["x" * 1_000_001]}, None),
+        ("append_entries", {**ENTRIES, "entries": "x"}, "entries"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(client, path, body):
-    route = make_sweep(client, 1)
-    before = client.get(f"{route}/trials").content
-    refused = client.post(path.replace("{route}", route), json=body)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(client, method, arguments, field):
+    sweep_id = make_sweep(client, 1)
+    before = list_trials(client, sweep_id)
+    refused = call(client, method, **put_in(sweep_id, arguments))
     assert refused.status_code == 400, refused.text
     assert error_of(refused)["code"] in ("malformed", "invalid_argument")
-    assert client.get(f"{route}/trials").content == before
-    assert client.get("/v1/entries?log=l").json()["entries"] == []
-    assert len(client.get("/v1/sweeps").json()["sweeps"]) == 1
+    if field is not None:
+        assert error_of(refused)["field"] == field
+    assert list_trials(client, sweep_id) == before
+    assert ask(client, "read_entries", log="l", start=0) == []
+    assert len(ask(client, "list_sweeps")) == 1
 
 
 def test_a_page_ends_where_it_is_large_and_says_how_to_go_on(client, monkeypatch):
-    monkeypatch.setattr("quark_backends.service.server.sweep_routes.PAGE_BYTES", 100_000)
-    route = make_sweep(client, 0)
+    monkeypatch.setattr("quark_backends.service.server.call_routes.PAGE_BYTES", 100_000)
+    sweep_id = make_sweep(client, 0)
     new = [{"parameters": {"text": "x" * 30_000}} for _ in range(7)]
-    post(client, f"{route}/trials", trials=new, key="k")
-    post(client, "/v1/entries", log="l", entries=["y" * 40_000] * 5, request_id="r")
-    for path, name in (
-        (f"{route}/trials?", "trials"),
-        ("/v1/entries?log=l&", "entries"),
-    ):
-        sizes, following = [], 0
-        while following is not None:
-            reply = client.get(f"{path}start={following}").json()
-            sizes.append(len(reply[name]))
-            following = reply["next"]
-        assert sizes == ([3, 3, 1, 0] if name == "trials" else [2, 2, 1, 0])
-    assert client.get(f"{route}/trials?start=2&limit=1").json()["trials"][0]["number"] == 2
+    ask(client, "add_trials", sweep_id=sweep_id, trials=new, key="k")
+    ask(client, "append_entries", log="l", entries=["y" * 40_000] * 5, request_id="r")
+    sizes, after = [], None
+    while not sizes or after is not None:
+        reply = call(client, "list_trials", sweep_id=sweep_id, after=after)
+        sizes.append(len(reply.json()))
+        after = reply.headers.get(NEXT_PAGE)
+    assert sizes == [3, 3, 1, 0]
+    starts = (0, 2, 4, 5)
+    sizes = [len(ask(client, "read_entries", log="l", start=start)) for start in starts]
+    assert sizes == [2, 2, 1, 0]
+    (trial,) = ask(client, "list_trials", sweep_id=sweep_id, start=2, limit=1)
+    assert trial["number"] == 2
 
 
 def test_what_comes_is_bounded_by_what_the_server_takes(tmp_path):
     limits = {"body_bytes": 10_000, "nesting": 5}
     with serving(tmp_path, limits=limits) as server, server.client() as client:
-        route = make_sweep(client, 0)
-        large = client.post(
-            f"{route}/trials",
-            json={"trials": [{"parameters": {"x": "y" * 20_000}}], "key": "k"},
-        )
-        assert (large.status_code, error_of(large)["code"]) == (413, "too_large")
-        deep = {"x": [[[[[[[1]]]]]]]}
-        for path, body in (
-            ("/v1/sweeps", {**SWEEP, "name": "deep", "definition": deep}),
-            (f"{route}/trials", {"trials": [{"parameters": deep}], "key": "k"}),
+        sweep_id = make_sweep(client, 0)
+        asked = put_in(sweep_id, TRIALS)
+        large = {**asked, "trials": [{"parameters": {"x": "y" * 20_000}}]}
+        refused = call(client, "add_trials", **large)
+        assert (refused.status_code, error_of(refused)["code"]) == (413, "too_large")
+        deep = {"x": [[[[[[[[1]]]]]]]]}
+        for method, arguments in (
+            ("open_sweep", {**SWEEP, "name": "deep", "definition": deep}),
+            ("add_trials", {**asked, "trials": [{"parameters": deep}]}),
         ):
-            refused = client.post(path.replace("{route}", route), json=body)
+            refused = call(client, method, **arguments)
             assert refused.status_code == 400
             assert "levels" in error_of(refused)["message"]
 
 
 def test_a_key_may_do_what_its_scope_says(server, client):
     workspace = client.get("/v1/workspace").json()["workspace"]
-    route = make_sweep(client, 3)
+    sweep_id = make_sweep(client, 3)
     with server.client(workspace, "ingest") as worker:
-        assert claim(worker, "a", route)["number"] == 0
-        assert worker.get(f"{route}/trials").status_code == 200
-        assert worker.get(route).status_code == 200
-        assert worker.get("/v1/sweeps").status_code == 403
-        paused = worker.post(f"{route}/state", json={"state": "paused", "by": "x@y"})
+        assert claim(worker, "a", sweep_id)["number"] == 0
+        assert len(list_trials(worker, sweep_id)) == 3
+        assert ask(worker, "load_sweep", sweep_id=sweep_id)["id"] == sweep_id
+        assert call(worker, "list_sweeps").status_code == 403
+        paused = call(worker, "update_sweep", sweep_id=sweep_id, state="paused", by="x@y")
         assert (paused.status_code, error_of(paused)["code"]) == (403, "forbidden")
     with server.client(workspace, "read") as reader:
-        assert len(reader.get("/v1/sweeps").json()["sweeps"]) == 1
-        for path, body in (
-            (f"{route}/claim", {"request_id": "b"}),
-            (
-                f"{route}/settle",
-                {"number": 0, "token": 1, "result": {"state": "failed"}},
-            ),
-            (f"{route}/trials", {"trials": [{"parameters": {}}], "key": "x"}),
-            ("/v1/entries", {"log": "l", "entries": ["x"], "request_id": "r"}),
+        assert len(ask(reader, "list_sweeps")) == 1
+        for method, arguments in (
+            ("claim_trial", {**CLAIM, "request_id": "b"}),
+            ("settle_trial", {**SETTLE, "result": {"state": "failed"}}),
+            ("add_trials", TRIALS),
+            ("append_entries", ENTRIES),
         ):
-            assert reader.post(path, json=body).status_code == 403
+            assert call(reader, method, **put_in(sweep_id, arguments)).status_code == 403
     with server.client(workspace, "write") as owner:
-        post(owner, f"{route}/state", state="paused", by="ann@lab")
-    assert client.get(route).json()["state"] == "paused"
+        ask(owner, "update_sweep", sweep_id=sweep_id, state="paused", by="ann@lab")
+    assert ask(client, "load_sweep", sweep_id=sweep_id)["state"] == "paused"
 
 
 def test_replies_are_the_same_in_msgpack(client):
-    route = make_sweep(client, 2)
-    for path in (
-        "/v1/sweeps",
-        route,
-        f"{route}/trials",
-        "/v1/entries?log=l",
+    sweep_id = make_sweep(client, 2)
+    for method, arguments in (
+        ("list_sweeps", {}),
+        ("load_sweep", {"sweep_id": sweep_id}),
+        ("list_trials", {"sweep_id": sweep_id}),
+        ("read_entries", {"log": "l", "start": 0}),
     ):
-        packed = client.get(path, headers={"Accept": MSGPACK})
+        packed = call(client, method, accept=MSGPACK, **arguments)
         assert packed.headers["content-type"] == MSGPACK
-        assert msgspec.msgpack.decode(packed.content) == client.get(path).json()
-
-
-def test_each_message_of_sweeps_is_described(client):
-    described = client.get("/openapi.json").json()["components"]["schemas"]
-    messages = {
-        name
-        for name, value in vars(protocol).items()
-        if isinstance(value, type)
-        and issubclass(value, msgspec.Struct)
-        and value.__module__ == protocol.__name__
-    }
-    assert messages
-    assert messages <= {*described}
+        assert msgspec.msgpack.decode(packed.content) == ask(client, method, **arguments)

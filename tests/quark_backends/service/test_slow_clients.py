@@ -1,12 +1,13 @@
 """Clients that send or read slowly take nothing from others: real connections, held open."""
 
 import contextlib
+import json
 import random
 import socket
 import threading
 
 import pytest
-from service_fixtures import encode_ingest, error_of, ingest, serving
+from service_fixtures import call, encode_ingest, error_of, ingest, serving
 
 from quark_backends.service.protocol import MSGPACK, ROWS
 from quark_core.testing.fakes import BatchMaker
@@ -51,22 +52,26 @@ class SlowClient:
         self.connection.close()
 
 
+ROWS_OF_RUN = {"run_id": "run1", "kind": "metric", "query": {}}
+
+
 class SlowReader:
     """Asks for rows, and reads none of them."""
 
-    def __init__(self, server, key, path):
+    def __init__(self, server, key):
+        body = json.dumps(ROWS_OF_RUN)
         self.connection = socket.socket()
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self.connection.connect(("127.0.0.1", server.port))
         head = [
-            f"POST {path} HTTP/1.1",
+            "POST /v1/call/read HTTP/1.1",
             f"Host: 127.0.0.1:{server.port}",
             f"Authorization: Bearer {key}",
             "Content-Type: application/json",
             f"Accept: {ROWS}",
-            "Content-Length: 2",
+            f"Content-Length: {len(body)}",
         ]
-        self.connection.sendall("\r\n".join([*head, "", "{}"]).encode())
+        self.connection.sendall("\r\n".join([*head, "", body]).encode())
 
     def close(self):
         self.connection.close()
@@ -167,7 +172,7 @@ def test_one_key_has_so_many_slow_bodies_and_another_key_is_let_in(tmp_path):
                 assert (reply.status_code, error_of(reply)["code"]) == (429, "rate_limited")
                 assert "bodies_per_key" in error_of(reply)["message"]
                 assert "retry-after" in reply.headers
-                assert client.get("/v1/runs").status_code == 200
+                assert call(client, "list_runs").status_code == 200
                 assert ingest(colleague, maker.metrics(("loss", 0, 1.0))).status_code == 200
         wait_until(lambda: count_arriving(server) == 0)
 
@@ -187,7 +192,7 @@ def test_one_workspace_leaves_places_for_others_however_many_keys_it_has(tmp_pat
         service = server.service
         wait_until(lambda: service.places._taken["busy"] == service.working == 12)
         assert ingest(client, BatchMaker("run1").start()).status_code == 200
-        reply = busy.get("/v1/runs")
+        reply = call(busy, "list_runs")
         assert (reply.status_code, error_of(reply)["code"]) == (429, "rate_limited")
 
 
@@ -205,8 +210,6 @@ def test_whoever_has_no_key_takes_no_place(tmp_path):
 
 @pytest.mark.long
 def test_slow_readers_of_one_workspace_leave_others_theirs(tmp_path):
-    path = "/v1/runs/run1/records/metric/read"
-    accept = {"Accept": ROWS}
     with (
         serving(tmp_path) as server,
         server.client("busy") as busy,
@@ -222,11 +225,11 @@ def test_slow_readers_of_one_workspace_leave_others_theirs(tmp_path):
             assert ingest(busy, maker.metrics(*points)).status_code == 200
         key = server.make_key("busy")
         for _ in range(20):
-            reader = SlowReader(server, key, path)
+            reader = SlowReader(server, key)
             stack.enter_context(contextlib.closing(reader))
         streams = server.service.streams
         wait_until(lambda: streams._held["busy"] == 8 and len(streams._waiting) == 12)
-        assert calm.post(path, json={}, headers=accept).status_code == 200
+        assert call(calm, "read", accept=ROWS, **ROWS_OF_RUN).status_code == 200
         assert (streams._held["busy"], len(streams._waiting)) == (8, 12)
         stack.close()
         wait_until(lambda: not streams._held and not streams._waiting)
@@ -307,11 +310,11 @@ def test_a_long_head_behind_a_request_ends_its_connection_and_no_more(tmp_path, 
     with serving(tmp_path, limits={"requests_per_s": 1e6}) as server:
         key = server.make_key()
         head = f"Host: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {key}\r\n"
-        one = f"GET /v1/runs HTTP/1.1\r\n{head}\r\n".encode()
+        one = f"GET /v1/workspace HTTP/1.1\r\n{head}\r\n".encode()
         for _ in range(5):
             send_many(server, one * 20 + f"GET / HTTP/1.1\r\nX: {'y' * 2**20}".encode())
         with server.client(key=key) as client:
-            assert client.get("/v1/runs").status_code == 200
+            assert call(client, "list_runs").status_code == 200
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -320,6 +323,6 @@ def test_a_header_that_is_there_twice_is_refused(tmp_path, name):
     with serving(tmp_path) as server, server.client() as client:
         given = client.headers.get(name, "application/json")
         headers = [*client.headers.items(), (name, given), (name, "other")]
-        refused = client.request("GET", "/v1/runs", headers=headers)
+        refused = client.request("GET", "/v1/workspace", headers=headers)
         assert refused.status_code == 400
         assert error_of(refused)["message"] == f"the request has several {name} headers"

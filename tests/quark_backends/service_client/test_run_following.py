@@ -1,4 +1,4 @@
-"""Curves and changes of a run on a service, also of one that does not know these routes."""
+"""Curves and changes of a run on a service."""
 
 import numpy as np
 import pytest

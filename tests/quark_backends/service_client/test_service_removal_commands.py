@@ -11,12 +11,10 @@ import threading
 
 import pytest
 from click.testing import CliRunner
-from service_fixtures import ServerProcess, ingest, serving
+from service_fixtures import ServerProcess, call, ingest
 
 import quark
 from quark.cli.main import cli
-from quark_backends.service.server import application
-from quark_backends.service.server.routes import ROUTES
 from quark_core.errors import (
     InvalidRunStateError,
     QuarkError,
@@ -183,25 +181,6 @@ def test_a_living_run_stays(invoke, service, here, tmp_path):
 
 
 @pytest.mark.long
-def test_a_service_of_an_older_version_is_told_by_name(tmp_path, monkeypatch, invoke):
-    older = tuple(route for route in ROUTES if "removal_routes" not in route.handler.__module__)
-    assert len(older) == len(ROUTES) - 8
-    monkeypatch.setattr(application, "ROUTES", older)
-    with serving(tmp_path / "server") as server:
-        monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
-        monkeypatch.setenv("QUARK_USER_KEY", server.make_key())
-        with quark.start_run(project="p", storage_dir=tmp_path) as session:
-            pass
-        version = quark.__version__
-        for command in (("rm", session.run_id, "-y"), ("rm", "--list"), ("gc", "-y"), ("du",)):
-            said = str(refused(invoke, *command, "-d", tmp_path, kind=SessionStoreError))
-            assert f"the service at {server.url} is Quark {version}, which can neither" in said
-            assert "bring it up to date" in said
-        # What has no use for it does not ask.
-        assert session.run_id in invoke("runs", "--json", "-d", tmp_path)
-
-
-@pytest.mark.long
 def test_who_logs_to_a_removed_run_is_told(service, tmp_path, invoke, here, caplog):
     session = quark.start_run(project="p", storage_dir=tmp_path / "vision")
     metrics = quark.MetricsLogger(session)
@@ -213,7 +192,7 @@ def test_who_logs_to_a_removed_run_is_told(service, tmp_path, invoke, here, capl
         assert client.post(
             f"/v1/runs/{session.run_id}/status", json={"status": "failed"}
         ).is_success
-        assert client.delete(f"/v1/runs/{session.run_id}").is_success
+        assert call(client, "trash_runs", run_ids=[session.run_id]).is_success
         assert client.post("/v1/trash/collect", json={}).json()["done"]
     assert trash.list_trash() == []
     with caplog.at_level(logging.WARNING, "quark"):
@@ -271,8 +250,8 @@ def test_a_server_that_is_killed_at_any_moment_leaves_all_or_nothing(
             server = ServerProcess(folder, store_url=url)
             monkeypatch.setenv("QUARK_PERSISTENCE_URL", server.url)
             with server.client(key=key) as client:
-                trash = {run["run_id"] for run in client.get("/v1/trash").json()["runs"]}
-                shown = {run["run"]["id"] for run in client.get("/v1/runs").json()["runs"]}
+                trash = {run["run_id"] for run in call(client, "list_trash").json()}
+                shown = {run["run"]["id"] for run in call(client, "list_runs").json()}
             assert "keep" in shown
             if command == "gc":
                 assert shown == {"keep"}
@@ -287,7 +266,7 @@ def test_a_server_that_is_killed_at_any_moment_leaves_all_or_nothing(
         invoke("gc", "-y", *here)
         assert list_trash(invoke, here) == []
         with server.client(key=key) as client:
-            read = client.get("/v1/runs/keep/summary").json()
+            read = call(client, "summarize", run_id="keep").json()
             assert read["metrics"]["m"]["count"] == 50_000
             kept = b"keep" * 1000
             assert client.get(payload_path.format("keep", sha(kept))).content == kept

@@ -6,13 +6,11 @@ import pickle
 import subprocess
 import sys
 
-import msgspec
 import numpy as np
 import pytest
 from service_fixtures import serving
 
 import quark
-from quark_backends.service.server import read_routes
 from quark_core.errors import (
     ArtifactNotFoundError,
     InvalidRunStateError,
@@ -313,54 +311,3 @@ def test_what_is_not_found_says_which_store_was_asked(service, tmp_path, monkeyp
     output = CliRunner().invoke(cli, ["runs"]).output
     assert f"No run fits in {named}." in " ".join(output.split())
     assert "Only the project store 'empty' of the service was asked" in output
-
-
-@pytest.mark.long
-def test_a_server_older_than_ranks_is_read_right(service, tmp_path, monkeypatch):
-    """It passes over `rank`, and strings ranks together: its answers are looked at again."""
-    monkeypatch.setenv("QUARK_RUN_ID", "ranked")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    sessions = []
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("LOCAL_RANK", str(rank))
-        session = quark.start_run(project="p", storage_dir=tmp_path, ranks="all")
-        metrics = quark.MetricsLogger(session)
-        for step in range(20):
-            metrics.log("loss", 100.0 * rank + step, step=step)
-        sessions.append(session)
-    for session in reversed(sessions):
-        session.end_run()
-
-    def read():
-        metrics = quark.MetricsLogger(quark.open_run("ranked", tmp_path))
-        across = metrics.series("loss", max_points=5)
-        return (
-            [record.value for record in metrics.read(rank=0, limit=2)],
-            [value for part in metrics.iterate(rank=1, limit=3) for value in part["value"]],
-            (across.ranks, across.low.tolist(), across.high.tolist()),
-            metrics.series("loss", max_points=4, rank=0).high.tolist(),
-            metrics.series("loss", rank=1).last.tolist(),
-        )
-
-    wanted = (
-        [18.0, 19.0],
-        [117.0, 118.0, 119.0],
-        ((0, 1), [0.0, 4.0, 8.0, 12.0, 16.0], [103.0, 107.0, 111.0, 115.0, 119.0]),
-        [4.0, 9.0, 14.0, 19.0],
-        [100.0 + step for step in range(20)],
-    )
-    assert read() == wanted
-    to_query, make_reply = read_routes._to_query, read_routes.SeriesReply
-    asked = []
-
-    def pass_over(kind, request):
-        asked.append(request.rank)
-        return to_query(kind, msgspec.structs.replace(request, rank=None))
-
-    monkeypatch.setattr(read_routes, "_to_query", pass_over)
-    monkeypatch.setattr(
-        read_routes, "SeriesReply", lambda **named: make_reply(**{**named, "ranks": None})
-    )
-    assert read() == wanted
-    assert asked.count(0) >= 2

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from chaos_proxy import losing
+from service_fixtures import ask
 
 import quark
 from quark_core.delivery import stream
@@ -44,26 +45,26 @@ def test_a_training_renews_and_settles_its_trial_through_the_service(
     trial = next(iter(sweep))
     with trial.start_run(storage_dir=tmp_path) as session:
         session.flush()
-        (before,) = read(service, sweep, "trials")
+        (before,) = list_trials(service, sweep)
         assert (before["state"], before["run_id"]) == ("running", session.run_id)
         deadline = time.monotonic() + 60
         while True:
-            (after,) = read(service, sweep, "trials")
+            (after,) = list_trials(service, sweep)
             if parse_time(after["lease_until"]) > parse_time(before["lease_until"]) + 500_000:
                 break
             assert time.monotonic() < deadline
             time.sleep(0.05)
         quark.MetricsLogger(session).log("loss", 0.25, step=7)
-    (settled,) = read(service, sweep, "trials")
+    (settled,) = list_trials(service, sweep)
     assert (settled["state"], settled["values"], settled["token"]) == ("completed", [0.25], 1)
     stored = quark.open_run(session.run_id, tmp_path).open_run.reader.load_run(session.run_id)
     assert stored.trial.to_dict() == {"sweep_id": sweep.id, "number": 0, "token": 1}
     assert sweep.best.number == 0
 
 
-def read(service, sweep, what):
+def list_trials(service, sweep):
     with service.client(key=service.key) as client:
-        return client.get(f"/v1/sweeps/{sweep.id}/{what}").json()[what]
+        return ask(client, "list_trials", sweep_id=sweep.id)
 
 
 def test_a_key_that_may_only_send_records_works_a_sweep_through(service, tmp_path, monkeypatch):
@@ -72,7 +73,7 @@ def test_a_key_that_may_only_send_records_works_a_sweep_through(service, tmp_pat
     done = [train(trial, tmp_path) for trial in sweep]
     assert len(done) == 3
     monkeypatch.setenv("QUARK_USER_KEY", service.key)
-    trials = read(service, sweep, "trials")
+    trials = list_trials(service, sweep)
     assert [trial["state"] for trial in trials] == ["completed"] * 3
     assert [trial["run_id"] for trial in trials] == done
 
@@ -89,11 +90,11 @@ def test_a_trial_stops_at_a_rung_by_what_others_have_said_through_the_service(se
                 if trial.should_stop():
                     break
         steps.append(step)
-    trials = read(service, sweep, "trials")
+    trials = list_trials(service, sweep)
     assert {trial["state"] for trial in trials} == {"completed", "pruned"}
     assert (steps[0], max(steps[3:])) == (9, 1)
     with service.client(key=service.key) as client:
-        said = client.get("/v1/entries", params={"log": f"{sweep.id}/reports"}).json()["entries"]
+        said = ask(client, "read_entries", log=f"{sweep.id}/reports", start=0)
     assert len(said) >= len(trials)
 
 
@@ -103,7 +104,7 @@ def test_searches_of_our_own_work_over_a_service(service, tmp_path, search):
     sweep = make_sweep(tmp_path, 4, search=search, **more[search])
     for trial in sweep:
         train(trial, tmp_path)
-    trials = read(service, sweep, "trials")
+    trials = list_trials(service, sweep)
     assert {trial["state"] for trial in trials} == {"completed"}
     assert len(trials) >= (3 if search == "grid" else 5)
     best = min(trials, key=lambda trial: trial["values"][0])
@@ -117,7 +118,7 @@ def test_a_sweep_goes_on_through_lost_replies(service, proxied, tmp_path):
         with losing(proxied, 1):
             done.append((trial.number, train(trial, tmp_path)))
     assert [number for number, _ in done] == [0, 1, 2, 3]
-    trials = read(service, sweep, "trials")
+    trials = list_trials(service, sweep)
     assert [(t["token"], t["state"], t["run_id"]) for t in trials] == [
         (1, "completed", run_id) for _, run_id in done
     ]
@@ -156,7 +157,7 @@ def test_workers_that_are_killed_leave_their_trials_to_others(service, tmp_path)
         reader.join(240)
         assert worker.wait(60) == 0
         worker.stdout.close()
-    trials = read(service, sweep, "trials")
+    trials = list_trials(service, sweep)
     assert [trial["state"] for trial in trials] == ["completed"] * 8
     assert sum(trial["losses"] for trial in trials) == killed == 3
     assert [trial["token"] for trial in trials] == [1 + trial["losses"] for trial in trials]

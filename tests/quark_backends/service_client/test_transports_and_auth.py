@@ -53,7 +53,7 @@ def test_a_transport_of_a_test_stands_in_for_the_service(tmp_path):
 
     def answer(request):
         seen.append((request.method, request.url.path, request.headers["Authorization"]))
-        if request.method == "GET":
+        if request.url.path.startswith("/v1/call/"):
             return httpx.Response(404, json=NOT_FOUND, headers=HEADERS)
         return httpx.Response(200, json={}, headers=HEADERS)
 
@@ -64,7 +64,7 @@ def test_a_transport_of_a_test_stands_in_for_the_service(tmp_path):
     backend.close()
     assert seen == [
         ("POST", "/v1/runs/run0/batches", "Bearer qk_a_b"),
-        ("GET", "/v1/runs/run0", "Bearer qk_a_b"),
+        ("POST", "/v1/call/load_run", "Bearer qk_a_b"),
     ]
 
 
@@ -78,11 +78,11 @@ def test_a_run_id_stays_one_part_of_the_path(tmp_path, run_id):
 
     backend = open_backend(tmp_path, transport=httpx.MockTransport(answer))
     with pytest.raises(quark.RunNotFoundError):
-        backend.load_run(run_id)
+        backend.open_payload(run_id, "0" * 64)
     (path,) = paths
     assert path.startswith(b"/v1/runs/")
-    assert path.count(b"/") == 3
-    assert httpx.URL("http://h" + path.decode()).path == f"/v1/runs/{run_id}"
+    assert path.count(b"/") == 5
+    assert httpx.URL("http://h" + path.decode()).path == f"/v1/runs/{run_id}/payloads/{'0' * 64}"
 
 
 def test_what_a_transport_raises_is_an_outage(tmp_path):

@@ -4,16 +4,13 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import quark
-from quark_backends.service.client.edits import ServiceEdits
-from quark_backends.service.client.http_client import Refused
-from quark_backends.service.protocol import ErrorCode
 from quark_core.backends.edits import (
     BelongingEdit,
     RunEdit,
@@ -25,7 +22,7 @@ from quark_core.backends.edits import (
     list_groups_by_reading,
 )
 from quark_core.backends.registry import default_registry
-from quark_core.errors import SchemaValidationError, SessionStoreError
+from quark_core.errors import SchemaValidationError
 from quark_core.runs.backend_choice import choose_primary, open_primary, open_reader
 
 
@@ -235,28 +232,3 @@ def test_two_processes_change_groups_and_are_killed(tmp_path):
     assert len(stored.run.groups) <= len(told) + 1 + 2
     found = quark.search_runs(where=f"group == '{told[-1]}'", storage_dir=tmp_path)
     assert [each.run_id for each in found] == [run]
-
-
-def test_an_older_service_says_that_it_keeps_none(tmp_path):
-    run = start(tmp_path, [])
-    known = open_reader(tmp_path).load_run(run).to_dict()
-    for name in ("fields", "digests", "progress"):
-        del known[name]
-    for name in ("groups", "fork_step"):
-        del known["run"][name]
-
-    def fetch(call, _kind):
-        if call.path.endswith("/edit"):
-            return known
-        raise Refused(404, "no such route", code=ErrorCode.NOT_FOUND)
-
-    service = ServiceEdits("https://old", fetch, nullcontext, read_only=False)
-    with pytest.raises(SessionStoreError, match="too old to keep groups and fields, so 'a' was"):
-        service.edit_run(run, RunEdit(name="n", add_groups=("a",)), by="me")
-    stored = service.edit_run(run, RunEdit(name="n"), by="me")
-    assert (stored.run.groups, stored.fields, stored.progress) == ((), {}, None)
-    assert stored.digests == open_reader(tmp_path).load_run(run).digests
-    with pytest.raises(SessionStoreError, match="too old to know of projects"):
-        service.list_groups()
-    with pytest.raises(SessionStoreError, match="too old to edit or to stop runs, or to describe"):
-        service.update_project("p", BelongingEdit(description="d"), by="me")
