@@ -32,6 +32,7 @@ BESIDE = ("tests", "benchmarks")
 JAVASCRIPT = ("quark/page/static", "tests/quark/page/modules")
 OTHERS_CODE = "vendor"
 KIT = "quark_core/testing"
+MAX_MODULE_LINES = 700
 PUBLIC = ("quark_core.api", "quark_core.hookspecs")
 MEASURES = {
     "lines": "lines of code",
@@ -56,6 +57,7 @@ class Sizes:
     """What the repository holds: rooms by name, modules by the modules that they import."""
 
     rooms: dict[str, Room] = field(default_factory=lambda: defaultdict(Room))
+    too_long: dict[str, int] = field(default_factory=dict)
     at_run_time: dict[str, set[str]] = field(default_factory=dict)
     with_types: dict[str, set[str]] = field(default_factory=dict)
 
@@ -87,8 +89,11 @@ def count_rooms(root):
             place, source = path.relative_to(root), path.read_text("utf-8")
             tree, room = ast.parse(source), name_room(place)
             sizes.rooms[room].files += 1
-            sizes.rooms[room].lines += count_python_lines(source, tree)
+            lines = count_python_lines(source, tree)
+            sizes.rooms[room].lines += lines
             if top in PACKAGES:
+                if lines > MAX_MODULE_LINES:
+                    sizes.too_long[place.as_posix()] = lines
                 is_package = path.name == "__init__.py"
                 module = ".".join((place.parent if is_package else place.with_suffix("")).parts)
                 trees[module], rooms[module] = (tree, is_package), room
@@ -259,7 +264,7 @@ def main(arguments=None, root=ROOT, path=RECORD):
     """Compare the rooms with their records, or change the records.
 
     Returns:
-        The exit status: 1 if a room is larger than its record.
+        The exit status: 1 if a room is larger than its record, or a module too long.
     """
     parser = argparse.ArgumentParser(description="Compare the rooms with their recorded sizes.")
     way = parser.add_mutually_exclusive_group()
@@ -291,6 +296,11 @@ def main(arguments=None, root=ROOT, path=RECORD):
     print_rooms(sizes.rooms, changed)
     print_graph(sizes)
     growth = find_growth(sizes.rooms, changed)
+    growth += [
+        f"{module} has {lines:,} lines of code; a module has at most {MAX_MODULE_LINES}. Move one of "
+        "its concepts into a module of its own."
+        for module, lines in sizes.too_long.items()
+    ]
     if growth:
         print("", *growth, sep="\n")
     return 1 if growth else 0

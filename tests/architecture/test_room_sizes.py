@@ -157,3 +157,10 @@ def test_late_relative_and_type_imports_are_found():
         {"a.c"},
     )
     assert find_cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+
+
+def test_a_module_with_more_than_700_lines_fails_whatever_is_recorded(tmp_path, capsys):
+    root, path = plant_house(tmp_path)
+    write(root, quark_core__records__base="A = 1\nB = 2\n" + "C = 3\n" * 699)
+    assert main(["--raise", "all"], root, path) == 1
+    assert "quark_core/records/base.py has 701 lines of code" in capsys.readouterr().out
