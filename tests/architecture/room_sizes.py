@@ -297,8 +297,8 @@ def main(arguments=None, root=ROOT, path=RECORD):
     print_graph(sizes)
     growth = find_growth(sizes.rooms, changed)
     growth += [
-        f"{module} has {lines:,} lines of code; a module has at most {MAX_MODULE_LINES}. Move one of "
-        "its concepts into a module of its own."
+        f"{module} has {lines:,} lines of code; a module has at most {MAX_MODULE_LINES}. "
+        "Move one of its concepts into a module of its own."
         for module, lines in sizes.too_long.items()
     ]
     if growth:
