@@ -212,10 +212,9 @@ def test_a_process_that_vanished_as_memory_ran_out_says_so(cgroups, monkeypatch)
 def test_what_the_run_has_outlived_counts_no_more(tmp_path, cgroups, monkeypatch, backend):
     """A worker that was killed is told with a heartbeat, and is no cause of what comes later."""
     place = cgroups(*VERSION_2, 0)
-    for module in ("announcement", "streams"):
-        monkeypatch.setattr(
-            f"quark_core.runs.{module}.find_memory_kills", lambda: find_memory_kills(place)
-        )
+    monkeypatch.setattr(
+        "quark_core.runs.attempts.find_memory_kills", lambda: find_memory_kills(place)
+    )
     root = tmp_path / "store"
     session = quark.start_run(project="p", storage_dir=root, backends=backend)
     cgroups(*VERSION_2, 1)

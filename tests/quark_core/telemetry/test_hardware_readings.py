@@ -153,7 +153,7 @@ def test_no_thread_is_to_be_had(nvml, sampler, monkeypatch, caplog):
         sampler.watch(watch)
     assert not sampler.running
     assert len(started) == 1
-    assert caplog.text.count("can't start new thread") == 1
+    assert caplog.text.count("its thread cannot be started") == 1
     assert "no thread" in sampler.read_now(processor=False, gpus=True).gpus.unavailable
 
 
