@@ -355,10 +355,10 @@ def test_what_log_returned_for_survives_a_kill(tmp_path, pause_s, seed):
 
 FULL = """
 import os, signal, sys, quark
-from quark_core.runs import composition
-from quark_core.delivery import black_box
-composition.choose_capacity = lambda: 64 * 1024
-black_box.BlackBox.__init__.__kwdefaults__["segment_bytes"] = 4096
+from quark_core.runs import backend_choice
+from quark_core.delivery import crash_buffer
+backend_choice.choose_capacity = lambda: 64 * 1024
+crash_buffer.BlackBox.__init__.__kwdefaults__["segment_bytes"] = 4096
 session = quark.start_run(project="killed", storage_dir=sys.argv[1])
 metrics = quark.MetricsLogger(session)
 session.open_run.background.join()
@@ -386,7 +386,7 @@ def test_what_there_was_no_room_for_is_told_in_the_run_of_a_killed_process(tmp_p
     (event,) = quark.EventLogger(session).read(event_type="records_dropped")
     assert event.severity == "error"
     assert event.payload["at_most"] == int(uncovered)
-    assert f"at most {uncovered} are lost" in caplog.text
+    assert f"at most {uncovered} records are lost" in caplog.text
     lifecycle = session.open_run.reader.read(run_id, "lifecycle", Query()).to_records()
     assert [record.data["at_most"] for record in lifecycle if record.action == "gap"] == [
         int(uncovered)
