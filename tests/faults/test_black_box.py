@@ -386,7 +386,7 @@ def test_what_there_was_no_room_for_is_told_in_the_run_of_a_killed_process(tmp_p
     (event,) = quark.EventLogger(session).read(event_type="records_dropped")
     assert event.severity == "error"
     assert event.payload["at_most"] == int(uncovered)
-    assert f"at most {uncovered} are lost" in caplog.text
+    assert f"at most {uncovered} records are lost" in caplog.text
     lifecycle = session.open_run.reader.read(run_id, "lifecycle", Query()).to_records()
     assert [record.data["at_most"] for record in lifecycle if record.action == "gap"] == [
         int(uncovered)
