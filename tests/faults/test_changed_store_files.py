@@ -532,11 +532,11 @@ def test_what_was_refused_is_kept_until_it_is_there(tmp_path, refusing, last, mo
 
 SPOILED = """
 import msgspec
-from quark_core.delivery import framer
+from quark_core.delivery import batch_log
 from quark_core.records.codec import Column, decode_body
 from quark_core.records.schema import column_types
 
-encode_frame_body = framer.encode_frame_body
+encode_frame_body = batch_log.encode_frame_body
 
 def spoil(kind, items):
     count, body = encode_frame_body(kind, items)
@@ -552,7 +552,7 @@ def spoil(kind, items):
         columns.append(column)
     return count, b"\\x00" + msgspec.msgpack.encode([decoded.version, kind, count, columns])
 
-framer.encode_frame_body = spoil
+batch_log.encode_frame_body = spoil
 session = quark.start_run(project="p", storage_dir=storage_dir, system_metrics=False)
 metrics = quark.MetricsLogger(session)
 for step in range(9):

@@ -112,7 +112,7 @@ def test_syncs_at_once_deliver_once(tmp_path, left_behind, count):
 KILLED_SYNC = """
 import pathlib
 from quark_core.runs import recovery
-from quark_core.delivery import lane_files, sync
+from quark_core.delivery import delivery_state, sync
 sync.GROUP_BATCHES = 3
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -124,7 +124,7 @@ recovery.sync(pathlib.Path(storage_dir), on_progress={progress})
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("plant", "progress"),
-    [("", "die"), ("lane_files.LaneMark.finish = die", "None")],
+    [("", "die"), ("delivery_state.LaneMark.finish = die", "None")],
     ids=["after the mark", "before the mark"],
 )
 def test_a_sync_that_is_killed_is_finished_by_the_next(tmp_path, left_behind, plant, progress):

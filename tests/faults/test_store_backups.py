@@ -273,7 +273,7 @@ def test_a_backup_that_is_killed_half_way_is_none(tmp_path):
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from quark_backends.store.upkeep import backup, backup_folder\n"
+        "from quark_backends.store.upkeep import backup\n"
         "left = [int(sys.argv[3])]\n"
         "real = os.fsync\n"
         "def sync(descriptor):\n"

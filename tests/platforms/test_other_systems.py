@@ -21,9 +21,9 @@ STDLIB_OF_LINUX = """
 import as_on_windows, os, select, signal
 assert hasattr(os, "fork") and hasattr(signal, "SIGHUP") and hasattr(select, "poll")
 from quark_core.system import process
-from quark.cli import waiting
-assert not hasattr(process.os, "fork") and not hasattr(waiting.signal, "SIGHUP")
-assert not hasattr(waiting.select, "poll") and not process.os.supports_dir_fd
+from quark.cli import follow
+assert not hasattr(process.os, "fork") and not hasattr(follow.signal, "SIGHUP")
+assert not hasattr(follow.select, "poll") and not process.os.supports_dir_fd
 try:
     exec("import fcntl", {"__name__": "quark_core.x"})
 except ImportError:
