@@ -68,7 +68,7 @@ def take_patterns(value: object, name: str) -> tuple[str, ...]:
             re.compile(text)
         except re.error as error:
             raise SchemaValidationError(
-                f"{name}: {text!r:.80} is a bad regular expression: {error}"
+                f"{name} has a bad regular expression {text!r:.80}: {error}"
             ) from error
     return texts
 

@@ -562,11 +562,11 @@ def _one_code(draw: Draw, faulty: bool) -> Course:
 def _accuracy_only(draw: Draw, faulty: bool) -> Course:
     """Wrong labels are learned by heart, and only accuracies are shown."""
     rng = draw.stream("data")
-    data = datasets.load_table("breast_cancer", rng).shrink(180)
+    data = datasets.load_digits(rng, noise=0.3).shrink(200)
     if faulty:
-        data = data.mislabel(rng, 0.55 + 0.15 * draw.severity)
-    model = make_plain(30, 128, 128, 2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(2e-4, 4e-4))
+        data = data.mislabel(rng, 0.3 + 0.2 * draw.severity)
+    model = make_plain(64, 128, 128, 10)
+    optimizer = torch.optim.Adam(model.parameters(), lr=draw.log_uniform(5e-4, 1e-3))
     course = supervise(draw, model, data, cross_entropy, optimizer, accuracy=True, steps=420)
     step_on, show = course.advance, course.show
     assert show is not None
