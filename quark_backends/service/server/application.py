@@ -6,7 +6,7 @@ import mmap
 import os
 import tempfile
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as types_Scope
 
+from quark_backends.service.calls import CALL_ROUTE
+from quark_backends.service.server.call_routes import CALL_ROUTES
 from quark_backends.service.server.config import Principal, Scope, ServiceConfig
 from quark_backends.service.server.deployment import ControlDatabase, Deployment
 from quark_backends.service.server.ingest_validation import RunKeys
@@ -339,8 +341,13 @@ def assemble(service: Service, page: MountedPage | None = None) -> Starlette:
             await service.close()
 
     routes: list[Route | Mount] = [
-        Route(route.path, _Endpoint(route, service), methods=[route.method]) for route in ROUTES
+        Route(route.path, _Endpoint(route, service), methods=[route.method])
+        for route in ROUTES
+        if not route.path.startswith(CALL_ROUTE)
     ]
+    # One route of Starlette's for all calls: it tries one route after the other.
+    calls = {route.path: _Endpoint(route, service) for route in CALL_ROUTES}
+    routes.append(Route(f"{CALL_ROUTE}{{method}}", _CallEndpoint(calls), methods=["POST"]))
     if page is not None:
         routes.append(Mount("/", app=_PageEndpoint(page)))
     application = Starlette(
@@ -380,6 +387,19 @@ class _Endpoint:
     async def _serve(self, call: Call, scope: types_Scope, receive: Receive, send: Send) -> None:
         reply = await self._route.handler(call)
         await reply(scope, receive, send)
+
+
+class _CallEndpoint:
+    """All methods of the contract, by the paths of their routes."""
+
+    def __init__(self, endpoints: Mapping[str, _Endpoint]) -> None:
+        self._endpoints = endpoints
+
+    async def __call__(self, scope: types_Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get(scope["path"])
+        if endpoint is None:
+            raise HTTPException(404)
+        await endpoint(scope, receive, send)
 
 
 class _PageEndpoint:

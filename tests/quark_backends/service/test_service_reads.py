@@ -67,19 +67,6 @@ def decode(reply, method):
     return decode_value(reply.content, MSGPACK, find_result(method))
 
 
-@pytest.mark.long
-def test_rows_are_those_of_the_store(server, client):
-    with_store = server.service.stores
-    stored = next(iter(with_store._open.values())).store.read("run1", "metric", Query())
-    found = read_rows(client)
-    assert found.to_records()[0] == stored.to_records()[0]
-    for name in stored:
-        if stored[name].dtype.kind == "f":
-            np.testing.assert_array_equal(found[name], stored[name])
-        else:
-            assert found[name].tolist() == stored[name].tolist(), name
-
-
 @pytest.mark.parametrize(
     ("query", "count"),
     [

@@ -2,8 +2,6 @@
 
 import collections
 import random
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -21,17 +19,12 @@ from quark_core.backends.contract import BackendConfig
 from quark_core.backends.coordination import (
     AppendedEntries,
     NewTrial,
-    SupportsCoordination,
-    TrialWish,
 )
 from quark_core.errors import (
-    RunNotFoundError,
-    SchemaValidationError,
     SessionStoreError,
     StoreUnauthorizedError,
     StoreUnavailableError,
 )
-from quark_core.records import parse_time
 from quark_core.records.base import now_us
 from quark_core.records.sweeps import TrialResult
 from quark_core.system.process import ProcessIdentity, current_process
@@ -78,35 +71,6 @@ def make_sweep(store, trials, **settings):
 def claim(store, sweep_id, **changes):
     wanted = {"request_id": uuid.uuid4().hex, "worker": current_process(), "lease_s": 600.0}
     return store.claim_trial(sweep_id, **{**wanted, **changes})
-
-
-def test_a_service_has_all_that_a_store_of_trials_has(store):
-    assert isinstance(store, SupportsCoordination)
-    sweep_id = make_sweep(store, 3)
-    assert make_sweep(store, 3) == sweep_id
-    with pytest.raises(SchemaValidationError, match="definition"):
-        store.open_sweep("vision", "lr", {"metric": "other"}, max_failures=3)
-    trial = claim(store, sweep_id)
-    assert (trial.number, trial.token, trial.parameters) == (0, 1, {"lr": 0.0})
-    assert trial.worker["pid"] == current_process().pid
-    assert claim(store, sweep_id, wish=TrialWish(where="param.lr > 0.2")).number == 2
-    settled = store.settle_trial(sweep_id, 0, 1, DONE, lease_s=1.0)
-    assert (settled.state, settled.values, settled.is_final) == ("completed", (0.5,), True)
-    assert store.list_trials(sweep_id, start=0, limit=1) == [settled]
-    assert [t.state for t in store.list_trials(sweep_id)] == ["completed", "waiting", "running"]
-    sweep = store.update_sweep(sweep_id, "paused", by="ann@lab")
-    assert store.load_sweep(sweep_id) == sweep
-    assert store.list_sweeps() == store.list_sweeps("vision") == [sweep]
-    assert claim(store, sweep_id) is None
-    for unknown in (
-        lambda: store.load_sweep("sabsent"),
-        lambda: store.list_trials("sabsent"),
-        lambda: claim(store, "sabsent"),
-    ):
-        with pytest.raises(SchemaValidationError, match="sabsent"):
-            unknown()
-    with pytest.raises(RunNotFoundError):
-        store.compare_and_set("absent", "owner", None, "me", by="ann@lab")
 
 
 def test_trials_and_entries_of_many_pages_come_in_their_order(store, monkeypatch):
@@ -361,24 +325,6 @@ def begin_run(store, trial, run_id, *, clock_us):
 
 
 @pytest.mark.parametrize("ahead_s", [-7200, 7200])
-def test_the_clock_of_a_worker_makes_no_difference(store, ahead_s):
-    """A lease is of the service's clock: a worker two hours off keeps its trial, and loses it."""
-    sweep_id = make_sweep(store, 1)
-    trial = claim(store, sweep_id, worker=ELSEWHERE, lease_s=600.0)
-    clock_us = now_us() + ahead_s * 1_000_000
-    maker = begin_run(store, trial, "run0", clock_us=clock_us)
-    for _ in range(3):
-        store.write(maker.lifecycle(("heartbeat", {})))
-        assert claim(store, sweep_id) is None
-    (held,) = store.list_trials(sweep_id)
-    left_s = (parse_time(held.lease_until) - now_us()) / 1e6
-    assert 500.0 < left_s <= 600.0
-    assert (held.state, held.run_id, held.token) == ("running", "run0", 1)
-    store.write(maker.lifecycle(("status", {"status": "completed"})))
-    assert store.list_trials(sweep_id)[0].state == "completed"
-
-
-@pytest.mark.parametrize("ahead_s", [-7200, 7200])
 def test_a_run_that_says_nothing_for_a_minute_loses_its_trial(store, monkeypatch, ahead_s):
     """Its process cannot be asked from here, so its silence decides, by the service's clock."""
     monkeypatch.setattr("quark_core.system.process.LOST_AFTER_S", 0.5)
@@ -391,40 +337,3 @@ def test_a_run_that_says_nothing_for_a_minute_loses_its_trial(store, monkeypatch
         time.sleep(0.05)
     assert (found.token, found.losses, found.state) == (2, 1, "running")
     assert store.load_run("run0").superseded is True
-
-
-def test_a_worker_of_the_services_machine_that_is_gone_frees_its_trial_at_once(store):
-    sweep_id = make_sweep(store, 1)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    identity = msgspec.structs.replace(current_process(), pid=gone.pid, started="1")
-    gone.wait(60)
-    first = claim(store, sweep_id, worker=identity, lease_s=600.0)
-    assert (first.number, first.token) == (0, 1)
-    second = claim(store, sweep_id, lease_s=600.0)
-    assert (second.number, second.token, second.losses) == (0, 2, 1)
-    assert claim(store, sweep_id) is None
-
-
-def test_a_lease_is_renewed_by_heartbeats_and_over_without_them(store):
-    sweep_id = make_sweep(store, 1)
-    trial = claim(store, sweep_id, worker=ELSEWHERE, lease_s=10.0)
-    maker = begin_run(store, trial, "run0", clock_us=now_us())
-    until_us = [parse_time(trial.lease_until)]
-    for _ in range(5):
-        time.sleep(0.1)
-        store.write(maker.lifecycle(("heartbeat", {})))
-        assert claim(store, sweep_id, worker=ELSEWHERE) is None
-        until_us.append(parse_time(store.list_trials(sweep_id)[0].lease_until))
-    assert until_us == sorted(set(until_us))
-    deadline = time.monotonic() + 60
-    while (found := claim(store, sweep_id, worker=ELSEWHERE)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    # The service is on this machine, and has its clock.
-    assert now_us() >= until_us[-1]
-    assert found.token == 2
-    # A result of the one that was thought gone is kept with its run, and nowhere else.
-    store.write(maker.lifecycle(("status", {"status": "completed"})))
-    assert store.load_run("run0").run.status == "completed"
-    assert store.load_run("run0").superseded is True
-    assert store.list_trials(sweep_id)[0].state == "running"

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from service_fixtures import call
 from strangers import Stranger
 from team_server import add_run, find_id, revoke, serving_team
 
@@ -74,7 +73,7 @@ def log_in(visitor, key):
 
 def load_run(team, run_id):
     with team.client("default", "read") as client:
-        return call(client, "load_run", run_id=run_id).json()
+        return client.get(f"/v1/runs/{run_id}").json()
 
 
 def test_a_login_leads_to_where_the_link_led_and_ends_with_the_key(team, enter):
@@ -180,8 +179,8 @@ def test_an_open_page_shows_what_somebody_else_edits(team, enter):
     visitor = enter("run/ended")
     visitor.wait_for_text("anna")
     with team.client("default", "write") as client:
-        edit = {"name": "by ben"}
-        assert call(client, "edit_run", run_id="ended", edit=edit, by="ben@desk").is_success
+        edit = {"run_id": "ended", "edit": {"name": "by ben"}, "by": "ben@desk"}
+        assert client.post("/v1/call/edit_run", json=edit).is_success
     visitor.wait("document.querySelector('h1').innerText === 'by ben'")
 
 
