@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from quark.analysis.engine import analyze_run
 from quark.analysis.run_data import RunData
 from quark_core.records import (
     LayerSummaryRecord,
@@ -91,21 +90,6 @@ class RunBuilder:
     def build(self):
         """The run's data."""
         return RunData(self.read, RUN_ID)
-
-
-def find(builder, rule_id):
-    """The alerts of a rule, notes of documented thresholds among them."""
-    return [alert for alert in analyze_run(builder.build()).alerts if alert.rule_id == rule_id]
-
-
-def faults(builder, rule_id):
-    """The alerts of a rule that are more than a note."""
-    return [alert for alert in find(builder, rule_id) if alert.severity != "info"]
-
-
-def verdict(builder, rule_id):
-    """What a rule said, also where it was quiet."""
-    return analyze_run(builder.build()).verdicts[rule_id]
 
 
 def _take(flag, index):

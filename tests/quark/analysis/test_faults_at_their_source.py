@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from run_builder import RunBuilder, falling, find
+from rule_alerts import find
+from run_builder import RunBuilder, falling
 
 from quark_core.records import BatchDiagnosticRecord
 from quark_core.records.json_object import JsonObject

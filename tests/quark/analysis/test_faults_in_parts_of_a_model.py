@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from run_builder import RunBuilder, falling, find
+from rule_alerts import find
+from run_builder import RunBuilder, falling
 
 STEPS = list(range(0, 240, 5))
 COUNT = len(STEPS)

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from run_builder import RunBuilder, falling, faults
+from rule_alerts import faults
+from run_builder import RunBuilder, falling
 
 PROBES = list(range(0, 400, 5))
 COUNT = len(PROBES)

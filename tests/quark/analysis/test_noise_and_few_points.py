@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from run_builder import RunBuilder, falling, faults, verdict
+from rule_alerts import faults, verdict
+from run_builder import RunBuilder, falling
 
 from quark.analysis.analysis_context import improves_clearly
 from quark.analysis.curves import Curve, find_resolution

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from run_builder import RunBuilder, falling, find, verdict
+from rule_alerts import find, verdict
+from run_builder import RunBuilder, falling
 
 from quark.analysis.engine import analyze_run
 
