@@ -21,14 +21,6 @@ from quark.analysis.metric_roles import is_player_loss
 from quark.analysis.observations import format_number
 from quark_core.records.names import decode_name
 
-# Whether a training that goes on is broken: what it lost, and what others like it had by then.
-#
-# A search gives the time of a trial that is broken to another one, so that the question is harder
-# than that of an alert: what is stopped never shows that it would have come round. So only three
-# things count, each over a stretch and by more than the noise: a loss that is no number any more, a
-# loss that has exploded and does not come down, and nothing learned at a time when every other
-# training of the sweep that learned had learned long since.
-
 Breakage = Literal["non_finite", "exploded", "nothing_learned"]
 
 _LEAST_NON_FINITE = 3  # points in a row at the end: one batch may hold anything

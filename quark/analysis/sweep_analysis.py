@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.comparison.significance import make_generator, two_sided_p
+from quark.analysis.comparison.significance import make_generator, rank_values, two_sided_p
 from quark.analysis.explanation.history import PastRun, load_history
 from quark.analysis.explanation.results import NoiseFloor
 from quark.analysis.metric_roles import find_best_trial, list_objectives, pick_comparable
@@ -206,12 +206,9 @@ def _encode(values: Sequence[Any]) -> Floats:
 
 def _rank(values: Floats) -> Floats:
     """Ranks from -1 to 1, equal ones in the middle of theirs."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    middles = ends - 0.5 * (counts + 1)
-    ranks = middles[places.ravel()]
     spread = max(1.0, float(len(values) - 1))
-    return np.asarray(2.0 * ranks / spread - float((2.0 * ranks / spread).mean()))
+    ranks = 2.0 * (rank_values(values) - 1.0) / spread
+    return np.asarray(ranks - float(ranks.mean()))
 
 
 def _ask_optuna(

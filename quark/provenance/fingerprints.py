@@ -259,8 +259,6 @@ def _read_pointer(path: str) -> FileFingerprint | None:
 # Levels, from the weakest: `type` (only of which type it is), `partial` (some of its parts by
 # type only), `sample` (large arrays by size and 16 places of 64 kB), `full`.
 
-SketchLevel = Literal["full", "sample", "partial", "type"]
-
 _VALUES = 64
 _LEAST_VALUES = 4
 _MOST_PARTS = 64

@@ -21,12 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from quark.analysis.explanation.attribution import (
-    CandidateCauses,
-    measure_pairs,
-    rank_causes,
-    regress,
-)
+from quark.analysis.explanation.attribution import Candidates, measure_pairs, rank_causes, regress
 from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.history import PastRun
 from quark.analysis.explanation.results import FirstDivergence, NoiseFloor
@@ -205,7 +200,7 @@ def answer(
     counts["ridge, always"].note(largest, truth)
     verdict = "better" if change > 0 else "worse"
     causes = rank_causes(
-        CandidateCauses(verdict, change, floor, differences, (), pairs, found, UNKNOWN)  # type: ignore[arg-type]
+        Candidates(verdict, change, floor, differences, (), pairs, found, UNKNOWN)  # type: ignore[arg-type]
     )
     first = int(causes[0].place[1:])
     counts["first cause"].note(first, truth)

@@ -13,9 +13,6 @@ from quark_core.presentation import bundle, paint
 from quark_core.records.base import Record
 from quark_core.records.runs import RunEnding
 
-MetricVerdict = Literal["better", "worse", "equivalent", "inconclusive"]
-Presence = Literal["both", "primary_only", "reference_only"]
-
 
 class FigureDiff(Record, frozen=True, gc=False):
     """One figure of a metric's curve on both sides.
@@ -333,7 +330,6 @@ class ParameterDiff(Record, frozen=True, gc=False):
     summary: str
 
 
-ComparisonMode = Literal["pairwise", "baseline"]
 AnalysisOrigin = Literal["stored", "in_memory", "none"]
 
 

@@ -491,7 +491,7 @@ _NEVER_RECORDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class CandidateCauses:
+class Candidates:
     """What is judged.
 
     Attributes:
@@ -517,20 +517,20 @@ class CandidateCauses:
     has_hidden: bool = False
 
 
-def rank_causes(case: CandidateCauses) -> tuple[Cause, ...]:
+def rank_causes(case: Candidates) -> tuple[Cause, ...]:
     """The causes, the most likely first."""
     judged = [(_judge(case, each), each) for each in case.differences]
     judged.sort(key=lambda pair: _order(pair[0], pair[1], case))
     return tuple(cause for cause, _ in judged)
 
 
-def list_never_recorded(case: CandidateCauses, causes: Sequence[Cause]) -> tuple[Note, ...]:
+def list_never_recorded(case: Candidates, causes: Sequence[Cause]) -> tuple[Note, ...]:
     """What no run records and may be to blame, where nothing that is recorded explains a change."""
     explained = any(cause.standing != "unlikely" for cause in causes)
     return () if explained or case.verdict not in _CHANGES else _NEVER_RECORDED
 
 
-def _judge(case: CandidateCauses, difference: Difference) -> Cause:
+def _judge(case: Candidates, difference: Difference) -> Cause:
     pieces: list[tuple[Likelihood, EvidenceRecord]] = []
     pairs = case.pairs.get(difference.key)
     history = None
@@ -563,7 +563,7 @@ def _judge(case: CandidateCauses, difference: Difference) -> Cause:
     )
 
 
-def _decide(case: CandidateCauses, standings: Sequence[Likelihood]) -> Likelihood:
+def _decide(case: Candidates, standings: Sequence[Likelihood]) -> Likelihood:
     """The first piece of evidence that says more than possible decides: they come in order."""
     told: Likelihood = next(
         (standing for standing in standings if standing != "possible"), "possible"
@@ -574,7 +574,7 @@ def _decide(case: CandidateCauses, standings: Sequence[Likelihood]) -> Likelihoo
 
 
 def _weigh_pairs(
-    case: CandidateCauses, difference: Difference, effect: Effect | None
+    case: Candidates, difference: Difference, effect: Effect | None
 ) -> list[tuple[Likelihood, EvidenceRecord]]:
     if effect is None or case.change is None:
         return []
@@ -602,7 +602,7 @@ def judge_effect(effect: Effect, change: float) -> Likelihood:
 
 
 def _weigh_history(
-    case: CandidateCauses, difference: Difference, effect: Effect | None, *, settled: bool
+    case: Candidates, difference: Difference, effect: Effect | None, *, settled: bool
 ) -> list[tuple[Likelihood, EvidenceRecord]]:
     if effect is None or case.change is None or effect.low is None or effect.high is None:
         return []
@@ -624,7 +624,7 @@ def _weigh_history(
 
 
 def _weigh_alone(
-    case: CandidateCauses, difference: Difference
+    case: Candidates, difference: Difference
 ) -> list[tuple[Likelihood, EvidenceRecord]]:
     """The only thing that differs did it, where enough was recorded to say so."""
     others = [
@@ -656,7 +656,7 @@ def _weigh_alone(
 
 
 def _weigh_timing(
-    case: CandidateCauses, difference: Difference
+    case: Candidates, difference: Difference
 ) -> list[tuple[Likelihood, EvidenceRecord]]:
     words = score_divergence(difference, case.divergence)
     if words is None:
@@ -676,7 +676,7 @@ def _weigh_timing(
 
 
 def _weigh_kind(
-    case: CandidateCauses, difference: Difference
+    case: Candidates, difference: Difference
 ) -> list[tuple[Likelihood, EvidenceRecord]]:
     if difference.kind == "seed":
         others = [each for each in case.differences if each.kind != "seed"]
@@ -693,7 +693,7 @@ def _weigh_kind(
     return []
 
 
-def _order(cause: Cause, difference: Difference, case: CandidateCauses) -> tuple[object, ...]:
+def _order(cause: Cause, difference: Difference, case: Candidates) -> tuple[object, ...]:
     share = 0.0
     if cause.effect is not None and case.change:
         share = cause.effect.difference / case.change
@@ -712,7 +712,7 @@ def _order(cause: Cause, difference: Difference, case: CandidateCauses) -> tuple
     )
 
 
-def _rank_effect(effect: Effect | None, case: CandidateCauses) -> int:
+def _rank_effect(effect: Effect | None, case: Candidates) -> int:
     """What may explain the change by its size comes first, and what nobody knows next."""
     if effect is None:
         return 1

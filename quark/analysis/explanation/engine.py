@@ -21,7 +21,7 @@ from quark.analysis.comparison.significance import MeanTest
 from quark.analysis.comparison.summary import may_say, tell_ends, tell_lengths
 from quark.analysis.config import ComparisonEngineConfig
 from quark.analysis.explanation.attribution import (
-    CandidateCauses,
+    Candidates,
     attribute,
     list_never_recorded,
     measure_checks,
@@ -474,7 +474,7 @@ class _Explanation:
         history: _History,
         checked: Mapping[str, Effect],
         has_hidden: bool,
-    ) -> CandidateCauses:
+    ) -> Candidates:
         change = None if self._metric is None else self._metric.last.difference
         pairs, attribution = {}, None
         if change:
@@ -486,7 +486,7 @@ class _Explanation:
                     pairs[each.key] = effect
             candidates = [each for each in differences.found if each.kind != "seed"]
             attribution = attribute(history.others, candidates, change)
-        return CandidateCauses(
+        return Candidates(
             conclusion.verdict,
             change,
             floor,

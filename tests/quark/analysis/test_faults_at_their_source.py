@@ -2,19 +2,15 @@
 
 import numpy as np
 import pytest
+from rule_alerts import find
 from run_builder import RunBuilder, falling
 
-from quark.analysis.engine import analyze_run
 from quark_core.records import BatchDiagnosticRecord
 from quark_core.records.json_object import JsonObject
 
 STEPS = list(range(0, 240, 5))
 COUNT = len(STEPS)
 RNG = np.random.default_rng(8)
-
-
-def find(builder, rule_id):
-    return [alert for alert in analyze_run(builder.build()).alerts if alert.rule_id == rule_id]
 
 
 # What a softmax hands on of a gradient.

@@ -2,16 +2,11 @@
 
 import numpy as np
 import pytest
+from rule_alerts import find
 from run_builder import RunBuilder, falling
-
-from quark.analysis.engine import analyze_run
 
 STEPS = list(range(0, 240, 5))
 COUNT = len(STEPS)
-
-
-def find(builder, rule_id):
-    return [alert for alert in analyze_run(builder.build()).alerts if alert.rule_id == rule_id]
 
 
 # Frozen weights that nothing was ever trained into.

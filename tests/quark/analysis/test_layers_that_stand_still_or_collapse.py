@@ -2,17 +2,11 @@
 
 import numpy as np
 import pytest
+from rule_alerts import faults
 from run_builder import RunBuilder, falling
-
-from quark.analysis.engine import analyze_run
 
 PROBES = list(range(0, 400, 5))
 COUNT = len(PROBES)
-
-
-def find(builder, rule_id):
-    alerts = analyze_run(builder.build()).alerts
-    return [alert for alert in alerts if alert.rule_id == rule_id and alert.severity != "info"]
 
 
 def after(probe, value, before=0.0):
@@ -36,7 +30,7 @@ def with_layers(changed, builder=None, kind="ReLU"):
 
 
 def test_most_units_that_die_at_once_are_told_though_the_loss_falls_on():
-    (alert,) = find(with_layers({"dead_unit_ratio": after(30, 0.86)}), "activation_collapse")
+    (alert,) = faults(with_layers({"dead_unit_ratio": after(30, 0.86)}), "activation_collapse")
     assert (alert.culprit, alert.step) == ("layers.2", 150)
 
 
@@ -46,14 +40,14 @@ def test_most_units_that_die_at_once_are_told_though_the_loss_falls_on():
     ids=["thinned out by a penalty", "sparse from the start", "more than before"],
 )
 def test_a_layer_that_is_sparse_has_not_died(dead):
-    assert find(with_layers({"dead_unit_ratio": dead}), "activation_collapse") == []
+    assert faults(with_layers({"dead_unit_ratio": dead}), "activation_collapse") == []
 
 
 def test_units_that_die_with_an_accuracy_that_is_good_are_not_missed_by_it():
     builder = RunBuilder().metric("train/loss", falling(400))
     builder.metric("train/accuracy", np.full(400, 0.97))
     assert (
-        find(with_layers({"dead_unit_ratio": after(30, 0.86)}, builder), "activation_collapse")
+        faults(with_layers({"dead_unit_ratio": after(30, 0.86)}, builder), "activation_collapse")
         == []
     )
 
@@ -62,16 +56,16 @@ def test_a_layer_with_two_ends_that_is_stuck_at_both_though_the_loss_falls():
     def build(upper, zeros):
         return with_layers({"saturation_ratio": upper, "zero_ratio": zeros}, kind="ReLU6")
 
-    (alert,) = find(build(0.46, 0.48), "activation_collapse")
+    (alert,) = faults(build(0.46, 0.48), "activation_collapse")
     assert (alert.culprit, alert.title) == ("layers.2", "Units are saturated")
-    assert find(build(0.02, 0.9), "activation_collapse") == []
-    assert find(build(0.3, 0.4), "activation_collapse") == []
+    assert faults(build(0.02, 0.9), "activation_collapse") == []
+    assert faults(build(0.3, 0.4), "activation_collapse") == []
 
 
 def test_all_units_that_die_by_the_last_three_probes_are_told():
-    (alert,) = find(with_layers({"dead_unit_ratio": after(77, 1.0)}), "activation_collapse")
+    (alert,) = faults(with_layers({"dead_unit_ratio": after(77, 1.0)}), "activation_collapse")
     assert alert.step == 385
-    assert find(with_layers({"dead_unit_ratio": after(78, 1.0)}), "activation_collapse") == []
+    assert faults(with_layers({"dead_unit_ratio": after(78, 1.0)}), "activation_collapse") == []
 
 
 def test_a_representation_that_collapses_by_its_second_probe():
@@ -90,10 +84,10 @@ def test_a_representation_that_collapses_by_its_second_probe():
             )  # fmt: skip
         return builder
 
-    (alert,) = find(build(2), "activation_collapse")
+    (alert,) = faults(build(2), "activation_collapse")
     assert alert.culprit == "layers.1"
     # One of two heads gives a constant, and what comes after it does not.
-    assert find(build(4), "activation_collapse") == []
+    assert faults(build(4), "activation_collapse") == []
 
 
 def code(metric, kl, others=("train/recon_loss",)):
@@ -105,15 +99,16 @@ def code(metric, kl, others=("train/recon_loss",)):
 
 def test_a_code_that_is_empty_is_told_and_one_that_is_used_or_is_no_code_is_not():
     empty = 0.2 * np.exp(-np.arange(400) / 40.0)
-    (alert,) = find(code("train/kl", empty), "activation_collapse")
+    (alert,) = faults(code("train/kl", empty), "activation_collapse")
     assert (alert.culprit, alert.title) == ("train/kl", "The code is empty")
     assert (
-        find(code("train/kl", 4.0 - 3.9 * np.exp(-np.arange(400) / 40.0)), "activation_collapse")
+        faults(code("train/kl", 4.0 - 3.9 * np.exp(-np.arange(400) / 40.0)), "activation_collapse")
         == []
     )
-    assert find(code("ppo/approx_kl", 0.01 * np.ones(400), ()), "activation_collapse") == []
+    assert faults(code("ppo/approx_kl", 0.01 * np.ones(400), ()), "activation_collapse") == []
     assert (
-        find(code("train/kl", 0.01 * np.ones(400), ("train/reward",)), "activation_collapse") == []
+        faults(code("train/kl", 0.01 * np.ones(400), ("train/reward",)), "activation_collapse")
+        == []
     )
 
 
@@ -123,10 +118,10 @@ def shrinking(**more):
 
 
 def test_outputs_that_had_grown_and_are_gone_again():
-    (alert,) = find(shrinking(), "activation_collapse")
+    (alert,) = faults(shrinking(), "activation_collapse")
     assert alert.title == "Outputs shrink to nothing"
     blown = np.concatenate([np.ones(10), np.full(8, 1e5), np.ones(COUNT - 18)])
-    assert find(with_layers({"std": blown}), "activation_collapse") == []
+    assert faults(with_layers({"std": blown}), "activation_collapse") == []
 
 
 FIGURES = {
@@ -173,7 +168,7 @@ STANDSTILLS = {
 
 @pytest.mark.parametrize("name", list(STANDSTILLS))
 def test_a_parameter_with_gradients_that_stays_as_it_is(name):
-    (alert,) = find(STANDSTILLS[name], "stagnant_layers")
+    (alert,) = faults(STANDSTILLS[name], "stagnant_layers")
     assert alert.culprit in ("layers.2", "embedding")
 
 
@@ -183,7 +178,7 @@ def test_a_parameter_with_gradients_that_stays_as_it_is(name):
 )
 def test_a_parameter_that_stays_says_whether_its_updates_can_change_it(update, fact):
     figures = {"update_norm": 5.0 * update, "update_to_parameter_ratio": update}
-    (alert,) = find(with_parameters(figures), "stagnant_layers")
+    (alert,) = faults(with_parameters(figures), "stagnant_layers")
     assert fact in alert.fact
 
 
@@ -193,7 +188,7 @@ def test_most_layers_with_a_rate_of_nothing_are_no_measure_for_each_other():
     slow = {**FIGURES, "update_norm": 5e-10, "update_to_parameter_ratio": 1e-10}
     for number in range(4):
         builder.parameter(f"body.{number}.weight", steps=PROBES, value_norm=5.0, **slow)
-    (alert,) = find(builder, "stagnant_layers")
+    (alert,) = faults(builder, "stagnant_layers")
     assert {alert.culprit, *alert.metadata["affected"]} == {f"body.{n}" for n in range(4)}
 
 
@@ -213,7 +208,7 @@ SOUND = {
 
 @pytest.mark.parametrize("name", list(SOUND))
 def test_other_parameters_do_not_stand_still(name):
-    assert find(SOUND[name], "stagnant_layers") == []
+    assert faults(SOUND[name], "stagnant_layers") == []
 
 
 def test_a_run_that_has_ended_to_move_as_a_whole_is_not_a_layer_that_stands_still():
@@ -221,7 +216,7 @@ def test_a_run_that_has_ended_to_move_as_a_whole_is_not_a_layer_that_stands_stil
     still = {**FIGURES, **NOT_MOVING}
     for number in range(4):
         builder.parameter(f"layers.{number}.weight", steps=PROBES, value_norm=5.0, **still)
-    assert find(builder, "stagnant_layers") == []
+    assert faults(builder, "stagnant_layers") == []
 
 
 def test_a_layer_that_was_set_to_zero_and_stays_there_belongs_to_the_standstills():
@@ -232,8 +227,8 @@ def test_a_layer_that_was_set_to_zero_and_stays_there_belongs_to_the_standstills
             name, "Linear", steps=PROBES, std=0.0 if is_zero else 1.0, mean=0.0, norm=1.0,
             dead_unit_ratio=1.0 if is_zero else 0.0,
         )  # fmt: skip
-    assert find(builder, "activation_collapse") == []
-    (alert,) = find(builder, "stagnant_layers")
+    assert faults(builder, "activation_collapse") == []
+    (alert,) = faults(builder, "stagnant_layers")
     assert "gets no gradient" in alert.fact
 
 
@@ -248,10 +243,10 @@ def without_gradients(loss, scale=0.0):
 
 
 def test_gradients_of_exactly_nothing_are_told_though_the_loss_falls():
-    (alert,) = find(without_gradients(falling(400)), "vanishing_gradients")
+    (alert,) = faults(without_gradients(falling(400)), "vanishing_gradients")
     assert alert.fact.startswith("No layer gets any gradient")
-    assert find(without_gradients(falling(400), 1e-3), "vanishing_gradients") == []
+    assert faults(without_gradients(falling(400), 1e-3), "vanishing_gradients") == []
     hinge = np.maximum(falling(400, end=-0.2, noise=0.0), 0.0)
     zero_at = int(np.argmax(hinge == 0.0))
     some = np.where(np.array(PROBES) < zero_at, 0.1, 0.0)
-    assert find(without_gradients(hinge, some), "vanishing_gradients") == []
+    assert faults(without_gradients(hinge, some), "vanishing_gradients") == []

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from rule_alerts import faults, verdict
 from run_builder import RunBuilder, falling
 
 from quark.analysis.analysis_context import improves_clearly
@@ -18,15 +19,6 @@ FLAT = 2.303 + 0.02 * RNG.standard_normal(300)
 def curve(values):
     steps = np.arange(len(values))
     return Curve("accuracy", steps, np.asarray(values, dtype=float), steps - steps - 1)
-
-
-def find(builder, rule_id):
-    alerts = analyze_run(builder.build()).alerts
-    return [alert for alert in alerts if alert.rule_id == rule_id and alert.severity != "info"]
-
-
-def verdict(builder, rule_id):
-    return analyze_run(builder.build()).verdicts[rule_id]
 
 
 def of_samples(shares, samples, seed=0):
@@ -68,10 +60,10 @@ def test_a_plateau_is_not_acquitted_by_two_samples_or_a_penalty_that_falls():
     builder = RunBuilder().metric("train/loss", FLAT)
     builder.metric("val/accuracy", [0.10] * 5 + [0.14] * 10, steps=range(0, 300, 20))
     builder.metric("train/reg_loss", falling(300))
-    (alert,) = find(builder, "plateau")
+    (alert,) = faults(builder, "plateau")
     assert alert.severity == "error"
     two_tasks = RunBuilder().metric("train/loss", FLAT).metric("train/box_loss", falling(300))
-    assert find(two_tasks, "plateau") == []
+    assert faults(two_tasks, "plateau") == []
 
 
 ONCE = np.concatenate([np.linspace(3.4, 2.31, 20), FLAT[:280]])
@@ -94,50 +86,50 @@ def with_classes(loss, classes):
 def test_what_falls_to_the_loss_of_guesses_and_stays_there_has_learned_nothing():
     guesses = RunBuilder().metric("train/loss", ONCE)
     guesses.metric("train/accuracy", of_samples(np.full(300, 0.1), 64))
-    (alert,) = find(guesses, "plateau")
+    (alert,) = faults(guesses, "plateau")
     assert "which guesses have" in alert.fact
-    assert find(with_labels(ONCE, {str(n): 6 for n in range(10)}), "plateau")
+    assert faults(with_labels(ONCE, {str(n): 6 for n in range(10)}), "plateau")
     assert analyze_run(with_classes(ONCE, 10)).alerts[0].rule_id == "plateau"
 
 
 def test_what_falls_once_to_less_than_guesses_have_is_no_plateau():
     knows = RunBuilder().metric("train/loss", ONCE)
     knows.metric("train/accuracy", of_samples(np.full(300, 0.45), 64))
-    assert find(knows, "plateau") == []
-    assert find(RunBuilder().metric("train/loss", ONCE), "plateau") == []
-    assert find(with_labels(ONCE, {str(n): 6 for n in range(40)}), "plateau") == []
+    assert faults(knows, "plateau") == []
+    assert faults(RunBuilder().metric("train/loss", ONCE), "plateau") == []
+    assert faults(with_labels(ONCE, {str(n): 6 for n in range(40)}), "plateau") == []
     assert analyze_run(with_classes(ONCE, 100)).alerts == ()
     goes_on = np.concatenate([np.linspace(3.4, 2.35, 20), np.linspace(2.35, 2.1, 280)])
     assert analyze_run(with_classes(goes_on, 10)).alerts == ()
 
 
 def test_a_negative_loss_that_is_flat_is_a_plateau_and_one_about_zero_is_none():
-    (alert,) = find(RunBuilder().metric("train/loss", FLAT - 8.0), "plateau")
+    (alert,) = faults(RunBuilder().metric("train/loss", FLAT - 8.0), "plateau")
     assert alert.severity == "warning"
     about_zero = RunBuilder().metric(
         "train/loss", -0.01 + 0.2 * np.random.default_rng(7).standard_normal(300)
     )
-    assert find(about_zero, "plateau") == []
+    assert faults(about_zero, "plateau") == []
     falls = (
         -4.0
         + 3.0 * np.exp(-np.arange(300) / 60.0)
         + 0.02 * np.random.default_rng(7).standard_normal(300)
     )
-    assert find(RunBuilder().metric("train/loss", falls), "plateau") == []
+    assert faults(RunBuilder().metric("train/loss", falls), "plateau") == []
 
 
 EPOCHS = 2.303 + 0.002 * np.random.default_rng(7).standard_normal(10)
 
 
 def test_a_point_an_epoch_needs_fewer_points_once_the_run_is_over():
-    assert find(RunBuilder().metric("train/loss", EPOCHS, epochs=range(10)), "plateau")
-    assert find(RunBuilder().metric("train/loss", EPOCHS), "plateau") == []
+    assert faults(RunBuilder().metric("train/loss", EPOCHS, epochs=range(10)), "plateau")
+    assert faults(RunBuilder().metric("train/loss", EPOCHS), "plateau") == []
     slow = np.linspace(2.303, 2.2, 10)
-    assert find(RunBuilder().metric("train/loss", slow, epochs=range(10)), "plateau") == []
+    assert faults(RunBuilder().metric("train/loss", slow, epochs=range(10)), "plateau") == []
     back = [2.3, 1.6, 1.1, 0.8, 0.75, 1.2, 1.9, 2.6, 3.0, 3.1]
-    assert find(RunBuilder().metric("train/loss", back, epochs=range(10)), "divergence")
+    assert faults(RunBuilder().metric("train/loss", back, epochs=range(10)), "divergence")
     wobble = [2.3, 1.6, 1.1, 0.8, 0.75, 0.9, 0.8, 0.7, 0.72, 0.7]
-    assert find(RunBuilder().metric("train/loss", wobble, epochs=range(10)), "divergence") == []
+    assert faults(RunBuilder().metric("train/loss", wobble, epochs=range(10)), "divergence") == []
     run = RunBuilder().metric("train/loss", back)
     going_on = RunData(run.read, "run-a", ended=False)
     assert [a for a in analyze_run(going_on).alerts if a.rule_id == "divergence"] == []
@@ -149,10 +141,10 @@ def test_a_noisy_validation_acquits_no_divergence():
     steps = list(range(0, 300, 20))
     noisy = 1.5 + 1.2 * np.random.default_rng(5).standard_normal(len(steps))
     builder = RunBuilder().metric("train/loss", loss)
-    assert find(builder.metric("val/loss", np.abs(noisy), steps=steps), "divergence")
+    assert faults(builder.metric("val/loss", np.abs(noisy), steps=steps), "divergence")
     calm = RunBuilder().metric("train/loss", loss)
     better = [2.0 * 0.8**i + 0.3 for i in range(15)]
-    assert find(calm.metric("val/loss", better, steps=steps), "divergence") == []
+    assert faults(calm.metric("val/loss", better, steps=steps), "divergence") == []
 
 
 def validated(values, train=True):
@@ -173,15 +165,15 @@ def validated(values, train=True):
     ids=["five", "five, from the first", "three after the best", "negative throughout"],
 )
 def test_few_validations_that_only_get_worse_are_enough(values):
-    assert find(validated(values), "overfitting_onset")
+    assert faults(validated(values), "overfitting_onset")
 
 
 def test_a_validation_that_was_at_its_best_at_its_first_point():
     values = [5.6, 6.6, 6.8, 6.9, 6.95, 6.94, 6.95, 6.93, 6.94, 6.95, 6.93, 6.94]
-    (alert,) = find(validated(values), "overfitting_onset")
+    (alert,) = faults(validated(values), "overfitting_onset")
     assert alert.step <= 119
     flat = [6.6, 6.6, 6.8, 6.7, 6.75, 6.7, 6.8, 6.7, 6.7, 6.75, 6.8, 6.7]
-    assert find(validated(flat), "overfitting_onset") == []
+    assert faults(validated(flat), "overfitting_onset") == []
 
 
 def hold_out(values, *, left=1e-3):
@@ -194,7 +186,7 @@ def hold_out(values, *, left=1e-3):
 def test_samples_that_are_known_by_heart_beside_others_of_which_nothing_is_known():
     rng = np.random.default_rng(4)
     noisy = 2.25 + 0.15 * rng.standard_normal(10)
-    (alert,) = find(hold_out(noisy), "overfitting_onset")
+    (alert,) = faults(hold_out(noisy), "overfitting_onset")
     assert (alert.title, alert.severity) == ("Only the training samples are learned", "error")
     assert "never much better than at its start" in [entry.summary for entry in alert.evidence]
 
@@ -210,7 +202,7 @@ def test_samples_that_are_known_by_heart_beside_others_of_which_nothing_is_known
     ids=["something is won", "not by heart", "on another scale", "learned before the first look"],
 )
 def test_what_is_not_known_by_heart_alone(builder):
-    assert find(builder, "overfitting_onset") == []
+    assert faults(builder, "overfitting_onset") == []
 
 
 def test_an_accuracy_that_falls_clearly_says_what_the_noise_of_the_loss_hides():
@@ -218,13 +210,13 @@ def test_an_accuracy_that_falls_clearly_says_what_the_noise_of_the_loss_hides():
     loss = 0.7 + np.exp(-np.arange(28) / 3.0) + np.maximum(0, np.arange(28) - 13) * 0.008
     loss += 0.07 * rng.standard_normal(28)
     accuracy = np.concatenate([np.linspace(0.68, 0.87, 13), np.linspace(0.87, 0.72, 15)])
-    assert find(validated(loss), "overfitting_onset") == []
+    assert faults(validated(loss), "overfitting_onset") == []
     both = validated(loss).metric("val/accuracy", accuracy, steps=range(39, 28 * 40, 40))
-    (alert,) = find(both, "overfitting_onset")
+    (alert,) = faults(both, "overfitting_onset")
     assert alert.culprit == "val/accuracy"
     kept = np.concatenate([np.linspace(0.68, 0.87, 13), np.full(15, 0.865)])
     same = validated(loss).metric("val/accuracy", kept, steps=range(39, 28 * 40, 40))
-    assert find(same, "overfitting_onset") == []
+    assert faults(same, "overfitting_onset") == []
 
 
 def test_the_loss_of_a_policy_whose_reward_rises_does_not_diverge():
@@ -232,8 +224,8 @@ def test_the_loss_of_a_policy_whose_reward_rises_does_not_diverge():
     loss = -0.3 * np.exp(-(((np.arange(400) - 80) / 50.0) ** 2)) - 0.02
     reward = 1.0 - 0.8 * np.exp(-np.arange(400) / 60.0) + 0.03 * rng.standard_normal(400)
     builder = RunBuilder().metric("train/loss", loss + 0.01 * rng.standard_normal(400))
-    assert find(builder, "divergence")
-    assert find(builder.metric("train/reward", reward), "divergence") == []
+    assert faults(builder, "divergence")
+    assert faults(builder.metric("train/reward", reward), "divergence") == []
 
 
 def test_of_too_few_validations_that_is_said():
@@ -247,10 +239,10 @@ def test_of_too_few_validations_that_is_said():
 
 def test_a_validation_without_any_training_metric_has_to_rise_by_more():
     rising = [1.3, 1.3, 1.6, 1.9, 2.1, 2.2, 2.3, 2.4, 2.5, 2.6]
-    (alert,) = find(validated(rising, train=False), "overfitting_onset")
+    (alert,) = faults(validated(rising, train=False), "overfitting_onset")
     assert alert.metadata["confidence"] < 0.8
     mild = [2.0, 1.5, 1.2, 1.0, 1.0, 1.05, 1.1, 1.15, 1.17, 1.2]
-    assert find(validated(mild, train=False), "overfitting_onset") == []
+    assert faults(validated(mild, train=False), "overfitting_onset") == []
 
 
 def timed(times, data=None):
@@ -258,7 +250,7 @@ def timed(times, data=None):
     builder.metric("system/runtime/step_time_ms", times)
     if data is not None:
         builder.metric("system/runtime/data_time_ms", data)
-    return find(builder, "runtime_bottleneck_risk")
+    return faults(builder, "runtime_bottleneck_risk")
 
 
 def steady(count=300, level=50.0):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from rule_alerts import find
 from run_builder import RunBuilder, falling
 
 from quark.analysis.engine import analyze_run
@@ -14,10 +15,6 @@ FLAT = 2.3 + 0.02 * np.random.default_rng(0).standard_normal(200)
 def _ids(builder):
     alerts = analyze_run(builder.build()).alerts
     return [alert.rule_id for alert in alerts if "documented_level" not in alert.metadata]
-
-
-def _find(builder, rule_id):
-    return [alert for alert in analyze_run(builder.build()).alerts if alert.rule_id == rule_id]
 
 
 def _weights(builder, number, changed=None):
@@ -44,10 +41,10 @@ def pull_together(shares, key):
 
 def test_a_loss_that_alike_outputs_satisfy_is_no_excuse_for_them():
     gone = np.concatenate([np.linspace(0.5, 0.1, 8), np.full(COUNT - 8, 0.04)])
-    (alert,) = _find(pull_together(gone, "train/similarity_loss"), "activation_collapse")
+    (alert,) = find(pull_together(gone, "train/similarity_loss"), "activation_collapse")
     assert (alert.culprit, alert.title) == ("encoder.2", "Samples are no longer told apart")
-    assert not _find(pull_together(gone, "train/loss"), "activation_collapse")
-    assert not _find(pull_together(np.full(COUNT, 0.4), "cosine_loss"), "activation_collapse")
+    assert not find(pull_together(gone, "train/loss"), "activation_collapse")
+    assert not find(pull_together(np.full(COUNT, 0.4), "cosine_loss"), "activation_collapse")
 
 
 def test_samples_that_are_no_longer_told_apart():
@@ -59,7 +56,7 @@ def test_samples_that_are_no_longer_told_apart():
             f"encoder.{index}", steps=PROBES, std=1.0, mean=0.1, norm=10.0,
             sample_variation_ratio=shares if index == 1 else 0.5,
         )  # fmt: skip
-    (alert,) = _find(builder, "activation_collapse")
+    (alert,) = find(builder, "activation_collapse")
     assert (alert.culprit, alert.step) == ("encoder.1", 75)
     assert alert.title == "Samples are no longer told apart"
 
@@ -72,7 +69,7 @@ def test_a_network_that_amplifies_every_signal_from_the_start():
         builder.layer(
             f"layers.{index}", summary="gradient", steps=PROBES, norm=0.1 * 3.0 ** (6 - index)
         )
-    (alert,) = _find(builder, "exploding_gradients")
+    (alert,) = find(builder, "exploding_gradients")
     assert (alert.title, alert.step) == ("Gradients explode with the depth", 0)
 
 
@@ -82,7 +79,7 @@ def test_weights_that_change_the_loss_too_much_from_the_start():
         "cell.weight_hh_l0", kind="RNN", steps=PROBES, value_norm=5.0, gradient_norm=1e6,
         update_to_parameter_ratio=1e-4, update_norm=5e-4,
     )  # fmt: skip
-    (alert,) = _find(builder, "exploding_gradients")
+    (alert,) = find(builder, "exploding_gradients")
     assert (alert.culprit, alert.step) == ("cell", 0)
 
 
@@ -94,7 +91,7 @@ def test_gradients_below_the_resolution_of_half_precision():
             gradient_norm=0.0 if index < 3 else 1e-3, update_norm=5e-3,
             update_to_parameter_ratio=1e-3,
         )  # fmt: skip
-    (alert,) = _find(builder, "vanishing_gradients")
+    (alert,) = find(builder, "vanishing_gradients")
     assert alert.step == 0
 
 
@@ -104,7 +101,7 @@ def test_a_branch_that_is_cut_off_in_the_middle():
     moved = np.where(np.arange(COUNT) < 16, 5.0 + 0.01 * np.arange(COUNT), 5.16)
     builder = RunBuilder().metric("train/loss", falling())
     _weights(builder, 4, {"gradient_norm": gradients, "value_norm": moved, "update_norm": 0.0})
-    (alert,) = _find(builder, "stagnant_layers")
+    (alert,) = find(builder, "stagnant_layers")
     assert (alert.culprit, alert.step) == ("layers.1", 80)
 
 
@@ -159,7 +156,7 @@ def test_a_noisy_loss_that_may_be_falling_is_no_plateau():
 def test_a_loss_that_fell_far_and_rises_tenfold_diverges():
     loss = 200 * 0.9 ** np.arange(200) + 2 + 0.1 * np.random.default_rng(0).standard_normal(200)
     loss[150:] = 30 + np.random.default_rng(1).standard_normal(50)
-    (alert,) = _find(RunBuilder().metric("train/loss", loss), "divergence")
+    (alert,) = find(RunBuilder().metric("train/loss", loss), "divergence")
     assert 148 <= alert.step <= 152
 
 
@@ -185,10 +182,10 @@ def test_memory_that_grows_warns():
 def test_a_loss_that_swings_and_an_initialisation_out_of_scale_inform():
     swinging = 1.0 + 0.3 * (-1.0) ** np.arange(200)
     swinging[:20] += np.linspace(2, 0, 20)
-    (alert,) = _find(RunBuilder().metric("train/loss", swinging), "oscillation")
+    (alert,) = find(RunBuilder().metric("train/loss", swinging), "oscillation")
     assert alert.severity == "info"
     builder = RunBuilder().metric("train/loss", falling())
     for index in range(7):
         builder.layer(f"layers.{index}", steps=PROBES, std=0.2**index, mean=0.0, norm=1.0)
-    (alert,) = _find(builder, "poor_initialisation")
+    (alert,) = find(builder, "poor_initialisation")
     assert (alert.severity, alert.culprit) == ("info", "layers.5")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from rule_alerts import find, verdict
 from run_builder import RunBuilder, falling
 
 from quark.analysis.engine import analyze_run
@@ -46,14 +47,6 @@ def model(loss, layers=4, **changed):
     for index in range(layers):
         weight(builder, f"layers.{index}.weight", **changed)
     return builder
-
-
-def find(builder, rule_id):
-    return [alert for alert in analyze_run(builder.build()).alerts if alert.rule_id == rule_id]
-
-
-def explain(builder, rule_id):
-    return analyze_run(builder.build()).verdicts[rule_id]
 
 
 def alarms(builder):
@@ -241,7 +234,7 @@ def test_a_validation_in_evaluation_mode():
     seen = {row: {"step": STEPS[row - 1], "training": False} for row in range(1, COUNT, 2)}
     builder = with_dropout(validated(), seen)
     assert not find(builder, "training_mode_in_evaluation")
-    assert "evaluation mode" in explain(builder, "training_mode_in_evaluation").reason
+    assert "evaluation mode" in verdict(builder, "training_mode_in_evaluation").reason
 
 
 def test_labels_that_the_model_makes_itself_in_every_step():
@@ -375,7 +368,7 @@ def test_one_layer_that_is_left_out_is_the_rule_of_layers():
     weight(builder, "head.weight", **STILL, in_optimizer=False)
     assert find(builder, "stagnant_layers")
     assert not find(builder, "parameters_not_optimized")
-    assert "stagnant_layers" in explain(builder, "parameters_not_optimized").reason
+    assert "stagnant_layers" in verdict(builder, "parameters_not_optimized").reason
 
 
 def test_small_adapters_that_are_left_out_are_the_rule_of_layers():
@@ -464,7 +457,7 @@ def test_replicas_that_part():
 def test_replicas_that_are_the_same():
     builder = replicas(RunBuilder().metric("train/loss", falling()))
     assert not find(builder, "replicas_differ")
-    assert "same" in explain(builder, "replicas_differ").reason
+    assert "same" in verdict(builder, "replicas_differ").reason
 
 
 def test_shards_are_different_by_design():
