@@ -322,6 +322,9 @@ def __getattr__(name: str) -> Any:
             habits = import_module("quark_core.config.migration_hints")
             raise habits.explain_attribute(import_module("quark"), name, "module", "module 'quark'")
     else:
+        if home.endswith(".tracker_backend"):
+            # A mirror that stands alone begins its run with it.
+            import_module("quark.tracker.tracker")
         value = getattr(import_module(home), name)
     globals()[name] = value
     return value

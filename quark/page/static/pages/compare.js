@@ -5,13 +5,14 @@ import { readTheme } from "../charts/theme.js";
 import { styleLine } from "../data/colours.js";
 import { html } from "../data/html.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
+import { useSaid } from "./answers.js";
 import { CopyButton, HealthBadge, SeverityBadge, StateBadge } from "./badges.js";
 import { MetricGroup, groupMetrics, listOpen, readNames, writeNames } from "./chart_list.js";
 import { CompareTile } from "./compare_charts.js";
 import { Parallel, Scatter } from "./compare_runs.js";
 import { LayerChanges, PhasePair, Verdict } from "./compare_verdict.js";
 import { Explanation } from "./compare_why.js";
-import { Refused, askJson, follow, isPassing, poll } from "./connection.js";
+import { Refused, askJson, follow, isPassing } from "./connection.js";
 import { FindMetric, Smooth, chooseAxis } from "./controls.js";
 import { GroupStore } from "./group_store.js";
 import { listMoves, takeKeys } from "./keyboard.js";
@@ -20,7 +21,6 @@ import { change, go, makeLink } from "./links.js";
 import { writeMany, writeNumber, writeStep, writeValue } from "./texts.js";
 
 const LIVE_MS = 5000;
-const ASK_AGAIN_MS = 400;
 const ENTRIES = 1000;
 const TABS = [
   { name: "curves", title: "Curves" }, { name: "why", title: "Why" }, { name: "code", title: "Code" }, { name: "scatter", title: "Scatter" }, { name: "parallel", title: "Parallel" },
@@ -134,26 +134,9 @@ function LateDiffs(props) {
 
 /** @param {string} primary @param {string} reference @param {any} look @param {number} version */
 function useVerdict(primary, reference, look, version) {
-  const [found, setFound] = useState(/** @type {{ key: string, said: any } | null} */ (null));
   const hasTarget = look.target && look.value !== "" && Number.isFinite(Number(look.value));
   const query = { side: [primary, reference], ...(hasTarget ? { target: look.target, direction: look.direction, value: look.value } : {}) };
-  const key = JSON.stringify(query);
-  useEffect(() => {
-    if (primary === reference) return undefined;
-    return poll(async (signal) => {
-      try {
-        const said = await askJson("api/compare/verdict", query, signal);
-        // What was said of the same two before stands until there is something newer.
-        if (said.state !== "computing") setFound({ key, said });
-        return said.state === "computing";
-      } catch (error) {
-        if (!(error instanceof Refused) || error.status === 503) throw error;
-        setFound({ key, said: { state: "failed", note: error.message } });
-        return false;
-      }
-    }, ASK_AGAIN_MS);
-  }, [key, version]);
-  return found?.key === key ? found.said : null;
+  return useSaid("api/compare/verdict", primary === reference ? null : query, version);
 }
 
 /** @param {{ data: any, query: URLSearchParams }} props */

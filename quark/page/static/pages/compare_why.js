@@ -2,10 +2,8 @@
 /** Why one side's result is not that of another: verdict, since when, and what is to blame. */
 
 import { html } from "../data/html.js";
-import { useEffect, useState } from "../vendor/hooks.js";
-import { Refused, askJson, poll } from "./connection.js";
+import { useSaid } from "./answers.js";
 
-const ASK_AGAIN_MS = 400;
 const CAUSES = new Set(["Probably", "Possibly", "Unlikely", "Differs"]);
 
 /** @param {string} text */
@@ -13,27 +11,9 @@ function capitalise(text) {
   return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
 
-/** What the server says, asked for until it is there. @param {string} judged @param {string} baseline @param {number} version */
-function useExplanation(judged, baseline, version) {
-  const [found, setFound] = useState(/** @type {{ key: string, said: any } | null} */ (null));
-  const key = JSON.stringify([judged, baseline]);
-  useEffect(() => poll(async (signal) => {
-    try {
-      const said = await askJson("api/compare/why", { side: [judged, baseline] }, signal);
-      if (said.state !== "computing") setFound({ key, said });
-      return said.state === "computing";
-    } catch (error) {
-      if (!(error instanceof Refused) || error.status === 503) throw error;
-      setFound({ key, said: { state: "failed", note: error.message } });
-      return false;
-    }
-  }, ASK_AGAIN_MS), [key, version]);
-  return found?.key === key ? found.said : null;
-}
-
 /** @param {{ judged: string, baseline: string, names: [string, string], version: number }} props */
 export function Explanation({ judged, baseline, names, version }) {
-  const said = useExplanation(judged, baseline, version);
+  const said = useSaid("api/compare/why", { side: [judged, baseline] }, version);
   if (!said) return html`<p class="quiet" aria-busy="true">It is being looked into …</p>`;
   if (said.state === "failed") return html`<p class="mistake" role="alert">${said.note}</p>`;
   const { result } = said;

@@ -84,7 +84,7 @@ function useRun(id, setMistake) {
     const load = async (signal) => {
       try {
         const next = await askJson(`api/runs/${encodeURIComponent(id)}`, {}, signal);
-        const isComputing = next.analysis.state === "computing" || next.analysis.computing;
+        const isComputing = next.analysis.state === "computing" || Boolean(next.analysis.computing);
         setData(next);
         if (isLate) setMistake("");
         isLate = false;
