@@ -32,6 +32,7 @@ def loaded_after(program, *arguments):
     return done.stdout.split()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "module",
     [

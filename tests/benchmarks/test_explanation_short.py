@@ -34,6 +34,7 @@ def test_questions_have_names_of_their_own_and_the_short_ones_are_among_them(pap
         assert {*short} <= {task.name for task in paper.parts[part]}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_one_change_is_found_and_a_comment_accuses_nobody(tmp_path):
     paper = replace(FIRST, list_history=lambda *_: ())

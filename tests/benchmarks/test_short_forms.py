@@ -151,6 +151,7 @@ def test_service(measure):
         assert figures["idle"][f"{store}, the server alone, MB"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("parts", "rows"),
     [
@@ -202,6 +203,7 @@ def test_page(measure):
         assert figures.get(f"{rate} points/s: lag to the drawn chart, p50, s", 1) > 0
 
 
+@pytest.mark.long
 def test_importing(measure):
     figures = measure("benchmarks/importing.py")
     assert figures["points taken"] == figures["points"] > 0

@@ -27,6 +27,7 @@ def check_cell(cell, comparisons, owes_power):
         assert cell.power >= cell.welch_power - FAR * error, cell
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scenario", verdicts.SCENARIOS, ids=lambda scenario: scenario.name)
 def test_verdicts_are_seldom_false(scenario):
     counts = scenario.seeds[-2]

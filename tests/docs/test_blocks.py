@@ -63,6 +63,7 @@ def clean_environment(home):
     }
 
 
+@pytest.mark.sampled
 @needs_bash
 @pytest.mark.parametrize("pages", list(list_cases()))
 def test_the_blocks_of_a_page_run_as_they_stand(pages, tmp_path):

@@ -174,6 +174,7 @@ def test_both_sides_of_a_row_are_code_or_a_command(tracker):
             ), statement
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "tracker", [TRACKERS[0], *(pytest.param(each, marks=pytest.mark.long) for each in TRACKERS[1:])]
 )

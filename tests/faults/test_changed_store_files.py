@@ -78,6 +78,7 @@ assert all(os.fstat(number).st_size == 0 for number in mine)
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize("way", ["end", "kill"])
 @pytest.mark.parametrize(
@@ -131,6 +132,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("when", ["in the run", "before its end"])
 def test_a_log_that_another_program_changes_costs_nothing(tmp_path, caplog, change, when):
@@ -286,6 +288,7 @@ session.end_run()
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("end", ["end", "kill"])
 @pytest.mark.parametrize("way", ["over it", "file by file", "renamed", "deleted"])
 def test_a_store_that_is_put_back_as_a_whole_has_all_of_a_run_or_says_what_it_lacks(
@@ -344,6 +347,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("settles", ["", "in between"])
 @pytest.mark.parametrize("way", ["vacuum", "backup"])
 def test_another_file_in_the_place_of_a_killed_process_is_read_without_its_log(
@@ -495,6 +499,7 @@ STORE = "quark_backends.embedded.backend EmbeddedBackend"
 MIRROR = "quark_backends.csv.backend CsvBackend"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("last", [6, 1000])
 @pytest.mark.parametrize("refusing", [STORE, MIRROR])
 def test_what_was_refused_is_kept_until_it_is_there(tmp_path, refusing, last, monkeypatch):
@@ -577,6 +582,7 @@ def test_the_good_rest_of_a_refused_batch_is_delivered_and_the_bad_record_named(
     assert said.strip() in told[told.index("quarantine") :]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("length", [0, 5000])
 def test_an_index_that_another_program_cuts_ends_no_training(tmp_path, length):
     other = make_other_run(tmp_path)

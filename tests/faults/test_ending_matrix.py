@@ -319,6 +319,7 @@ def made(request, tmp_path_factory):
         clear()
 
 
+@pytest.mark.sampled
 def test_runs(made):
     (row,) = [row for row in made.list_runs() if row["name"] == "run"]
     assert (row["state"], row["newest_step"]) == (made.ending.state, STEPS - 1)

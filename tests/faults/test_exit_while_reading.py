@@ -46,6 +46,7 @@ print(session.id)
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "asks",
     ["stop", "read", "search", "another", "compaction", "journals: read", "journals: search"],

@@ -73,6 +73,7 @@ def test_a_full_journal_disk_stops_nothing_and_everything_is_delivered(
     assert list(disk.glob("*/*/journal.json")) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_a_full_disk_under_store_and_journal_is_waited_out(make_disk, kind, monkeypatch):
     disk = make_disk(kind)

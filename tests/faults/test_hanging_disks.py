@@ -97,6 +97,7 @@ def hang(monkeypatch):
     files.release()
 
 
+@pytest.mark.long
 def test_a_run_on_a_hanging_disk_ends_in_time(tmp_path, hang, monkeypatch):
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.5")
     session = quark.start_run(project="p", storage_dir=tmp_path)
@@ -116,6 +117,7 @@ def test_a_run_on_a_hanging_disk_ends_in_time(tmp_path, hang, monkeypatch):
     assert lane.submitted == lane.delivered + lane.waiting
 
 
+@pytest.mark.long
 def test_the_journal_of_a_run_that_ended_while_the_disk_hung_is_still_delivered(
     tmp_path, hang, monkeypatch
 ):

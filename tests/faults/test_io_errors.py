@@ -92,6 +92,7 @@ def test_any_pattern_of_errors_loses_nothing_and_duplicates_nothing(pattern, seg
     shutil.rmtree(directory.parent)
 
 
+@pytest.mark.long
 @settings(max_examples=count_examples(15), deadline=None)
 @given(pattern=patterns)
 def test_what_is_called_durable_can_be_read_whatever_failed_before(pattern):

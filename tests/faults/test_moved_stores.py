@@ -55,6 +55,7 @@ def list_payloads(storage_dir):
     return {path.name for path in storage_dir.rglob(".objects/*/*")}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("first", ["old", "moved", "reader"])
 @pytest.mark.parametrize("end", ["kill", "end"])
 @pytest.mark.parametrize("way", ["root", pytest.param("store", marks=pytest.mark.long)])
@@ -98,6 +99,7 @@ def test_a_run_that_ends_at_the_moment_of_the_move_makes_no_second_store(tmp_pat
     assert read(said.strip(), moved) == list(range(201))
 
 
+@pytest.mark.long
 def test_records_wait_where_the_moved_store_cannot_be_found(tmp_path):
     old, moved = tmp_path / "root", tmp_path / "root-moved"
     said, _ = run_script(old, MOVING, ends=-9, WAY="root", END="kill", REST="200")
@@ -114,6 +116,7 @@ def test_records_wait_where_the_moved_store_cannot_be_found(tmp_path):
     assert read(said.strip(), elsewhere) == list(range(STEPS))
 
 
+@pytest.mark.long
 def test_a_copy_of_a_store_takes_nothing_from_the_one_it_is_of(tmp_path):
     old, moved = tmp_path / "root", tmp_path / "root-moved"
     run_script(old, MOVING, ends=-9, WAY="root", END="kill", REST="200")

@@ -63,6 +63,7 @@ def ask_doctor(storage_dir):
     return CliRunner().invoke(cli, words).output
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("mount", "kept"), [(MOUNTED, STEPS), (OWN, 1)], ids=["mounted", "its own"]
 )

@@ -74,6 +74,7 @@ print("ended", flush=True)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after_s", [0.05, pytest.param(0.7, marks=pytest.mark.long)])
 def test_a_killed_run_that_goes_on_with_other_code_has_each_step_once_and_both_codes(
     tmp_path, after_s
@@ -101,6 +102,7 @@ def test_a_killed_run_that_goes_on_with_other_code_has_each_step_once_and_both_c
     assert quark.open_run(run_id, runs).groups == ("idea", "paper/fig3")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", [3, pytest.param(700, marks=pytest.mark.long)])
 def test_a_full_disk_and_then_a_kill_cost_no_step(tmp_path, mount, when):
     disk = mount("-t", "tmpfs", "-o", "size=16m", "tmpfs")
@@ -140,6 +142,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.long
 def test_a_failing_journal_a_locked_store_and_a_kill_cost_no_step(tmp_path):
     script, runs = write_project(tmp_path / "project", BREAK_THE_JOURNAL), tmp_path / "runs"
     job = launch(script, runs)
@@ -167,6 +170,7 @@ train(session, config, 1_000_000, sleep_s=0.001)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "number", "status"),
     [
@@ -281,6 +285,7 @@ print("ended", flush=True)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["no threads", pytest.param("", marks=pytest.mark.long)])
 def test_a_handler_that_does_all_that_the_loop_does_waits_for_nobody_without_threads_too(
     tmp_path, which

@@ -225,6 +225,7 @@ default_registry()._definitions["stuck"] = stuck
 """
 
 
+@pytest.mark.long
 def test_a_mirror_that_hangs_delays_nothing_and_is_told(tmp_path, start):
     child = start(MIRROR + 'train(backends="stuck"); wait()')
     said = end(child)

@@ -73,6 +73,7 @@ def read(run_id, storage_dir):
     return [r.step for r in quark.MetricsLogger(session).read(metric_key="m")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -115,6 +115,7 @@ def expect_losses(trial, token):
     return [trial + token / 8 + step for step in range(6)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["sync", pytest.param("claim", marks=pytest.mark.long)])
 def test_a_worker_that_is_killed_while_the_store_is_locked_has_finished_its_trial_or_somebody_else(
     tmp_path, launch, first

@@ -75,6 +75,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("moment", ["midway", "after"])
 @pytest.mark.parametrize("left_bytes", [FILE_BYTES, 30 * FILE_BYTES])
 def test_a_directory_on_a_full_disk_of_a_killed_process_is_whole_or_says_what_is_missing(
@@ -156,6 +157,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("capture", ["sys", "fd"])
 def test_what_was_printed_while_the_journal_failed_and_the_store_was_locked_survives_a_kill(
     tmp_path, capture
@@ -259,6 +261,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("end", "status"), [("signal", -signal.SIGTERM), ("exit", 143)])
 def test_a_training_that_is_ended_while_its_targets_hang_ends_and_leaves_nobody_behind(
     tmp_path, end, status, monkeypatch

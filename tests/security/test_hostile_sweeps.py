@@ -118,6 +118,7 @@ def strange(tmp_path):
     return put
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [

@@ -9,6 +9,7 @@ import zipfile
 import zlib
 
 import msgspec
+import pytest
 from wide_bounds import keep_sources_in_children
 
 import quark
@@ -89,6 +90,7 @@ def list_texts(run):
 KINDS = ("metric", "event", "artifact", "lifecycle", "aggregate", "fingerprint", "console")
 
 
+@pytest.mark.long
 def test_keys_in_sources_fields_groups_arguments_and_values_are_not_kept(tmp_path):
     project, runs = tmp_path / "project", tmp_path / "runs"
     project.mkdir()

@@ -482,6 +482,7 @@ def test_looks_that_take_long_are_spaced_out_and_told_once(tmp_path, monkeypatch
     assert sum("looks come" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

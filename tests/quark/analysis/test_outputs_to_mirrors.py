@@ -160,6 +160,7 @@ def test_a_mirror_with_a_password_in_its_uri_is_opened_with_it(tmp_path, monkeyp
     assert not [path for path in kept if b"s3cret" in path.read_bytes()]
 
 
+@pytest.mark.long
 def test_the_end_of_a_run_is_delivered_though_a_mirror_takes_no_outputs(
     tmp_path, monkeypatch, add_backend
 ):

@@ -14,6 +14,7 @@ SIZES = [150, 1500]
 SEEDS = range(3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("family", CALM)
 def test_a_healthy_run_neither_diverges_nor_overfits(family, count):

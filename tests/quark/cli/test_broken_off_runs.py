@@ -145,6 +145,7 @@ def tells(text, end):
     return end.state in words and (end.cause is None or end.cause in words)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ENDS)
 def test_runs_lists_how_each_ended(invoke, store, name):
     end = ENDS[name]
@@ -172,6 +173,7 @@ def test_show_says_why_and_where_the_traceback_is(invoke, store, source, name):
         assert type(end.leave).__name__ in printed
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ENDS)
 def test_analyze_tells_the_end_first_and_no_gate_passes(invoke, store, name):
     end = ENDS[name]
@@ -199,6 +201,7 @@ def test_analyze_tells_the_end_first_and_no_gate_passes(invoke, store, name):
     assert invoke("analyze", name, "-d", store, "--fail-on", "critical", *only).exit_code == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ENDS)
 def test_compare_passes_on_neither_side(invoke, store, name):
     end = ENDS[name]
@@ -273,6 +276,7 @@ def test_a_report_begins_with_it(source, name):
         assert end.cause is None or end.cause in text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ENDS)
 def test_tools_of_mcp_say_it(bench, name):
     end = ENDS[name]

@@ -53,6 +53,7 @@ def compare(invoke, runs, name):
     return invoke("compare", ids[name], ids["one"], "-d", store).stdout
 
 
+@pytest.mark.long
 def test_the_same_code_agrees(runs, invoke):
     said = compare(invoke, runs, "same")
     assert "Nothing that is recorded changed: configuration, code and environment agree." in said

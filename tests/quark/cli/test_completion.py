@@ -80,6 +80,7 @@ def test_runs_are_offered_newest_first_with_project_and_name(store, offer):
     assert [word for word, _ in offer("quark show res")] == ["resnet"]
 
 
+@pytest.mark.long
 def test_metrics_projects_tags_commands_and_choices_are_offered(store, offer):
     _, first, _ = store
     assert [word for word, _ in offer(f"quark follow {first} -m ")] == ["acc@1", "train/loss"]
@@ -90,6 +91,7 @@ def test_metrics_projects_tags_commands_and_choices_are_offered(store, offer):
     assert ("completed", "_") in offer("quark runs -s com")
 
 
+@pytest.mark.long
 def test_nothing_that_a_shell_would_run_is_offered(store, offer):
     _, _, second = store
     for line in ("quark runs -p x", "quark runs -t ", "quark show $", f"quark follow {second} -m "):

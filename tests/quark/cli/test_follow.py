@@ -123,6 +123,7 @@ def test_the_screen_is_drawn_anew_for_another_size(tmp_path, train, open_termina
     assert terminal.is_whole()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
 )

@@ -99,6 +99,7 @@ def begin(tmp_path, lines, *end):
     return child, child.stdout.readline().strip()
 
 
+@pytest.mark.long
 def test_it_follows_a_run_until_it_ends(tmp_path, quark_command):
     child, run_id = begin(tmp_path, 60)
     done = quark_command("logs", run_id, "-f", "-d", tmp_path)
@@ -120,6 +121,7 @@ def test_ctrl_c_ends_it_and_the_run_goes_on(tmp_path):
     child.communicate()
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_is_followed_to_its_last_line(tmp_path, quark_command):
     # Not in the middle of a line: that is kept once it is printed.
     child, run_id = begin(tmp_path, 20, "killed")

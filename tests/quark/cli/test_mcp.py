@@ -77,6 +77,7 @@ def log_spike(log_run, folder, run_id="r1", **arguments):
     log_run(folder, run_id, values={"train/loss": values, "val/loss": val}, **arguments)
 
 
+@pytest.mark.long
 def test_a_client_finds_runs_and_what_is_wrong_with_them(tmp_path, log_run):
     log_spike(log_run, tmp_path, "first", config={"lr": 0.1}, tags=["base"])
     log_spike(log_run, tmp_path, "second", config={"lr": 0.2}, name="other")
@@ -287,6 +288,7 @@ def test_without_the_sdk_it_says_what_to_install(tmp_path):
     assert 'pip install "quark-tracker[mcp]"' in done.stderr
 
 
+@pytest.mark.long
 def test_what_is_printed_meanwhile_is_no_part_of_the_protocol(tmp_path):
     """Such as by a backend of somebody else; it goes to standard error."""
     code = """

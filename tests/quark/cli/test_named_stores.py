@@ -52,6 +52,7 @@ def root(tmp_path, log_run):
     return tmp_path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", [*ABSENT, *OWN_STORE], ids=" ".join)
 def test_a_command_that_finds_nothing_fails_and_names_its_store(invoke, root, command):
     with pytest.raises(quark.QuarkError, match="zzz") as caught:
@@ -66,6 +67,7 @@ def test_an_unknown_project_is_a_mistake_and_the_store_is_named(invoke, root, co
     assert f"there is no project 'zzz' in the store {root}; there are 'vision'" in result.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("command", NOTHING, ids=" ".join)
 def test_an_empty_answer_names_its_store(invoke, root, command):
     assert f"the store {root}" in invoke(*command, "-d", root).stdout

@@ -74,6 +74,7 @@ def fail(**options):
     return session
 
 
+@pytest.mark.long
 def test_failed_and_lost_runs_and_alerts_are_told_once_over_all_restarts(server, receiver):
     look(watch(server, webhook(receiver)))
     fail(name="first")
@@ -147,6 +148,7 @@ def test_targets_are_told_by_options_the_environment_and_a_file(tmp_path):
     assert load_config({"notify": ("json://y/",)}, {}, file).notify == ("json://y/",)
 
 
+@pytest.mark.long
 def test_a_server_tells_and_shows_its_targets_nowhere(tmp_path, receiver, monkeypatch):
     environ = {
         "QUARK_SERVE_NOTIFY": f"{webhook(receiver)}very-secret",

@@ -135,6 +135,7 @@ def test_a_script_runs_for_each_trial_with_its_parameters(new, work, train, list
     assert "lr-search: 2 completed; the best is trial" in stderr
 
 
+@pytest.mark.long
 def test_placeholders_and_variables_have_the_parameters(new, work, list_trials, tmp_path):
     new(trials=1)
     script = tmp_path / "print.py"
@@ -197,6 +198,7 @@ def test_a_script_that_ends_well_without_a_run_is_not_tried_again(new, work, lis
     assert trial.reason == "ended with status 0 before it began a run"
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_is_a_failure_and_tried_again(new, work, list_trials, train, tmp_path):
     new(trials=1)
     killed = tmp_path / "killed.py"
@@ -218,6 +220,7 @@ def test_a_run_that_is_killed_is_a_failure_and_tried_again(new, work, list_trial
     assert (trial.state, trial.token, trial.failures, trial.losses) == ("completed", 2, 1, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "status"), [("SIGINT", 130), pytest.param("SIGTERM", 143, marks=pytest.mark.long)]
 )
@@ -301,6 +304,7 @@ def is_running(pid):
     return state != "Z"
 
 
+@pytest.mark.long
 def test_a_trial_that_another_worker_has_got_is_ended_here(
     new, begin, list_trials, tmp_path, train
 ):
@@ -321,6 +325,7 @@ def test_a_trial_that_another_worker_has_got_is_ended_here(
     assert (trial.state, trial.values, trial.token) == ("completed", (0.5,), 2)
 
 
+@pytest.mark.long
 def test_a_value_that_no_command_can_be_given_fails_its_trial_alone(
     new, work, train, list_trials, tmp_path
 ):
@@ -355,6 +360,7 @@ def test_pause_resume_and_cancel(new, invoke, work, train, list_trials, tmp_path
     assert "cancelled" in again.output
 
 
+@pytest.mark.long
 def test_broken_trials_are_tried_again_when_the_script_is_mended(
     new, invoke, work, train, list_trials, tmp_path
 ):
@@ -382,6 +388,7 @@ def test_the_limit_and_what_is_left(new, work, train, list_trials):
     assert [t.state for t in list_trials()].count("completed") == 1
 
 
+@pytest.mark.long
 def test_a_sweep_is_shown_with_its_trials(new, invoke, work, train, tmp_path):
     new()
     work("lr-search", "--", sys.executable, train)
@@ -410,6 +417,7 @@ def test_the_same_sweep_again_is_that_one_and_another_one_is_refused(new, invoke
     assert "lr" in other.output
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -452,6 +460,7 @@ def test_what_is_wrong_is_told_by_name(
     assert all(trial.state in ("waiting", "suspended") for trial in list_trials())
 
 
+@pytest.mark.long
 def test_a_folder_without_a_store_gets_none(quark_command, tmp_path):
     for words in (("show",), ("show", "x"), ("pause", "x"), ("run", "x", "--", "python")):
         done = quark_command("sweep", *words, "-d", tmp_path / "empty")
@@ -460,6 +469,7 @@ def test_a_folder_without_a_store_gets_none(quark_command, tmp_path):
     assert not (tmp_path / "empty").exists()
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="mounts a file system of its own")
 @pytest.mark.parametrize(
     "words", [("pause", "lr-search"), ("run", "lr-search", "--", "true")], ids=lambda w: w[0]

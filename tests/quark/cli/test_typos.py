@@ -159,6 +159,7 @@ TYPOS = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("arguments", "said"), TYPOS, ids=[" ".join(each) for each, _ in TYPOS])
 def test_a_typo_is_refused_and_makes_nothing(place, call, arguments, said):
     before = list_files(place)

@@ -99,6 +99,7 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path, quark_command):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_in_an_empty_folder_it_waits_for_the_first_run(tmp_path, log_run, run_ui):
     ui = run_ui(tmp_path)
     assert str(tmp_path) in ui.first
@@ -132,6 +133,7 @@ def test_tabs_go_on_once_it_is_started_again_on_its_port(tmp_path, log_run, run_
     assert fetch(opener, f"http://127.0.0.1:{port}/api/runs")[0] == 200
 
 
+@pytest.mark.long
 def test_a_bad_argument_is_named(tmp_path, log_run, quark_command):
     log_run(tmp_path, "r1")
     for arguments, named in (
@@ -191,6 +193,7 @@ def test_the_command_s_help_imports_no_server(tmp_path):
     assert done.stdout.split() == []
 
 
+@pytest.mark.long
 def test_no_compact_starts_no_process(tmp_path, log_run, run_ui):
     log_run(tmp_path, "r1", values={"train/loss": [1.0] * 50})
     ui = run_ui(tmp_path, "--no-compact")

@@ -9,6 +9,7 @@ from kit.attribution_worlds import simulate
 from quark.analysis.explanation.attribution import _solve
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("runs", "least"), [(30, 0.7), (100, 0.75)])
 def test_history_names_the_guilty_key(runs, least):
     counts = simulate(runs, 40, seed=3)

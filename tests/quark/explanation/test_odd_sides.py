@@ -60,6 +60,7 @@ def test_runs_of_two_projects_are_explained_and_said_to_be(project):
     assert [cause.place for cause in found.causes] == ["lr"]
 
 
+@pytest.mark.long
 def test_groups_of_seeds_are_compared_and_their_seeds_are_no_difference(project):
     before = [project.run(BASE, seed=seed) for seed in range(4)]
     after = [project.run({**BASE, "augment": "none"}, level=0.8, seed=s) for s in range(4, 8)]
@@ -140,6 +141,7 @@ def test_what_has_a_cause_needs_no_list_of_what_is_never_recorded(project):
     assert "environment variables" not in {remark.place for remark in found.unknown}
 
 
+@pytest.mark.long
 def test_what_always_changed_together_is_named_together_with_values_that_no_run_had(project):
     sizes = {(24, 2): 0.9, (12, 1): 0.87, (48, 3): 0.91}
     runs = [

@@ -71,6 +71,7 @@ print(repr(found))
 """
 
 
+@pytest.mark.long
 def test_the_answer_is_the_same_to_the_bit_in_every_process():
     told = []
     for seed in ("1", "2", "3"):

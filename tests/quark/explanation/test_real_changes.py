@@ -32,6 +32,7 @@ def first(result):
     return result.causes[0].kind, result.causes[0].place, result.causes[0].standing
 
 
+@pytest.mark.long
 def test_a_key_is_named_and_its_argument_is_folded_into_it(training):
     found = explain(training, training.run("--lr", "0.001"))
     assert found.verdict == "worse"

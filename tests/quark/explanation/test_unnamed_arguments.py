@@ -105,6 +105,7 @@ def begin(project, monkeypatch):
     return run
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "form",
     ["--seed {0}", "--set seed={0}", "-o trainer.seed={0}", "+seed={0}", "--fast --seed={0}",

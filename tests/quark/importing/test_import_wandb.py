@@ -136,6 +136,7 @@ def test_what_is_not_taken_is_counted_and_listed(place, take):
     assert "import a folder that holds both" in listed["file", "weights.txt"]["reason"]
 
 
+@pytest.mark.long
 def test_a_saved_file_that_is_a_link_comes_from_where_the_run_was_logged(tmp_path, take, store):
     folder = tmp_path / "logged"
     logged = log_run(folder)
@@ -234,6 +235,7 @@ def test_a_file_that_names_anothers_file_as_an_artifact_does_not_get_it(place, t
     assert len(losses.list()) == 3
 
 
+@pytest.mark.long
 def test_a_failed_run_has_failed(tmp_path, take, store):
     (run,) = take("wandb", log_run(tmp_path / "w", code=1))
     assert quark.open_run(run["run_id"], storage_dir=store).context.run.status == "failed"

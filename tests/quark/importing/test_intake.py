@@ -186,6 +186,7 @@ def test_names_that_could_collide_stay_apart(intake, store):
     assert sorted(columns["value"].tolist()) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.long
 def test_a_run_in_the_trash_and_one_that_was_removed_are_left_there(intake, store):
     from click.testing import CliRunner
 
@@ -200,6 +201,7 @@ def test_a_run_in_the_trash_and_one_that_was_removed_are_left_there(intake, stor
     assert again.points == 0
 
 
+@pytest.mark.long
 def test_a_run_of_our_own_under_that_id_is_left_alone(store):
     session = quark.start_run(project="p", storage_dir=store)
     session.end_run()
@@ -210,6 +212,7 @@ def test_a_run_of_our_own_under_that_id_is_left_alone(store):
     assert "left as it is" in result.losses[0].reason
 
 
+@pytest.mark.long
 def test_an_import_beside_a_training_disturbs_neither(store):
     session = quark.start_run(project="p", storage_dir=store)
     metrics = quark.MetricsLogger(session)
@@ -268,6 +271,7 @@ with open_intake(Path({store!r}), "test", ImportOptions()) as intake:
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 def test_who_is_killed_in_the_middle_has_left_nothing_half_and_nothing_twice(store, sign):
     code = SLOW.format(folder=os.path.dirname(__file__), store=str(store))
@@ -283,6 +287,7 @@ def test_who_is_killed_in_the_middle_has_left_nothing_half_and_nothing_twice(sto
     assert steps(store, rest.run_id) == list(range(1000))
 
 
+@pytest.mark.long
 def test_what_is_watched_comes_until_ctrl_c_and_then_ends(tmp_path, store, read_points):
     path = tmp_path / "log.csv"
     path.write_text("step,loss\n0,1.0\n")

@@ -208,6 +208,7 @@ def test_apprise_tells_its_services(tmp_path, receive):
     assert sent["type"] == "failure"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scheme", ["json", "webhook+http"])
 def test_a_notice_is_sent_on_to_nobody(scheme, tmp_path, receive):
     asked, other = receive(307), receive()
@@ -256,6 +257,7 @@ def test_a_target_that_fails_is_asked_again_until_it_takes_a_notice_once(tmp_pat
     assert len(receiver.requests) == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("status", "form"), [(404, "webhook+http"), (302, "webhook+http"), (403, "json")]
 )

@@ -67,6 +67,7 @@ def read_newest(kernel):
     return [head["run"]["newest_step"] for head in heads if "run" in head][-1]
 
 
+@pytest.mark.long
 def test_a_run_is_live_while_a_cell_trains_and_a_card_when_it_has_ended(kernel, enough, tmp_path):
     kernel.run(START)
     widget, still = kernel.read_displays()

@@ -53,6 +53,7 @@ def test_a_training_is_asked_to_stop_once(tmp_path, look):
     assert client.post(path).status_code == 409
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -74,6 +75,7 @@ def test_what_is_no_edit_changes_nothing(own, body, status):
     assert own.post("/api/runs/..%2fx/edit", b'{"name": "x"}').status_code == 404
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "forged",
     [{"quark-csrf": None}, {"quark-csrf": "x"}, {"origin": None}, {"origin": "http://127.0.0.1:9"},

@@ -42,6 +42,7 @@ def forked(tmp_path, look):
 EXPECTED = [100.0 - step for step in range(40)] + [1000.0 + step for step in range(40, 50)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("x", ["step", "time"])
 def test_curves_begin_with_the_parents(forked, x):
     _, curves = forked.curves(forked.child.run_id, "train/loss", x=x)

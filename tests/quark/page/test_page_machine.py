@@ -19,6 +19,7 @@ def client(machine_store, look):
     return look(machine_store)
 
 
+@pytest.mark.long
 def test_hard_batches_come_with_their_samples_and_classes_with_their_losses(client):
     said = client.json("/api/runs/machine/batches")
     summary = said["summary"]

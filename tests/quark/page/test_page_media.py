@@ -52,6 +52,7 @@ def page(media_store, look):
     return client
 
 
+@pytest.mark.long
 def test_each_artifact_says_what_it_is_shown_as(page):
     shown = {name: row["view"] for name, row in page.rows.items()}
     assert shown == {

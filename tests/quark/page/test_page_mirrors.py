@@ -94,6 +94,7 @@ def test_what_has_ended_is_not_read_over_and_over(client, monkeypatch):
     assert (first > 0, reads.count("metric")) == (True, first)
 
 
+@pytest.mark.long
 def test_of_what_would_be_sent_as_a_whole_only_a_few_are_looked_at(tmp_path, look, monkeypatch):
     """Records of earlier versions do not say what their payloads are."""
     monkeypatch.setattr(

@@ -120,6 +120,7 @@ def test_a_cursor_of_another_search_is_refused(many):
     assert "after" in many.refused(400, "/api/runs", limit=2, after=after, where="name != 'x'")
 
 
+@pytest.mark.long
 def test_live_runs_stand_first(tmp_path, look):
     live = quark.start_run(project="p", storage_dir=tmp_path, name="live")
     with live, quark.MetricsLogger(live) as metrics:

@@ -143,6 +143,7 @@ def make_zip(members, **how):
 BOMB = bytes(200_000_000)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("pack", "says"),
     [
@@ -179,6 +180,7 @@ def test_what_turns_writing_round_is_spelled_out(begin, tmp_path, look):
         assert not {"\u202e", "\u2066", "\x1b"} & set(shown)
 
 
+@pytest.mark.long
 def test_texts_without_end_are_cut_off(begin, tmp_path, look):
     line = "x" * 9_999 + "\n"
     with begin("run") as session:

@@ -110,6 +110,7 @@ def is_like(value, other):
 FORMS = ["scores.csv", "scores.jsonl", "scores", "scores.parquet"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FORMS)
 def test_any_rows_of_a_table_are_read_sorted_and_searched(client, name):
     check_table(client, name, ROWS)

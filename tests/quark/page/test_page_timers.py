@@ -80,6 +80,7 @@ def invoke(*arguments):
     return done.output
 
 
+@pytest.mark.long
 def test_another_process_sees_how_far_a_loop_has_come(look, tmp_path, training):
     deadline = time.monotonic() + DEADLINE_S
     while "40 %" not in invoke("runs", "-d", tmp_path) and time.monotonic() < deadline:

@@ -220,6 +220,7 @@ def test_what_another_tool_has_kept_in_the_open_is_redacted(tmp_path):
     assert secret not in json.dumps(head)
 
 
+@pytest.mark.long
 def test_ten_thousand_metrics_are_bounded_and_the_report_says_so(tmp_path):
     session = quark.start_run(project="many", storage_dir=tmp_path)
     with quark.MetricsLogger(session) as metrics:

@@ -144,6 +144,7 @@ def test_a_login_always_makes_a_session_of_its_own(server, person):
     assert httpx.get(f"{server.url}/api/runs", headers=ask).status_code == 401
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ["revoke", "delete over HTTP", "expire", "twelve hours", "log out"])
 def test_a_session_ends_at_once(server, person, how):
     assert person.get("/api/runs").status_code == 200
@@ -284,6 +285,7 @@ FORGERIES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("forged", FORGERIES, ids=str)
 def test_requests_that_others_have_the_browser_make_change_nothing(server, person, forged):
     add_run(server, "default", "r", ended=False)
@@ -314,6 +316,7 @@ def test_nobody_is_logged_in_by_a_form_of_others(server):
         assert not any("team" in name for name in victim.http.cookies)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "place",
     ["//evil.example", "https://evil.example", "/\\evil.example", ".//evil.example", "./../x",

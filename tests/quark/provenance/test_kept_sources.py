@@ -48,6 +48,7 @@ def test_quark_itself_is_no_source_where_it_lies_in_the_project(project):
     assert list(kept) == ["quarks.py", "train.py"]
 
 
+@pytest.mark.long
 def test_what_an_earlier_run_has_is_the_same_file_on_the_disk(project):
     project.write("model.py", "x = 1\n")
     project.write_training("import model")
@@ -72,6 +73,7 @@ def test_an_edit_is_kept_as_a_small_pack_and_the_rest_is_shared(project):
     assert sum(file.stat().st_size for file in own) < 5_000
 
 
+@pytest.mark.long
 def test_the_number_of_packs_stays_small_over_many_edits(project):
     project.write("big.py", "".join(f"x{i} = {os.urandom(20).hex()!r}\n" for i in range(500)))
     names = [f"part{i}" for i in range(6)]
@@ -87,6 +89,7 @@ def test_the_number_of_packs_stays_small_over_many_edits(project):
     assert len(project.list_payloads(run_id)) <= 8
 
 
+@pytest.mark.long
 def test_a_source_goes_with_the_last_run_that_has_it(project):
     project.write_training()
     first, second = project.train(), project.train()
@@ -115,6 +118,7 @@ def test_gc_removes_what_only_the_removed_run_had(project):
     assert project.read(second)["train.py"].is_exact
 
 
+@pytest.mark.long
 def test_a_damaged_pack_is_told_and_not_handed_on(project):
     project.write_training()
     first = project.train()
@@ -144,6 +148,7 @@ def test_secrets_are_replaced_and_the_digest_is_of_the_original(project):
         assert not file.is_file() or token.encode() not in file.read_bytes()
 
 
+@pytest.mark.long
 def test_large_files_and_what_is_beyond_the_budget_are_kept_by_digest(project):
     line = f"x = {'1' * 90!r}\n"
     project.write("large.py", line * 12_000)
@@ -183,6 +188,7 @@ def test_a_wrong_word_is_refused_at_the_start(project):
     assert "QUARK_SOURCES must be one of keep, digest, off, got 'maybe'" in done.stderr
 
 
+@pytest.mark.long
 def test_each_attempt_has_sources_of_its_own(project):
     project.write_training()
     run_id = project.train()
@@ -225,6 +231,7 @@ def test_an_open_run_tells_what_it_has_so_far(project):
     project.train()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "entry", "paths"),
     [
@@ -415,6 +422,7 @@ def test_git_changes_of_a_tree_are_kept(project):
     assert reader.load_run(run_id).environment.values["git"]["dirty"] is True
 
 
+@pytest.mark.long
 def test_a_notebooks_cells_are_kept_as_one_document(project):
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

@@ -43,6 +43,7 @@ def test_nothing_is_imported_in_order_to_be_asked(project):
     assert "switches" not in load(project, run_id).environment.values
 
 
+@pytest.mark.long
 def test_a_switch_that_is_set_after_the_start_is_seen(project):
     project.write_training(
         "import torch",

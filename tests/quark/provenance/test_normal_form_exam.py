@@ -127,6 +127,7 @@ def _quiet():
         yield
 
 
+@pytest.mark.long
 def test_what_others_rewrite_stays_what_it_was_and_what_they_edit_does_not(tmp_path):
     files = _list_files(12_000)
     different = _check_variants(files[::5], tmp_path)

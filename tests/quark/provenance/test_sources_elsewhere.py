@@ -46,6 +46,7 @@ def test_of_eight_ranks_the_leader_alone_keeps_them(project):
     assert len(project.list_payloads("ranked")) == 3
 
 
+@pytest.mark.long
 def test_late_looks_keep_what_the_first_steps_import(project):
     project.write("late.py", "x = 1\n")
     project.write("later.py", "x = 2\n")
@@ -86,6 +87,7 @@ def test_a_store_on_a_network_file_system_gives_them_once_it_is_synced(project):
     assert (list(kept), kept["train.py"].is_exact) == (["train.py"], True)
 
 
+@pytest.mark.long
 def test_exports_tell_of_them_and_artifacts_leave_them_out(project, tmp_path):
     project.write_training(
         body="quark.ArtifactStore(session).log_file('pyproject.toml', name='mine')"
@@ -100,6 +102,7 @@ def test_exports_tell_of_them_and_artifacts_leave_them_out(project, tmp_path):
     assert not [file for file in found if file.read_bytes()[:2] == b"PK"]
 
 
+@pytest.mark.long
 def test_a_backup_has_them_in_each_run(project, tmp_path):
     project.write_training()
     runs = [project.train(), project.train()]

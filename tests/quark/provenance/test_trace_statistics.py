@@ -47,6 +47,7 @@ def project(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_versions_are_told_with_their_runs_and_figures(project):
     (statistics,) = quark.trace_statistics("p", metric="val/acc", storage_dir=project)
     first, second = statistics.versions

@@ -16,6 +16,7 @@ def add_sine(x):
     return torch.sin(x) + 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "compile_it",
     [

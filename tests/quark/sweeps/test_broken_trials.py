@@ -162,6 +162,7 @@ def test_a_broken_trial_is_stopped_and_told_with_the_reason(tmp_path, quick):
     sweep.close()
 
 
+@pytest.mark.long
 def test_what_learns_nothing_is_held_against_the_trials_of_the_store(tmp_path, quick):
     sweep = open_sweep(tmp_path, [*(f"good {n}" for n in range(5)), "flat"], stop_broken=True)
 

@@ -222,6 +222,7 @@ def entries(draw):
     return json.dumps(entry)
 
 
+@pytest.mark.long
 @settings(max_examples=count_examples(300))
 @given(st.lists(entries() | st.text(max_size=20), min_size=1, max_size=12))
 def test_no_entry_of_a_stranger_ends_a_search(store, written):

@@ -115,6 +115,7 @@ def work(bench, search):
     return seen
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("search", ["tpe", "cmaes", "tpe(startup=2)", "cmaes(population=4)"])
 def test_a_search_knows_what_all_trials_came_to(make, search):
     bench = make(search=search)
@@ -481,6 +482,7 @@ def train_all(sweep):
                 metrics.log("val/acc", trial["lr"] * step, step=step)
 
 
+@pytest.mark.long
 def test_one_seed_is_one_search_in_every_store(open_sweep, tmp_path):
     found = []
     for place in ("here", "there"):

@@ -457,6 +457,7 @@ def list_open_files(folder):
     return [name for name in named if name.startswith(str(folder))]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_sweep_that_is_let_go_of_leaves_nothing_open(tmp_path):
     sweep = quark.sweep(

@@ -59,6 +59,7 @@ def read_sweep(root, name):
         return sweep.trials(), sweep.best
 
 
+@pytest.mark.long
 def test_each_trial_is_worked_at_once(start_worker, root):
     workers = [start_worker("shared", trials=8) for _ in range(2)]
     said = []
@@ -87,6 +88,7 @@ def test_workers_agree_on_the_rungs_of_a_bracket(start_worker, root):
     assert best.number == 12
 
 
+@pytest.mark.long
 def test_a_trial_of_a_killed_worker_is_taken_up(start_worker, root):
     killed = start_worker("killed", step_s=30, trials=2)
     begun = wait_for(killed, "begins")

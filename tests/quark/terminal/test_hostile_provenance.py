@@ -201,6 +201,7 @@ def place(tmp_path, monkeypatch):
     return root, {"RUN": log_run(root, 0), "OTHER": log_run(root, 1)}
 
 
+@pytest.mark.long
 def test_hostile_fingerprints_aggregates_and_fields_are_shown_harmlessly(
     place, tmp_path, monkeypatch
 ):

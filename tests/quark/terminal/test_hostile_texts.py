@@ -351,6 +351,7 @@ print([n for n in {sorted(names)!r} if not logging.getLogger(n).filters])
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.long
 def test_commands_have_console_and_text_from_one_place():
     """Rich's own would print markup, and styles that the guarded streams then spell out."""
     taken = []

@@ -91,6 +91,7 @@ def same(found, expected):
     return list(map(repr, found)) == list(map(repr, expected))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", sorted(RECORD_TYPES))
 @settings(max_examples=count_examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -106,6 +107,7 @@ def test_rows_come_back_as_the_records_they_were(tmp_path_factory, kind, data):
     assert same([form.decode("run0", row) for row in plain], records)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", STREAM_KINDS)
 @settings(max_examples=count_examples(4), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())

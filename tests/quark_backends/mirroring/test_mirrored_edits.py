@@ -8,6 +8,7 @@ import quark
 from quark_core.runs import recovery
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["csv", "tensorboard"])
 def test_a_mirror_that_has_no_place_for_an_edit_is_none_the_worse(tmp_path, backend):
     if backend == "tensorboard":

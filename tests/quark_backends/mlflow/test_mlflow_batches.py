@@ -133,6 +133,7 @@ def test_more_params_than_one_request_takes(backend, maker, find_runs):
     assert len(run.data.params) == 251
 
 
+@pytest.mark.long
 def test_max_params(definition, config, maker, find_runs):
     backend = definition.open(
         dataclasses.replace(config, options={"quark": "full", "max_params": "5"})

@@ -37,6 +37,7 @@ def list_shown(list_paths):
     return [path for path in list_paths() if not path.startswith(("quark/", "artifacts/"))]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("options", ["", "?quark=full"])
 def test_an_image_is_shown_at_its_step(begin, find_runs, list_paths, fetch, options):
     pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
@@ -83,6 +84,7 @@ def test_images_in_a_table_are_those_of_its_cells(begin, fetch, list_paths):
     assert {cell["filepath"], cell["compressed_filepath"]} <= set(list_paths())
 
 
+@pytest.mark.long
 def test_files_lie_under_their_names(begin, tmp_path, list_paths, fetch):
     (tmp_path / "report.md").write_text("# Report")
     with begin() as session:

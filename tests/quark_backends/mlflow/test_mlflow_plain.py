@@ -147,6 +147,7 @@ def _settle(tmp_path):
         time.sleep(0.2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("level", ["minimal", "full"])
 def test_edits_after_the_end_reach_mlflow(tmp_path, server, project, find_runs, level):
     with quark.start_run(

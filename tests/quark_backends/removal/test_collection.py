@@ -488,6 +488,7 @@ def test_readers_that_stay_do_not_stop_it(tmp_path, make_run, invoke, store):
     assert store.is_sound()
 
 
+@pytest.mark.long
 def test_a_database_that_another_process_holds_gives_an_error_not_a_half_removal(
     tmp_path, make_run, store, monkeypatch
 ):

@@ -290,6 +290,7 @@ def test_a_postgresql_restore_that_fails_leaves_what_was_there(tmp_path, monkeyp
         assert list(find_runs(tmp_path / "train")) == [run_id]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make_store", ["postgresql"], indirect=True)
 def test_a_service_of_an_older_version_is_backed_up_before_it_is_upgraded(tmp_path, make_store):
     make_url, lose = make_store

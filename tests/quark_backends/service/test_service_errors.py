@@ -74,6 +74,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("code", CAUSES)
 def test_each_error_has_its_status_and_its_envelope(request, code):
     name = "hasty_server" if code is ErrorCode.TIMEOUT else "server"
@@ -121,6 +122,7 @@ def test_a_bug_of_the_server_is_told_without_its_details(server, caplog):
     assert "quark_failures_total 1" in text
 
 
+@pytest.mark.long
 def test_a_store_that_is_locked_is_unavailable(server):
     with server.client() as client:
         ingest(client, BatchMaker("run1").start())

@@ -62,6 +62,7 @@ def check_readable(client):
         assert reply.status_code == 200, (kind, reply.text)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda path: path.stem)
 def test_seeds(client, seed):
     send(client, seed.read_bytes())

@@ -397,6 +397,7 @@ def hasty_server(tmp_path_factory):
         yield running
 
 
+@pytest.mark.long
 def test_a_slow_body_is_given_up(hasty_server):
     server = hasty_server
     key = server.make_key()
@@ -447,6 +448,7 @@ def test_odd_framing_is_refused_and_smuggles_nothing(server, client, name):
     assert client.get("/healthz").status_code == 200
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "data",
     [
@@ -548,6 +550,7 @@ def test_bombs_leave_the_memory_of_the_server_as_it_was(tmp_path):
 HALF_A_HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 
 
+@pytest.mark.long
 def test_the_head_of_a_request_may_not_take_for_ever(server):
     started = time.monotonic()
     found = talk(

@@ -86,6 +86,7 @@ def test_many_writers_at_once(tmp_path, store_url):
                 assert len(read.json()) == 60
 
 
+@pytest.mark.long
 def test_databases_are_made_by_several_at_once_and_checked(tmp_path, store_url):
     config = ServiceConfig(store_url=store_url, artifact_url=str(tmp_path))
     deployments = [Deployment(config) for _ in range(4)]

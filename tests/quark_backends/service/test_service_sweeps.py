@@ -130,6 +130,7 @@ def put_in(sweep_id, arguments):
     return {name: sweep_id if value == "SWEEP" else value for name, value in arguments.items()}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("method", "arguments", "field"),
     [

@@ -170,6 +170,7 @@ def test_every_route_is_tried():
     assert set(TRIES) == {f"{route.method} {route.path}" for route in ROUTES}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "accept",
     ["application/json", *(pytest.param(each, marks=pytest.mark.long) for each in (MSGPACK, ROWS))],

@@ -124,6 +124,7 @@ MESSAGES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", MESSAGES)
 def test_messages(proxy, backend, mode):
     proxy.set_mode(mode)

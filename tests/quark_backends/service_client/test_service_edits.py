@@ -201,6 +201,7 @@ def test_commands_reach_the_service(service, tmp_path):
     assert "asked the run to stop" in " ".join(invoke("show", "b", "-d", tmp_path).split())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("action", "data"),
     [

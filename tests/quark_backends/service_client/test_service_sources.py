@@ -53,6 +53,7 @@ def find_packs(folder):
     return [file for file in files if file.read_bytes()[:2] == b"PK"]
 
 
+@pytest.mark.long
 def test_a_service_has_hashes_alone_until_its_owner_says_more(service, tmp_path):
     project, run_id = train(tmp_path)
     kept = quark.read_sources(run_id, project)
@@ -61,6 +62,7 @@ def test_a_service_has_hashes_alone_until_its_owner_says_more(service, tmp_path)
     assert find_packs(tmp_path / "server") == []
 
 
+@pytest.mark.long
 def test_a_service_whose_owner_says_so_keeps_them(keeping, tmp_path):
     project, run_id = train(tmp_path)
     kept = quark.read_sources(run_id, project)
@@ -71,6 +73,7 @@ def test_a_service_whose_owner_says_so_keeps_them(keeping, tmp_path):
     assert quark.read_sources(again, project)["train.py"].is_exact
 
 
+@pytest.mark.long
 def test_a_service_over_postgresql_keeps_them_too(tmp_path, postgres_service_url, monkeypatch):
     place = tmp_path / "server"
     with serving(place, store_url=postgres_service_url, keep_sources=True) as running:

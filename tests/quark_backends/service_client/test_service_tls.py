@@ -62,6 +62,7 @@ def test_an_unknown_certificate_is_refused(secured, tmp_path):
         quark.start_run(project="p", storage_dir=tmp_path / "runs")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["hang", "drip_body", "reset", "never_reads"])
 def test_bad_servers_behind_tls_end_in_time(secured, certificate, tmp_path, monkeypatch, mode):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))

@@ -168,6 +168,7 @@ def test_nobody_can_tell_of_a_comparison_whose_reply_is_lost_and_it_is_sent_once
     assert store.compare_and_set("run0", "count", 1, 2, by="ann@lab") is True
 
 
+@pytest.mark.long
 def test_a_busy_service_is_asked_again_for_as_long_as_a_call_may_take(
     service, proxied, open_store, monkeypatch
 ):

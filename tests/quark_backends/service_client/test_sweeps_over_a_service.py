@@ -78,6 +78,7 @@ def test_a_key_that_may_only_send_records_works_a_sweep_through(service, tmp_pat
     assert [trial["run_id"] for trial in trials] == done
 
 
+@pytest.mark.long
 def test_a_trial_stops_at_a_rung_by_what_others_have_said_through_the_service(service, tmp_path):
     sweep = make_sweep(tmp_path, 9, search="asha", budget=9)
     steps = []
@@ -98,6 +99,7 @@ def test_a_trial_stops_at_a_rung_by_what_others_have_said_through_the_service(se
     assert len(said) >= len(trials)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("search", ["grid", "halving"])
 def test_searches_of_our_own_work_over_a_service(service, tmp_path, search):
     more = {"grid": {"space": {"lr": [0.1, 0.2, 0.3]}}, "halving": {"budget": 4}}

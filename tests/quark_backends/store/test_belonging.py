@@ -207,6 +207,7 @@ with open_editor(Path({root!r})) as store:
 """
 
 
+@pytest.mark.long
 def test_two_processes_change_groups_and_are_killed(tmp_path):
     run = start(tmp_path, ["own"])
     here = str(Path(__file__).parent)

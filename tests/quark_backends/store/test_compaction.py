@@ -257,6 +257,7 @@ def test_two_compactors_do_not_do_the_same_work_twice(store):
     assert np.isfinite(store.reader.read_series(store.run_id, "loss", max_points=3).mean).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("gone", ["merged", "with its batches"])
 def test_a_chunk_that_another_process_took_meanwhile_is_not_called_damaged(store, caplog, gone):
     writer = store.start()

@@ -51,6 +51,7 @@ def compact_for_ever(layout, begun):
             compactor.compact(work)
 
 
+@pytest.mark.long
 @needs_fork
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.long)])

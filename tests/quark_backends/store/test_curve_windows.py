@@ -181,6 +181,7 @@ def metrics(draw, count):
     return values, steps, times, epochs if shape == "none" or draw(st.booleans()) else None
 
 
+@pytest.mark.long
 @settings(max_examples=count_examples(100))
 @given(data=st.data())
 def test_any_window_of_anything_agrees_with_the_points(tmp_path_factory, monkeypatch, data):

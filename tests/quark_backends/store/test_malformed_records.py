@@ -53,6 +53,7 @@ def make_records(kind, run_id):
     return [msgspec.structs.replace(sample, sequence=sequence) for sequence in range(3)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [b"3", b"{", b'[{"a":9223372036854775808}]'], ids=repr)
 def test_its_neighbours_are_read(store, caplog, kind, text):

@@ -98,6 +98,7 @@ def compact_all(connection):
             compactor.compact(item)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode", ["before", *(pytest.param(each, marks=pytest.mark.long) for each in ("after", "kill"))]
 )

@@ -213,6 +213,7 @@ def fail_to_sync(_file):
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
+@pytest.mark.long
 def test_what_is_told_again_after_a_failed_sync_is_not_answered_before_it_is_on_the_disk(
     layout, taking_turns, monkeypatch
 ):
@@ -238,6 +239,7 @@ def test_what_is_told_again_after_a_failed_sync_is_not_answered_before_it_is_on_
     assert read_file(layout, "SELECT state FROM trial") == [("completed",)]
 
 
+@pytest.mark.long
 def test_a_sync_that_fails_after_others_have_closed_the_store_is_told(
     layout, taking_turns, monkeypatch
 ):

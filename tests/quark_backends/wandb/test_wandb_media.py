@@ -22,6 +22,7 @@ def find_file(mirrored, said):
     return mirrored.paths[0].parent / "files" / said["path"]
 
 
+@pytest.mark.long
 def test_each_kind_is_shown_as_what_it_is(start, read_mirror):
     pixels = np.zeros((8, 8, 3), dtype=np.uint8)
     with start() as session:
@@ -83,6 +84,7 @@ def list_entries(artifact):
     return {entry.path for entry in artifact.manifest.contents}
 
 
+@pytest.mark.long
 def test_directories_references_and_aliases(start, read_mirror, tmp_path):
     place = tmp_path / "data" / "inner"
     place.mkdir(parents=True)
@@ -105,6 +107,7 @@ def test_directories_references_and_aliases(start, read_mirror, tmp_path):
     assert used.startswith("bundle")
 
 
+@pytest.mark.long
 def test_samples_are_tables(start, read_mirror):
     with start() as session:
         samples = quark.SampleLogger(session, "eval/generations")
@@ -128,6 +131,7 @@ def test_samples_are_tables(start, read_mirror):
     assert [row[axis] for row in rows] == [1, 2]
 
 
+@pytest.mark.long
 def test_edits_after_the_end_reach_w_and_b(start, read_mirror, tmp_path):
     with start(name="before", notes="Old.", tags=["a", "b"]) as session:
         quark.MetricsLogger(session).log("loss", 1.0, step=0)
@@ -148,6 +152,7 @@ def test_edits_after_the_end_reach_w_and_b(start, read_mirror, tmp_path):
     assert mirrored.points("loss") == [(0, 1)]
 
 
+@pytest.mark.long
 def test_what_data_a_run_had_is_in_its_configuration(start, read_mirror):
     with start() as session:
         record = session.fingerprint_data("train", [1, 2, 3]).wait(30)

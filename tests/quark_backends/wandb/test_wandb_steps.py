@@ -47,6 +47,7 @@ def sync(folder, timeout_s=120):
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_the_step_of_a_row_is_the_step_of_the_run(start, read_mirror, deliver, caplog):
     with caplog.at_level(logging.WARNING, "quark"), start() as session:
         metrics = quark.MetricsLogger(session)
@@ -66,6 +67,7 @@ def test_the_step_of_a_row_is_the_step_of_the_run(start, read_mirror, deliver, c
     assert load_state(session.run_path)["held"] == ""
 
 
+@pytest.mark.long
 def test_what_has_an_epoch_only_has_an_axis_of_its_own(start, read_mirror):
     with start() as session:
         metrics = quark.MetricsLogger(session)
@@ -80,6 +82,7 @@ def test_what_has_an_epoch_only_has_an_axis_of_its_own(start, read_mirror):
     assert rows == [(epoch, (10 * epoch + 9) / 100) for epoch in range(10)]
 
 
+@pytest.mark.long
 def test_epochs_are_the_steps_of_a_run_that_has_no_others(start, read_mirror):
     with start() as session:
         metrics = quark.MetricsLogger(session)

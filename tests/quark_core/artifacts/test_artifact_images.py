@@ -93,6 +93,7 @@ def test_transparency_is_kept(show, mode, becomes):
     np.testing.assert_array_equal(np.asarray(found), np.asarray(given.convert(becomes)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["u1", "i8", "i2", "u4", ">i4"])
 @pytest.mark.parametrize("array", [GRAY, COLOR, ALPHA], ids=["HW", "HWC", "HWCA"])
 def test_integers_stand_for_themselves(show, array, dtype):
@@ -101,6 +102,7 @@ def test_integers_stand_for_themselves(show, array, dtype):
     assert record.metadata.keys() == {"media_type", "width", "height", "mode"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("array", "layout", "expected"),
     [

@@ -119,6 +119,7 @@ def test_frames_that_are_none_are_refused(artifacts, monkeypatch):
         artifacts.log_video("v", sizes[:1])
 
 
+@pytest.mark.long
 def test_a_file_of_5_gb_holds_up_nobody_and_is_never_in_memory(tmp_path):
     """Sparse, and as long as the limit is set to here: what counts is that it goes by pieces."""
     told = run_script(
@@ -239,6 +240,7 @@ def test_a_mask_is_read_back_as_the_classes_it_had(artifacts, mask, encoding):
     assert record.metadata["class_labels"] == {"0": "road", "1": "sky"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

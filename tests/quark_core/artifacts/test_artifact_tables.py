@@ -37,6 +37,7 @@ def tabulate(artifacts, session):
     return log
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "rows",
     [

@@ -68,6 +68,7 @@ def tell(tmp_path, project="p"):
         reader.close()
 
 
+@pytest.mark.sampled
 def test_versions_are_counted_through_the_runs_of_a_project(begin, tmp_path):
     first, second = begin("one"), begin("two")
     log(first, b"a")
@@ -150,6 +151,7 @@ def test_an_alias_is_set_and_taken_away_after_the_end(begin, tmp_path):
     assert tell(tmp_path)["model:v0"][0] == {"latest"}
 
 
+@pytest.mark.sampled
 def test_a_number_that_was_used_stays_when_an_earlier_run_goes(begin, tmp_path, monkeypatch):
     gone, kept, user = begin("gone"), begin("kept"), begin("user")
     log(gone, b"a")

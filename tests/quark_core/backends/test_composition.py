@@ -227,6 +227,7 @@ def test_a_plugin_gets_what_a_run_logs(default, plugin, tmp_path):
     assert session.report_delivery().complete
 
 
+@pytest.mark.long
 def test_a_mirror_that_lies_does_not_hurt_the_run(default, plugin, define, tmp_path, monkeypatch):
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "10")
     liar = define("liar", capabilities=frozenset({Capability.READ}), open_it=lambda _: object())

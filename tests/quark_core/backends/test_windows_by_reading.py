@@ -94,6 +94,7 @@ def check_curve(curve, rows, window):
             )
 
 
+@pytest.mark.long
 @settings(max_examples=count_examples(300))
 @given(
     points(), windows, st.none() | st.integers(1, 12), st.sampled_from([None, EACH_RANK, (0, 2)])

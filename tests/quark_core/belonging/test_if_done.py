@@ -130,6 +130,7 @@ def test_a_run_that_was_started_without_if_done_counts_too(root):
     assert run(root, "again").revision == 2
 
 
+@pytest.mark.sampled
 def test_a_failed_run_is_done_anew_under_skip_and_gone_on_with_under_resume(root):
     first = run(root, fails=True)
     second = run(root, fails=True)

@@ -321,6 +321,7 @@ def test_the_traceback_of_what_ended_the_program_is_kept(run_script):
     assert "ZeroDivisionError" in done.stderr
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "SEGV"])
 def test_the_last_lines_of_a_killed_process_are_kept(run_script, end):
     end = "os.kill(os.getpid(), signal.SIGSEGV)" if end == "SEGV" else end
@@ -331,6 +332,7 @@ def test_the_last_lines_of_a_killed_process_are_kept(run_script, end):
     assert [text for _, text in lines] == [f"line {number}" for number in range(500)]
 
 
+@pytest.mark.long
 def test_an_unfinished_line_of_a_killed_process_is_kept_once_it_is_a_second_old(run_script):
     _, lines = run_script(
         "began_s = time.monotonic()\n"
@@ -489,6 +491,7 @@ def test_its_records_are_exported_and_mirrored_as_any_other(tmp_path):
     assert json.dumps(session.to_dict())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGTERM"), reason="needs signals")
 def test_sigterm_keeps_what_was_printed(run_script):
     _, lines = run_script(

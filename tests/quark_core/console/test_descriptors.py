@@ -73,6 +73,7 @@ def test_children_and_c_libraries_are_kept_in_their_order(run_script):
     assert done.stderr == "wrong\n"
 
 
+@pytest.mark.long
 def test_a_library_that_prints_with_the_lock_of_the_interpreter_held_goes_on(run_script):
     # A thread of this process could not read meanwhile, and a pipe holds 64 KB.
     done, lines = run_script(
@@ -85,6 +86,7 @@ def test_a_library_that_prints_with_the_lock_of_the_interpreter_held_goes_on(run
     assert 100 < len(lines) <= 20_000
 
 
+@pytest.mark.long
 def test_where_the_process_that_reads_dies_training_and_terminal_go_on(run_script):
     done, lines = run_script(
         "print('before', flush=True)\n"
@@ -107,6 +109,7 @@ def test_where_the_process_that_reads_dies_training_and_terminal_go_on(run_scrip
     assert ("stdout", "before") in lines
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(9)"])
 def test_the_terminal_has_the_last_lines_of_a_killed_process(tmp_path, environment, end):
     code = f"for number in range(2000): print('line', number, flush=True)\n{end}\n"

@@ -98,6 +98,7 @@ def test_what_is_no_number_of_seconds_is_refused(tmp_path, value):
         start(tmp_path, value)
 
 
+@pytest.mark.long
 def test_a_telemetry_of_the_users_is_not_doubled(tmp_path):
     session = start(tmp_path)
     with quark.SystemTelemetry(session) as telemetry:

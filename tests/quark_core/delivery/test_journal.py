@@ -110,6 +110,7 @@ def test_segments_are_small_and_go_when_all_have_passed(tmp_path):
     journal.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("operation", ["write", "create", "sync", "truncate"])
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

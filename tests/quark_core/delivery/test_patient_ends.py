@@ -41,6 +41,7 @@ def open_stream(open_backend, batches, **arguments):
     return stream
 
 
+@pytest.mark.long
 def test_a_mirror_that_gets_on_is_waited_for():
     stream = open_stream(lambda: SlowBackend(0.05), 60)
     told = []

@@ -221,6 +221,7 @@ def test_a_fork_of_a_fork_has_both_beginnings(root, parent, child):
     assert (found.metrics["loss"].count, found.metrics["loss"].low) == (4, -3.0)
 
 
+@pytest.mark.long
 def test_a_chain_of_fifty_forks_is_read_as_one_curve(root):
     last = run(root, [(0, 0.0), (1, 0.0)])
     for step in range(1, 51):

@@ -143,6 +143,7 @@ def test_groups_and_payloads_go_the_same_way(config, maker, lines, tmp_path):
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("fault", "kind", "text"),
     [

@@ -151,6 +151,7 @@ BAD = [
 HUGE_SHAPE = msgspec.structs.replace(make_layer(), tensor_shape=(2**63,))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("bad", "message"), BAD, ids=lambda value: None)
 def test_a_bad_record_is_named_with_its_place_and_none_is_written(session, bad, message):
     good = make_metric("good")

@@ -251,7 +251,7 @@ def test_it_is_told_in_a_few_words():
     assert RunProgress(410, 1000, 1.0, 700.0).describe() == "41 %, 12 min left"
     assert RunProgress(5, None, 2.0).describe() == "5 steps, 2.0/s"
     assert RunProgress(5, None, 0.25).describe() == "5 steps, 4.0 s a step"
-    assert RunProgress(999, 1000, 1.0, 1.0).describe() == "99 %, 1 s left"
+    assert RunProgress(999, 1000, 1.0, 1.0).describe() == "99 %, 1.0 s left"
     assert RunProgress(10, 10, 1.0, 0.0).describe() == "100 %"
     said = RunProgress(1, 10, 1.0, 100.0, "2026-01-01T00:00:00Z")
     assert said.describe(1_767_225_610_000_000) == "10 %, 90 s left"

@@ -86,6 +86,7 @@ def test_a_missing_local_rank_is_the_global_one(local):
     assert detect_rank(environ) == RankInfo(5, 5, 8, "torchrun")
 
 
+@pytest.mark.long
 @given(st.dictionaries(st.sampled_from(NAMES), st.text(max_size=4) | st.integers(0, 99).map(str)))
 def test_any_variables_give_a_rank_within_its_world(environ):
     info = detect_rank(environ)

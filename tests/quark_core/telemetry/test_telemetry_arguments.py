@@ -94,6 +94,7 @@ def test_flags_come_from_any_library(quiet, flag):
         assert scope.finish(skipped_step=flag).skipped_step_count == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -14,6 +14,7 @@ def events(tmp_path):
         yield EventLogger(session)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("event_type", "severity"),
     [
@@ -76,6 +77,7 @@ def test_filters(events):
     assert types_and_steps(event_types=[]) == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -215,6 +215,7 @@ def test_threads_that_count_share_no_step_of_several_metrics(session):
     assert sorted(each.step for each in metrics.read(metric_key="a")) == list(range(2000))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -255,6 +256,7 @@ def test_arguments_that_do_not_fit_get_a_sentence(session, tmp_path, call, said)
     assert metrics.read() == ()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("ask", "said"),
     [

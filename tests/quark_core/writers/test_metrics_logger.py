@@ -159,6 +159,7 @@ def test_a_strict_run_refuses_what_only_data_can_cause(strict_session):
     assert metrics.read(include_non_finite=True) == ()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

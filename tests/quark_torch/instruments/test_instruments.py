@@ -165,6 +165,7 @@ def test_a_layer_without_weights_says_so_once_or_is_asked_for_them(session):
     assert asked.seen is not None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_transformers_model_gives_its_weights(session, dropout):
     transformers = pytest.importorskip("transformers")
@@ -391,6 +392,7 @@ def test_flops_of_a_step_are_counted_once_from_the_model(session):
     assert "system/runtime/mfu_percent" in read(session, "system/runtime/mfu")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layers", [False, True])
 def test_flops_are_counted_also_where_every_step_is_probed(session, layers):
     model = nn.Sequential(nn.Linear(8, 16, bias=False), nn.ReLU(), nn.Linear(16, 4, bias=False))

@@ -93,6 +93,7 @@ def make_dead(layer, units):
     return layer
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "between",
     [

@@ -32,6 +32,7 @@ def marks(records):
     return {bool((record.metadata or {}).get("carried_over")) for record in records}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("clear", [clear_to_none, clear_to_zero, leave])

@@ -29,6 +29,7 @@ def make_optimizer(name, model):
     return getattr(torch.optim, name)(model.parameters(), lr=0.01)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(observe, name):
     model = nn.Embedding(9, 4, sparse=True) if name == "SparseAdam" else make_classifier()

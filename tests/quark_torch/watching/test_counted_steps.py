@@ -197,6 +197,7 @@ def test_a_resumed_run_counts_on(tmp_path, model):
     assert steps(quark.open_run(session.run_id, tmp_path))[0] == [1, 2, 4, 5]
 
 
+@pytest.mark.long
 def test_a_run_that_has_ended_lets_the_watch_and_the_model_go(tmp_path, model):
     import weakref
 

@@ -66,6 +66,7 @@ def told(tmp_path_factory):
     return json.loads(line.removeprefix("TOLD "))
 
 
+@pytest.mark.long
 def test_an_override_replaces_what_a_file_says(told):
     assert told["whole"]["lr"] == [["command line", 0.3], ["config (conf/config.yaml:6)", 0.1]]
     assert told["whole"]["model.depth"][1] == ["config (conf/config.yaml:9)", 50]

@@ -70,6 +70,7 @@ def test_paper_is_white_and_has_the_findings_and_no_controls(visit, serve_shared
     assert len(visitor.page.pdf(format="A4")) > 10_000
 
 
+@pytest.mark.long
 def test_paper_has_every_chart_as_wide_as_it_is(visit, serve_shared, tmp_path):
     """Also those that nobody has scrolled to, and those of a screen that is wider than paper."""
     keys = [f"train/loss{at}" for at in range(20)]

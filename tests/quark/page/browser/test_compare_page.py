@@ -189,6 +189,7 @@ def test_runs_that_are_not_there_and_a_side_alone_say_so(visit, serve_shared, si
     visitor.wait_for_text("These runs cannot be compared")
 
 
+@pytest.mark.long
 def test_why_names_what_differs(visit, serve_shared, sides):
     visitor = visit(serve_shared(sides), f"compare?{ALL}&group=lr&tab=why")
     visitor.wait("document.querySelector('.why .causes tbody tr')")

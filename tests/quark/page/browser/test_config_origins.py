@@ -34,6 +34,7 @@ ROWS = """Object.fromEntries([...document.querySelectorAll("#panel .values tr")]
         [each.textContent.trim(), each.querySelector("[title]")?.title ?? null])]))"""
 
 
+@pytest.mark.long
 def test_a_column_names_the_origin_and_its_title_what_was_before(visit, serve_shared, store):
     visitor = visit(serve_shared(store), "run/layered?tab=config")
     visitor.wait("document.querySelector('#panel .values')")

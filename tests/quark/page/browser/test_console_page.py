@@ -19,6 +19,7 @@ def write(session, first, last):
     session.flush()
 
 
+@pytest.mark.long
 def test_lines_are_shown_from_the_end_searched_and_followed(visit, serve, tmp_path):
     session = quark.start_run(project="p", storage_dir=tmp_path)
     write(session, 0, 300)
@@ -70,6 +71,7 @@ def test_older_lines_that_are_asked_for_twice_come_once(held):
     assert release() == list(range(100, 300))
 
 
+@pytest.mark.long
 def test_older_lines_that_come_after_a_burst_leave_no_hole(held):
     visitor, session, release = held
     write(session, 300, 450)
@@ -86,6 +88,7 @@ def test_older_lines_that_come_after_a_search_are_not_shown(held):
     assert release() == list(range(9, 300, 10))
 
 
+@pytest.mark.long
 def test_a_search_that_is_asked_for_twice_shows_only_what_fits(held):
     """Where a look for new lines comes before the answer to the search."""
     visitor, _, release = held

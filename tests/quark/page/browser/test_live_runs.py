@@ -36,6 +36,7 @@ def wait_for_points(visitor, count):
     assert visitor.evaluate(READ_POINTS) == [count] * 3
 
 
+@pytest.mark.long
 def test_a_live_run_grows_and_no_point_is_there_twice(visit, serve, live, tmp_path):
     live(40)
     visitor = visit(serve(tmp_path), "run/live")
@@ -48,6 +49,7 @@ def test_a_live_run_grows_and_no_point_is_there_twice(visit, serve, live, tmp_pa
     visitor.wait_for_text("step 119")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("answer", ["late", "failed"])
 def test_what_is_found_as_a_run_ends_is_shown_however_the_answer_comes(
     visit, serve, live, tmp_path, answer
@@ -93,6 +95,7 @@ def test_a_live_run_stands_first_in_the_list_with_how_it_stands(visit, serve, li
     visitor.wait("document.querySelector('.live-step').innerText.includes('59')")
 
 
+@pytest.mark.long
 def test_a_connection_that_is_lost_is_said_and_taken_up_again(visit, serve, live, tmp_path):
     live(40)
     visitor = visit(serve(tmp_path), "run/live", may_be_lost=True)

@@ -42,6 +42,7 @@ def machines(tmp_path_factory):
     return root
 
 
+@pytest.mark.long
 def test_timers_are_a_table_what_took_the_most_first(visit, serve_shared, machines):
     visitor = visit(serve_shared(machines), "run/timed?tab=config")
     visitor.wait("document.querySelectorAll('#timers ~ .scrolls tbody tr').length === 2")

@@ -166,6 +166,7 @@ def test_the_page_itself_would_reach_the_stranger(strangers, visit, serve_shared
     other.close()
 
 
+@pytest.mark.long
 def test_what_is_logged_is_drawn(visit, serve_shared, media):
     visitor = visit(serve_shared(media), "run/shown?tab=artifacts")
     visitor.wait("document.querySelector('.picture canvas')?.dataset.painted")

@@ -52,6 +52,7 @@ def test_the_cursor_of_one_chart_is_that_of_all(look):
     assert second.startswith("0.")
 
 
+@pytest.mark.long
 def test_a_caret_that_is_clicked_gives_the_full_range_and_the_button_takes_it_back(look):
     visitor = look()
     drawn = visitor.wait_for_chart(SECOND)

@@ -14,6 +14,7 @@ def mirror(tmp_path_factory):
     return root, backends, log_plain_run(root, backends=backends)
 
 
+@pytest.mark.long
 def test_each_part_of_a_mirrored_run_is_shown(visit, serve_shared, mirror):
     visitor = visit(serve_shared(mirror[0], mirror[1]), "run/whole-0")
     visitor.wait_for_chart("train/loss")

@@ -76,6 +76,7 @@ def test_names_in_a_report_are_text(read, saved):
     check_nothing_ran(visitor)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_narrow_report_fits_and_keeps_nobody_out(read, saved, scheme):
     visitor = read(

@@ -151,6 +151,7 @@ QUERIES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("query", QUERIES)
 def test_a_link_and_a_reload_give_the_same_picture(visit, serve_shared, runs, query):
     visitor = visit(serve_shared(runs), f"run/quiet{query}")

@@ -18,6 +18,7 @@ def sweep(tmp_path_factory):
     return root
 
 
+@pytest.mark.long
 def test_a_search_is_in_the_address_and_finds(visit, serve_shared, sweep):
     visitor = visit(serve_shared(sweep), "")
     visitor.wait(f"{READ_NAMES}.length === 12")

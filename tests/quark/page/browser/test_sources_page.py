@@ -47,6 +47,7 @@ def coded(tmp_path_factory):
     return root
 
 
+@pytest.mark.long
 def test_the_files_of_a_run_and_the_text_of_one(visit, serve_shared, coded):
     visitor = visit(serve_shared(coded), "run/old")
     visitor.page.get_by_role("tab", name="Code").click()

@@ -197,6 +197,7 @@ def test_a_line_names_its_trial_and_the_table_is_sorted_by_any_column(open_sweep
     assert "order=number" in visitor.page.url
 
 
+@pytest.mark.long
 def test_a_sweep_that_goes_on_is_followed(tmp_path, visit, serve):
     sweep_id = fill_sweep(tmp_path, live=0)
     visitor = visit(serve(tmp_path), f"sweep/{sweep_id}")
@@ -239,6 +240,7 @@ def test_a_sweep_that_is_not_there_is_told(visit, serve_shared, sweeps):
     visitor.wait_for_text("no such sweep")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_narrow_page_scrolls_its_parts_and_not_itself(open_sweep, scheme):
     options = {"viewport": {"width": 320, "height": 640}, "color_scheme": scheme}

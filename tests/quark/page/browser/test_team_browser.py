@@ -76,6 +76,7 @@ def load_run(team, run_id):
         return client.get(f"/v1/runs/{run_id}").json()
 
 
+@pytest.mark.long
 def test_a_login_leads_to_where_the_link_led_and_ends_with_the_key(team, enter):
     visitor = enter("run/ended?x=time")
     assert visitor.page.url == f"{team.url}/run/ended?x=time"
@@ -91,6 +92,7 @@ def test_a_login_leads_to_where_the_link_led_and_ends_with_the_key(team, enter):
     assert visitor.page.url == f"{team.url}/run/ended?x=time"
 
 
+@pytest.mark.long
 def test_a_run_is_edited_archived_and_restored_on_its_page(team, enter):
     visitor = enter("run/ended")
     page = visitor.page
@@ -122,6 +124,7 @@ def test_who_may_only_look_sees_no_buttons(team, enter):
     assert not {"Edit…", "Archive", "Stop…"} & set(names)
 
 
+@pytest.mark.long
 def test_a_sweep_is_paused_and_cancelled_by_who_may_and_by_nobody_else(team, enter, tmp_path):
     sweep = quark.sweep("lr", project="p", space={"lr": [0.1, 0.2]}, metric="acc", mode="max",
                         search="grid", storage_dir=tmp_path)  # fmt: skip
@@ -259,6 +262,7 @@ def test_axe_finds_nothing_on_a_teams_page(team, visit):
     assert visitor.evaluate("document.documentElement.scrollWidth") <= 320
 
 
+@pytest.mark.long
 def test_what_is_served_to_oneself_is_edited_too(visit, tmp_path):
     import threading
 
