@@ -1,7 +1,6 @@
 """Curves of several metrics through a window: no extreme is lost, no point counted twice."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records import MetricRecord
 from quark_core.records.columns import Columns
 from quark_core.records.names import split_name
-from quark_core.records.query import Query
-from quark_core.runs.reading import read_own_rows
-from quark_core.testing.fakes import BatchMaker
 
 VALUES = st.one_of(
     st.sampled_from([math.nan, math.inf, -math.inf, 0.0]), st.floats(-1e6, 1e6, width=32)
@@ -181,12 +177,3 @@ def test_bounds_since_the_run_began_become_times():
     assert absolute.begin_at(1_000) == absolute
     # Without bounds there is nothing to be counted from anywhere.
     assert build(axis="relative_us") == build(axis="time_us")
-
-
-def test_rows_of_other_ranks_are_left_out_where_a_backend_passes_over_the_rank():
-    makers = [BatchMaker("r", writer_id=f"w{rank}", rank=rank) for rank in range(2)]
-    batches = [maker.metrics(("m", 0, float(maker.rank)), ("m", 1, 9.0)) for maker in makers]
-    columns = Columns.from_records("metric", [r for batch in batches for r in batch.to_records()])
-    reader = SimpleNamespace(read=lambda _run, _kind, query: columns.keep_newest(query.limit))
-    found = read_own_rows(reader, "r", "metric", Query(rank=0, limit=2))
-    assert (found["rank"].tolist(), found["value"].tolist()) == ([0, 0], [0.0, 9.0])
