@@ -10,9 +10,9 @@ not finite, and the other a list of records.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +22,13 @@ from quark_core.backends.methods import read_signature
 from quark_core.backends.run_pages import MOST_COLUMNS, PageSearch
 from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.query import RunSearch
+
+if TYPE_CHECKING:
+    from quark_core.records import StreamRecord
+    from quark_core.records.columns import Columns
+
+# Rows of a reply that are records at once.
+_PART_ROWS = 1000
 
 CALL_ROUTE = "/v1/call/"
 """What stands before the name of a method in the path of its route."""
@@ -162,8 +169,15 @@ def _list(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Columns):
-        return [record.to_dict() for record in value.to_records()]
+        # One record after the other: all of them as dicts would be many times the reply.
+        records = (msgspec.json.encode(record.to_dict()) for record in _iterate_records(value))
+        return msgspec.Raw(b"[" + b",".join(records) + b"]")
     return _plain(value)
+
+
+def _iterate_records(columns: Columns) -> Iterator[StreamRecord]:
+    for first in range(0, columns.count, _PART_ROWS):
+        yield from columns.take(slice(first, first + _PART_ROWS)).to_records()
 
 
 def _plain(value: Any) -> Any:
