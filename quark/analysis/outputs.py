@@ -363,6 +363,7 @@ class AnalysisTarget:
                 self.run_id,
                 generation.analyzer,
                 error,
+                extra={"is_reported": True},
             )
             return None
         try:

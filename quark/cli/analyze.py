@@ -254,7 +254,7 @@ def show_warnings() -> Iterator[None]:
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # That outputs are not stored is said in the report, with the reason.
-        if record.module != "outputs":
+        if not getattr(record, "is_reported", False):
             click.echo(f"quark: {record.getMessage()}", err=True)
 
 
