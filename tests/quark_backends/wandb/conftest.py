@@ -9,6 +9,7 @@ from functools import cached_property
 import pytest
 
 from quark_backends.wandb.plugin import quark_register_backends
+from quark_core.runs.late_delivery import wait_for_late_delivery
 
 AXES = {"quark/step", "quark/epoch", "quark/time", "quark/attempt", "quark/seq"}
 BLOCK_BYTES = 32768
@@ -68,6 +69,9 @@ class Mirrored:
 
     def __init__(self, run_path, paths=None):
         self.paths, self.records = [], []
+        if paths is None and run_path.parents[1].name == ".quark":
+            # On a busy machine W&B's process ends after the run, and another one joins its files.
+            wait_for_late_delivery(run_path.parents[2])
         # A process that ends joins folders meanwhile.
         while paths is None and (found := list_files(run_path)) != self.paths:
             with contextlib.suppress(FileNotFoundError):
