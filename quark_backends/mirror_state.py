@@ -1,4 +1,4 @@
-"""What mirrors remember on this machine, in files that are replaced whole, and payloads by it.
+"""State of mirrors on this machine: files that are replaced whole, and noted payloads.
 
 A mirror notes how far each writer is acknowledged: the number of its newest
 batch, and a hash of it. A batch that comes again is known by them.

@@ -1,4 +1,4 @@
-"""Which layers of a model are observed, and in which mode each is."""
+"""Filters of the layers that are observed, and the mode of each layer."""
 
 from __future__ import annotations
 

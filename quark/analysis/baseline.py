@@ -1,4 +1,4 @@
-"""What holds in healthy runs of a model, and breaks in another run of it.
+"""Facts that hold in healthy runs of a model and break in another run of it.
 
 A training that is like one that went well in what it does at each step has the
 same learning rates, updates of the same size, activations in the same range,

@@ -1,4 +1,4 @@
-"""What a monitor knows of a running run: the rows read so far, and the alerts raised already."""
+"""The state of a monitor: the rows read so far, and the alerts raised already."""
 
 from __future__ import annotations
 

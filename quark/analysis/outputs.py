@@ -1,4 +1,4 @@
-"""Where the data of an analyzer come from, and where its outputs are stored and mirrored.
+"""Data come to an analyzer, and its outputs go to the store and the mirrors.
 
 A run that is open in this process is read through its own store, flushed
 first; any other, also one that has ended, through a store opened to read.

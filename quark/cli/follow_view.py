@@ -1,4 +1,4 @@
-"""What `quark follow` reads of a run at each poll, and how it shows it: a screen, or lines."""
+"""`quark follow`: reads a run at each poll and shows it on a screen or as lines."""
 
 from __future__ import annotations
 

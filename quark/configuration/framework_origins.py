@@ -1,4 +1,4 @@
-"""Where the settings of Hydra's and OpenMMLab's configurations have their values from."""
+"""Origins of the settings in configurations of Hydra and OpenMMLab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the settings of a configuration have their values from: found, redacted and bounded."""
+"""Origins of the settings of a configuration: found, redacted and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask the page: host names, token and cookie, CSRF; and the headers of every answer."""
+"""Access to the page: host names, token, cookie, CSRF, and the headers of every answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was used last, in bounded number: for answers that are asked for again."""
+"""A bounded memory of recent values, for answers that are asked for again."""
 
 from __future__ import annotations
 

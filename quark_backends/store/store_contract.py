@@ -1,4 +1,4 @@
-"""What every kind of store answers in the same way: by its readers, a search, or an edit."""
+"""Answers that every kind of store gives in the same way: reads, searches, edits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people change of runs, groups and projects from elsewhere, and how runs are removed.
+"""Edits of runs, groups and projects from elsewhere, and the removal of runs.
 
 A backend that keeps batches stores both as batches of a writer of their own: a lifecycle
 record, which changes the run, and an event, which says who, when, why and what was before.

@@ -1,4 +1,4 @@
-"""What the contract of backends says of its methods, for whatever hands their calls on."""
+"""Methods of the contract of backends, as its annotations declare them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a run without reading its points, also out of the dicts of `to_dict()`."""
+"""Runs as a store knows them, without their points."""
 
 from __future__ import annotations
 

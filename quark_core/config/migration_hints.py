@@ -1,4 +1,4 @@
-"""What people write who come from another tracker, and what to write here in its place.
+"""Hints for calls that people know from another tracker: the call to make here instead.
 
 A call that Quark does not have, and an argument that a call does not take, are answered by a
 sentence. Nothing of this costs anything where a call is right.

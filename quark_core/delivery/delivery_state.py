@@ -1,4 +1,4 @@
-"""What a delivery worker keeps on disk: how far it is, who drives it, what it has delivered."""
+"""Files of a delivery worker: its position, its owner, and what it has delivered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process and the helper that hosts one of its backends say to each other, and how.
+"""The protocol between a process and the helper that hosts one of its backends.
 
 The process sends one message and reads one reply; nothing comes unasked.
 

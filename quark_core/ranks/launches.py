@@ -1,4 +1,4 @@
-"""Which launch this process belongs to, by what its launcher says; nothing is asked of a network.
+"""The launch of this process, by what its launcher says; no network is asked.
 
 A launch is one start of a job on all of its ranks, with its restarts. Its
 ranks share a key; where nothing else can ever have that key, it is exact:

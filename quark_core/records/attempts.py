@@ -1,4 +1,4 @@
-"""What a resumed run hides of its earlier attempts.
+"""Rows of earlier attempts that a resumed run hides.
 
 A run that says from which step it goes on, `resume_run(from_step=N)`, does again what came from
 step N on. Readers leave out by default what earlier attempts have there: points at step N or

@@ -1,4 +1,4 @@
-"""What a read asks for: filters of records, and searches for runs as a tree."""
+"""Queries of a read: filters of records, and searches for runs as a tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a project and of a run: identity, state, environment, groups, digests."""
+"""Projects and runs: identity, state, environment, groups, digests."""
 
 from __future__ import annotations
 

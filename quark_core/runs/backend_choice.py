@@ -1,4 +1,4 @@
-"""Which backends a run asks for: names and URIs in, definitions and places out."""
+"""Chooses the backends of a run: names and URIs in, definitions and places out."""
 
 from __future__ import annotations
 

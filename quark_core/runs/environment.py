@@ -1,4 +1,4 @@
-"""Where a run runs: interpreter, packages, host, GPUs, command line, git state."""
+"""The environment of a run: interpreter, packages, host, GPUs, command line, git state."""
 
 from __future__ import annotations
 

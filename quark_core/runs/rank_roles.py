@@ -1,4 +1,4 @@
-"""What a rank has to do with a run: begin it, take it up again, join it, or only know of it."""
+"""Roles of a rank in a run: it begins it, resumes it, joins it, or only knows of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was timed and aggregated in a run: windows of all ranks and attempts put together."""
+"""Timed and aggregated figures of a run: windows of all ranks and attempts together."""
 
 from __future__ import annotations
 

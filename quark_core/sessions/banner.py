@@ -1,4 +1,4 @@
-"""What a run says on standard error when it begins and when it ends: one line each.
+"""Lines on standard error when a run begins and when it ends: one each.
 
     quark: run 3f2a91c0 "digits" — quark show 3f2a91c0 · quark ui
     quark: run 3f2a91c0 "digits" completed after 3 min 12 s — quark show 3f2a91c0

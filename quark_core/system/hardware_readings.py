@@ -1,4 +1,4 @@
-"""What the hardware of this node does: processors, memory, disks, network and GPUs."""
+"""Readings of this node's hardware: processors, memory, disks, network and GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all buffered writers have in common."""
+"""The base of all buffered writers."""
 
 from __future__ import annotations
 

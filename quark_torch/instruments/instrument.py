@@ -1,4 +1,4 @@
-"""What an instrument is, and how instruments run in sampled steps."""
+"""Instruments, and how they run in sampled steps."""
 
 from __future__ import annotations
 

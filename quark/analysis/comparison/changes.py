@@ -1,4 +1,4 @@
-"""What was set differently: config, command-line arguments, code and environment."""
+"""Differences in settings: config, command-line arguments, code and environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared: runs found, opened and read; their analyses, stored or made here."""
+"""The sides of a comparison: runs found, opened and read, with their analyses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison returns: records, each with `to_dict()`.
+"""Results of a comparison: records, each with `to_dict()`.
 
 In every one of them a difference is the primary's figure less the
 reference's, and None stands for what is not known or does not exist. Of a

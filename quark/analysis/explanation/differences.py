@@ -1,4 +1,4 @@
-"""What differs between two groups of runs: config, code, data and environment."""
+"""Differences between two groups of runs: config, code, data and environment."""
 
 from __future__ import annotations
 

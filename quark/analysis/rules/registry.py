@@ -1,4 +1,4 @@
-"""Which rules there are: the built-in ones, and those of other distributions.
+"""The registry of rules: the built-in ones, and those of other distributions.
 
 A distribution adds rules by an entry point of the group `quark.rules`, which
 names a rule, a class of one, or a function that returns several.

@@ -1,4 +1,4 @@
-"""What was measured of layers, parameters, batches, steps and hardware: curves, maps and rows."""
+"""Measurements of layers, parameters, batches, steps and hardware as curves, maps and rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page looks at: one opened backend, and how each thing is read from it."""
+"""The source of the page: one opened backend, and how each thing is read from it."""
 
 from __future__ import annotations
 

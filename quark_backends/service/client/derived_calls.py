@@ -1,4 +1,4 @@
-"""What a service is asked by one call each: methods that follow from the contract.
+"""Calls to a service that follow from the methods of the contract.
 
 A claim is asked for again where its reply is lost, under the same request id: the service then
 answers with the same trial. What has no such name is sent once.

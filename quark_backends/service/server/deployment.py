@@ -1,4 +1,4 @@
-"""Where a server keeps everything: control database with workspaces and keys, stores, payloads."""
+"""The storage of a server: control database with workspaces and keys, stores, payloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What surrounds every request: host, id, the limits of its head, its errors and its metrics.
+"""The layers around every request: host, id, limits of its head, errors and metrics.
 
 A page that somebody has open can have its own name mean this machine (DNS
 rebinding), and its scripts then speak with what listens here. They cannot say

@@ -1,4 +1,4 @@
-"""What the service answers with: structs in JSON or msgpack, failures and their envelope."""
+"""Replies of the service: structs in JSON or msgpack, failures and their envelope."""
 
 from __future__ import annotations
 

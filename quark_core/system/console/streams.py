@@ -1,4 +1,4 @@
-"""What Python prints: taps on `sys.stdout` and `sys.stderr`, and the lines made of it."""
+"""Taps on `sys.stdout` and `sys.stderr`, and the lines made of the text."""
 
 from __future__ import annotations
 
