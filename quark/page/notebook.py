@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark.analysis.metric_roles import find_main_metric
-from quark.page import live_view
 from quark.page.cards import (
     draw_lines,
     list_findings,
@@ -76,6 +75,7 @@ def show_live(value: object) -> bool:
         return False
     if run.is_over and run.reader.load_run(run.context.run_id).state != "running":
         return False
+    from quark.page import live_view  # needs the extra `notebook`
 
     live_view.show_live(value)
     return True

@@ -63,6 +63,42 @@ def test_nothing_heavy_comes_before_the_first_log(tmp_path):
     assert loaded_after(program, str(tmp_path)) == []
 
 
+EXTRAS = (
+    "accelerate anywidget apprise av cmaes httptools IPython lightning matplotlib mcp mlflow "
+    "optuna pandas pcodec PIL polars psycopg psycopg_pool pyarrow tensorboard torch traitlets "
+    "transformers uvloop wandb yaml"
+).split()
+NEEDS_AN_EXTRA = [
+    "quark.cli.mcp_server",
+    "quark.page.live_view",
+    "quark.sweeps.optuna_cmaes",
+    "quark.sweeps.optuna_samplers",
+    "quark.sweeps.optuna_search",
+    "quark_backends.service.server.postgres_dump",
+    "quark_backends.service.server.process",
+    "quark_backends.store.databases.postgres",
+]
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # as if these were not installed
+import quark, quark_backends, quark_core
+for package in (quark, quark_backends, quark_core):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__"):
+            try:
+                importlib.import_module(module.name)
+            except ImportError:
+                print(module.name)
+"""
+
+
+def test_without_extras_all_modules_but_those_that_need_one_can_be_imported():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, *EXTRAS], capture_output=True, text=True, check=True
+    )
+    assert sorted(done.stdout.split()) == NEEDS_AN_EXTRA
+
+
 def lint(folder):
     script = Path(sys.executable).with_name("lint-imports")
     return subprocess.run([script, "--no-cache"], cwd=folder, capture_output=True, text=True)

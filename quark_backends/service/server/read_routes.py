@@ -439,7 +439,7 @@ def _check_kind(kind: str, field: str = "kind") -> str:
     if kind not in RECORD_TYPES:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"{field} must be of {', '.join(sorted(RECORD_TYPES))}, got {kind!r:.60}; the "
+            f"{field} must be one of {', '.join(sorted(RECORD_TYPES))}, got {kind!r:.60}; the "
             "records of a plugin are read where the server has the plugin",
             field=field,
         )
