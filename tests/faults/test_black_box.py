@@ -356,9 +356,9 @@ def test_what_log_returned_for_survives_a_kill(tmp_path, pause_s, seed):
 FULL = """
 import os, signal, sys, quark
 from quark_core.runs import backend_choice
-from quark_core.delivery import black_box
+from quark_core.delivery import crash_buffer
 backend_choice.choose_capacity = lambda: 64 * 1024
-black_box.BlackBox.__init__.__kwdefaults__["segment_bytes"] = 4096
+crash_buffer.BlackBox.__init__.__kwdefaults__["segment_bytes"] = 4096
 session = quark.start_run(project="killed", storage_dir=sys.argv[1])
 metrics = quark.MetricsLogger(session)
 session.open_run.background.join()
