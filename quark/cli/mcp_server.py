@@ -23,7 +23,7 @@ from mcp.types import (
     ToolAnnotations,
 )
 
-from quark.cli.mcp_tools import DATA_NOTE, TOOLS, Workbench
+from quark.cli.mcp import DATA_NOTE, TOOLS, Workbench
 from quark.cli.terminal import find_styled
 from quark_core.errors import QuarkError
 from quark_core.system.terminal_text import clean_text
@@ -115,7 +115,7 @@ def answer_call(bench: Workbench, name: str, arguments: Any) -> tuple[str, bool]
         takes = ", ".join(tool.schema["properties"])
         return clean_text(f"arguments: {error}; {name} takes {takes}"), True
     try:
-        return tool.answer(bench, checked), False
+        return tool.answer(bench, **msgspec.structs.asdict(checked)), False
     except QuarkError as error:
         return clean_text(str(error)), True
     except Exception as error:  # noqa: BLE001 - a plugin's backend or rule may raise anything

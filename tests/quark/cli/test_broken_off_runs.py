@@ -9,17 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 import quark
-from quark.cli.mcp_tools import (
-    AlertArguments,
-    CompareArguments,
-    ReportArguments,
-    RunArguments,
-    Workbench,
-    compare_runs,
-    list_alerts,
-    show_run,
-    write_report,
-)
+from quark.cli.mcp import Workbench, compare_runs, list_alerts, show_run, write_report
 from quark.notifications.notices import describe_end
 from quark.page.routes.analyses import AnalysisDesk
 from quark.page.routes.curves import ChangeDesk
@@ -280,17 +270,15 @@ def test_a_report_begins_with_it(source, name):
 @pytest.mark.parametrize("name", ENDS)
 def test_tools_of_mcp_say_it(bench, name):
     end = ENDS[name]
-    shown = json.loads(show_run(bench, RunArguments(run=name)))
+    shown = json.loads(show_run(bench, run=name))
     assert shown["state"] == end.state
     assert end.cause is None or end.cause in shown["ending"]["message"]
-    alerts = json.loads(list_alerts(bench, AlertArguments(run=name)))["alerts"]
+    alerts = json.loads(list_alerts(bench, run=name))["alerts"]
     assert [alert["rule"] for alert in alerts][:1] == (
         [] if end.severity is None else ["broken_off"]
     )
-    compared = json.loads(
-        compare_runs(bench, CompareArguments(primary=[name], reference=["reference"]))
-    )
-    text = write_report(bench, ReportArguments(run=name))
+    compared = json.loads(compare_runs(bench, primary=[name], reference=["reference"]))
+    text = write_report(bench, run=name)
     if end.severity is not None:
         assert tells(compared["notes"][0], end)
         assert tells(text.splitlines()[0], end)
