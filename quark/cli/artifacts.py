@@ -19,6 +19,7 @@ from quark.cli.store_access import (
     reading_options,
     storage_option,
 )
+from quark.cli.texts import FOLD, RIGHT, Console, Text, make_table
 from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
 from quark_core.backends.edits import AliasEdit, RunEdit, check_edit
 from quark_core.config.arguments import resolve_storage_dir
@@ -227,8 +228,6 @@ def choose_project(source: RunSource, project: str | None) -> str:
 
 def _print_versions(found: Sequence[ArtifactVersion]) -> None:
 
-    from quark.cli.texts import FOLD, RIGHT, Console, Text, make_table
-
     table = make_table({("version", "aliases", "type", "made by", "used by"): FOLD, "size": RIGHT})
     for version in found:
         record = version.record
@@ -278,7 +277,6 @@ def list_artifacts(
     With KEY only those under that key. With --output their payloads are copied
     out, each checked against its SHA-256; a file that exists is left alone.
     """
-    from quark.cli.texts import Console
     from quark_core.runs.artifact_versions import HIDDEN_TYPES
     from quark_core.writers.artifact_reading import ArtifactReading
 
@@ -315,8 +313,6 @@ for _command in (versions, get, lineage, alias):
 
 def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
     """Artifacts as a table for the terminal."""
-    from quark.cli.texts import FOLD, RIGHT, Text, make_table
-
     counters = [
         name for name in ("step", "epoch") if any(getattr(r, name) is not None for r in records)
     ]

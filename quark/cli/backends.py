@@ -14,6 +14,7 @@ import click
 
 from quark.cli.command_groups import SuggestingGroup
 from quark.cli.store_access import json_option, print_json
+from quark.cli.texts import BOLD, PLAIN, WHOLE, Console, Text, make_table
 from quark_core.backends.registry import BackendRegistry, default_registry
 from quark_core.errors import SchemaValidationError
 
@@ -83,8 +84,6 @@ def _list(as_json: bool) -> None:
             }
         )
         return
-
-    from quark.cli.texts import BOLD, PLAIN, WHOLE, Console, Text, make_table
 
     table = make_table(
         {"backend": BOLD, "what it is, and what it can do": PLAIN, ("ranks", "from"): WHOLE}

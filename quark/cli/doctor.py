@@ -10,6 +10,7 @@ import click
 
 from quark.cli.store_access import describe_place, json_option, print_json, storage_option
 from quark.cli.sync import print_lanes
+from quark.cli.texts import BOLD, FOLD, PLAIN, Console, Text, make_table
 from quark_backends.store.databases.layout import StoreLayout
 from quark_backends.store.databases.write_ahead_log import find_log, measure_log
 from quark_core.backends.contract import SupportsPrimary
@@ -106,8 +107,6 @@ def _list_damaged(store: SupportsPrimary) -> list[DamagedRecords]:
 
 
 def _print_table(what: str, rows: Sequence[tuple[str, str, int, str]]) -> None:
-
-    from quark.cli.texts import BOLD, FOLD, PLAIN, Console, Text, make_table
 
     table = make_table({"run": BOLD, what: PLAIN, "records": {"justify": "right"}, "why": FOLD})
     for run_id, of, records, reason in rows:

@@ -15,6 +15,18 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
+from quark.cli.texts import (
+    BOLD,
+    FOLD,
+    PLAIN,
+    RIGHT,
+    WHOLE,
+    Console,
+    Text,
+    describe_state,
+    make_grid,
+    make_table,
+)
 from quark_core.backends.contract import SupportsPrimary
 from quark_core.backends.edits import RunUsage, StoreUsage, SupportsRemoval
 from quark_core.errors import SessionStoreError
@@ -54,8 +66,6 @@ def du(storage_dir: Path | None, limit: int, as_json: bool) -> None:
             }
         )
         return
-
-    from quark.cli.texts import Console
 
     console = Console()
     if len(projects) > 1:
@@ -100,8 +110,6 @@ def print_usages(
         known: All runs that their shortened ids must be told from.
         limit: At most so many, the largest; a line says how many more there are.
     """
-    from quark.cli.texts import BOLD, FOLD, RIGHT, WHOLE, Console, Text, describe_state, make_table
-
     count = len(usages)
     if limit is not None and count > limit:
         usages = sorted(usages, key=lambda usage: -usage.total_bytes)[:limit]
@@ -151,8 +159,6 @@ def _sum_up_projects(runs: Iterable[RunUsage]) -> list[dict[str, Any]]:
 
 def _project_table(projects: Sequence[dict[str, Any]]) -> Table:
 
-    from quark.cli.texts import FOLD, RIGHT, Text, make_table
-
     table = make_table(
         {
             "project": FOLD | {"style": "bold"},
@@ -173,8 +179,6 @@ def _project_table(projects: Sequence[dict[str, Any]]) -> Table:
 
 
 def _total_table(usage: StoreUsage) -> Table:
-
-    from quark.cli.texts import PLAIN, RIGHT, Text, make_grid
 
     kept = [run for run in usage.runs if run.trashed_at is None]
     trash_bytes = sum(run.total_bytes for run in usage.trash)

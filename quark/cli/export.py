@@ -20,6 +20,7 @@ import msgspec
 from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import RunSource, reading_options
+from quark.cli.texts import make_progress
 from quark_core.backends.contract import SupportsSearch
 from quark_core.config.arguments import check_run_id
 from quark_core.errors import UnknownKindError
@@ -432,8 +433,6 @@ class _Progress:
 
     def __init__(self, store: SupportsRead, run_id: str, query: Query) -> None:
         from rich.progress import TimeElapsedColumn
-
-        from quark.cli.texts import make_progress
 
         self._store = store
         self._run_id = run_id

@@ -27,12 +27,12 @@ from quark.cli.store_access import (
     make_finite,
     reading_options,
 )
+from quark.cli.texts import UNBOUNDED, Console
 from quark_core.errors import SchemaValidationError, StoreUnavailableError
 from quark_core.system.terminal_text import clean_line, escape_json
 
 if TYPE_CHECKING:
     from quark.cli.follow_view import FollowedRun, Frame, Look
-    from quark.cli.texts import Console
     from quark_core.backends.run_summary import RunSummary
 
 _TERMINATED = 128
@@ -215,7 +215,6 @@ def follow(
       130  Ctrl-C; the run goes on
     """  # noqa: D301 - click wants the character
     from quark.cli.follow_view import FollowedRun
-    from quark.cli.texts import Console
     from quark.page.routes.page_source import open_source
 
     try:
@@ -257,7 +256,6 @@ def _check_metrics(summary: RunSummary, names: tuple[str, ...]) -> None:
 def _make_frame(console: Console) -> Frame:
     """A frame of the terminal's width, or of one that can be read where there is none."""
     from quark.cli.follow_view import Frame
-    from quark.cli.texts import UNBOUNDED
 
     width = _FRAME if console.width == UNBOUNDED else console.width
     return Frame(width=width, height=None, ascii_only=console.options.ascii_only)

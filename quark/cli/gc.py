@@ -13,6 +13,7 @@ import click
 from quark.cli.du import measure, print_usages
 from quark.cli.rm import SHOWN_RUNS, open_for_removal, yes_option
 from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.texts import make_progress
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.formatting import format_bytes, format_count
 from quark_core.runs.run_ids import name_store
@@ -83,8 +84,6 @@ def gc(
 
 def _collect(removal: SupportsRemoval, older_than_s: float, run_ids: Sequence[str]) -> Collection:
     from rich.progress import DownloadColumn
-
-    from quark.cli.texts import make_progress
 
     with make_progress(DownloadColumn()) as progress:
         tasks: dict[str, Any] = {}

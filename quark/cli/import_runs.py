@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.texts import FOLD, PLAIN, Console, Text, make_table
 from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
 from quark_core.formatting import format_count
 from quark_core.system.terminal_text import clean_line
@@ -247,7 +248,6 @@ def _say_progress(result: RunImport) -> None:
 
 
 def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
-    from quark.cli.texts import PLAIN, Console, Text, make_table
 
     console = Console()
     if not results:
@@ -272,7 +272,6 @@ def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
 
 
 def _print_losses(results: list[RunImport], console: Any) -> None:
-    from quark.cli.texts import FOLD, Text, make_table
 
     if not any(one.losses for one in results):
         return

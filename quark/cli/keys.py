@@ -11,6 +11,7 @@ import click
 from quark.cli.command_groups import SuggestingGroup
 from quark.cli.service_options import open_deployment, store_option
 from quark.cli.store_access import json_option, print_json
+from quark.cli.texts import Console, Text
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import format_time
 from quark_core.records.base import now_us
@@ -80,8 +81,6 @@ def list_keys(store: str, workspace: str | None, as_json: bool) -> None:
         print_json([_describe(each, moment_us) for each in found])
         return
     from rich.table import Table
-
-    from quark.cli.texts import Console, Text
 
     console = Console()
     if not found:

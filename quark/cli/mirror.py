@@ -20,6 +20,7 @@ from quark.cli.store_access import (
     print_json,
     storage_option,
 )
+from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_progress, make_table
 from quark_core.backends.contract import Backend, Capability, SupportsRead
 from quark_core.backends.registry import check_capabilities, default_registry
 from quark_core.config.arguments import resolve_storage_dir
@@ -233,7 +234,6 @@ def _replay(
     states: list[MirrorState],
     root: Path,
 ) -> Replay:
-    from quark.cli.texts import make_progress
     from quark.mirrors import replay_run
 
     named = (place, redact_text(place))
@@ -251,7 +251,6 @@ def _replay(
 
 
 def _make_status_table(states: list[MirrorState]) -> Table:
-    from quark.cli.texts import FOLD, RIGHT, WHOLE, Text, make_table
 
     counted = ("batches", "waiting", "refused", "unknown")
     backend = FOLD | {"style": "bold"}
@@ -276,7 +275,6 @@ def _make_status_table(states: list[MirrorState]) -> Table:
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    from quark.cli.texts import FOLD, RIGHT, Text, make_table
 
     name = (comparison.backend, "bold")
     if comparison.refusal is not None:
@@ -302,7 +300,6 @@ def _print_comparison(comparison: Comparison) -> None:
 
 
 def _print_replay(replay: Replay, run_id: str) -> None:
-    from quark.cli.texts import Text
 
     parts = [f"{replay.sent} records sent"]
     parts += [f"{replay.present} were there already"] if replay.present else []
@@ -319,6 +316,5 @@ def _print_replay(replay: Replay, run_id: str) -> None:
 
 
 def _print(what: Any) -> None:
-    from quark.cli.texts import Console
 
     Console().print(what, soft_wrap=False)

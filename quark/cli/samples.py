@@ -14,11 +14,11 @@ from quark.cli.store_access import (
     print_json,
     reading_options,
 )
+from quark.cli.texts import Console, Text
 from quark_core.formatting import format_count
 from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
-    from quark.cli.texts import Console
     from quark_core.records.columns import Columns
 
 _ROWS = 10
@@ -84,7 +84,6 @@ def samples(
         what = "no text samples that fit" if is_asked else "no text samples"
         click.echo(f"Run {shorten_run_id(str(reader.run_id))} of {source.store} has {what}.")
         return
-    from quark.cli.texts import Console
 
     console = Console()
     _print_rows(console, shown, characters=None if full else _TEXT_CHARACTERS)
@@ -93,7 +92,6 @@ def samples(
 
 
 def _print_rows(console: Console, rows: Columns, *, characters: int | None) -> None:
-    from quark.cli.texts import Text
 
     for record in rows.to_records():
         sample: Any = record

@@ -18,6 +18,17 @@ from quark.cli.store_access import (
     print_json,
     reading_options,
 )
+from quark.cli.texts import (
+    FOLD,
+    PLAIN,
+    RIGHT,
+    Console,
+    Text,
+    describe_fork,
+    describe_run_state,
+    make_grid,
+    make_table,
+)
 from quark_core.backends.run_summary import measure_duration_s
 from quark_core.config.arguments import REVISION_FIELD, UID_FIELD, VERSION_FIELD
 from quark_core.formatting import format_count, format_duration, format_value
@@ -32,7 +43,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from quark.cli.run_view import MetricSummary
-    from quark.cli.texts import Console
     from quark_core.backends.contract import SupportsRead
     from quark_core.backends.run_summary import RunSummary, StoredRun
     from quark_core.records.columns import Columns
@@ -128,7 +138,6 @@ def print_run(
     """
     from quark.analysis.rank_performance import measure_paces
     from quark.cli.run_view import print_aggregates, print_contents, print_ranks, summarize_metrics
-    from quark.cli.texts import Console
     from quark.projects import find_inherited
     from quark_core.runs.console_lines import read_newest_events
     from quark_core.runs.run_search import summarize_run
@@ -201,8 +210,6 @@ def _summary_panel(
     stored: StoredRun, last_metric_at: str | None, tags: Sequence[str], traceback: str | None
 ) -> RenderableType:
     from rich.panel import Panel
-
-    from quark.cli.texts import FOLD, Text, describe_fork, describe_run_state, make_grid
 
     run = stored.run
     environment: dict[str, Any] = dict(stored.environment.values) if stored.environment else {}
@@ -305,8 +312,6 @@ def _values_table(
     label: str, values: dict[str, Any], origins: Mapping[str, str] | None = None
 ) -> RenderableType:
 
-    from quark.cli.texts import FOLD, PLAIN, Text, make_table
-
     table = make_table({label: PLAIN, "value": FOLD}, title_justify="left")
     if origins:
         table.add_column("from", overflow="fold", style="dim")
@@ -334,8 +339,6 @@ def _round(value: Any) -> Any:
 
 def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
 
-    from quark.cli.texts import FOLD, RIGHT, Text, make_table
-
     table = make_table({"metric": FOLD, ("points", "first", "last", "best", "at"): RIGHT})
     for item in summaries:
         key = Text(item.name)
@@ -357,7 +360,6 @@ def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
     from rich.columns import Columns as SideBySide
 
     from quark.cli.plots import draw_curve
-    from quark.cli.texts import Text
 
     # Those with a direction first: losses and scores are what one wants to see.
     chosen = [s for s in summaries if s.count > 1 and s.low is not None and len(s.x)]
@@ -394,7 +396,6 @@ def _print_rest(console: Console, run: RunSummary, shown: str) -> None:
 
 
 def _print_logs(console: Console, events: Columns) -> None:
-    from quark.cli.texts import Text
 
     if events.count == 0:
         return

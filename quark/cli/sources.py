@@ -14,6 +14,7 @@ from quark.cli.store_access import (
     print_json,
     reading_options,
 )
+from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
 from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
 from quark_core.formatting import format_bytes, format_count
 from quark_core.records.names import split_path
@@ -120,8 +121,6 @@ def _describe_file(file: KeptSource | None) -> dict[str, Any] | None:
 
 
 def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
-
-    from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
 
     table = make_table({"file": FOLD, "size": RIGHT, "sha256": WHOLE, "": FOLD})
     for file in kept.files:

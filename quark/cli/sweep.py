@@ -15,6 +15,7 @@ import click
 from quark.cli.command_groups import LongInHelp, SuggestingGroup
 from quark.cli.completion import complete_metrics, complete_projects, complete_sweeps
 from quark.cli.store_access import json_option, print_json, storage_option, usage_mistakes
+from quark.cli.texts import Console
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
 from quark_core.runs.run_ids import name_store
@@ -327,7 +328,6 @@ def _name_place(store: SupportsCoordination, project: str | None) -> str:
 
 def _print_sweeps(found: list[StoredSweep], where: str) -> None:
     from quark.cli.sweep_view import make_sweeps_table
-    from quark.cli.texts import Console
 
     if found:
         console = Console()
@@ -343,7 +343,6 @@ def _print_sweep(
     store: SupportsCoordination, stored: StoredSweep, trials: list[StoredTrial], most: int
 ) -> None:
     from quark.cli.sweep_view import print_sweep
-    from quark.cli.texts import Console
 
     print_sweep(Console(), store, stored, trials, most)
 

@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.store_access import json_option, print_json
+from quark.cli.texts import (
+    BOLD,
+    FOLD,
+    PLAIN,
+    RIGHT,
+    WHOLE,
+    Console,
+    Text,
+    make_progress,
+    make_table,
+)
 from quark_core.backends.registry import default_registry
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SessionStoreError
@@ -121,8 +132,6 @@ def _settle(root: Path) -> None:
 def _sync_with_progress(root: Path) -> list[LaneSync]:
     from rich.progress import MofNCompleteColumn
 
-    from quark.cli.texts import make_progress
-
     waiting = sum(lane.waiting for lane in recovery.survey(root) if lane.state != "held")
     with make_progress(MofNCompleteColumn()) as progress:
         task = progress.add_task("records", total=waiting)
@@ -131,8 +140,6 @@ def _sync_with_progress(root: Path) -> list[LaneSync]:
 
 def print_lanes(lanes: list[LaneSync], *, nothing: str) -> None:
     """Print a table of lanes, or a line where there are none."""
-    from quark.cli.texts import BOLD, FOLD, PLAIN, RIGHT, WHOLE, Console, Text, make_table
-
     console = Console()
     if not lanes:
         console.print(nothing)

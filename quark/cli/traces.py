@@ -10,6 +10,7 @@ import click
 
 from quark.cli.completion import complete_metrics, complete_projects
 from quark.cli.store_access import RunSource, json_option, print_json, storage_option
+from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
 from quark_core.formatting import format_age, format_count, format_value
 from quark_core.system.terminal_text import clean_line
 
@@ -76,7 +77,6 @@ def traces(
 def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
 
     from quark.analysis.trace_statistics import diff_versions
-    from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
 
     count = len(statistics.versions)
     measured = () if statistics.metric is None else (f"mean {statistics.metric}", "best")
