@@ -460,6 +460,12 @@ def is_of_another_end(stored: StoredRun, alerts: Sequence[AlertRecord]) -> bool:
     return any(metadata.get(_END) != end for metadata in told)
 
 
+def count_severities(alerts: Sequence[AlertRecord]) -> list[str]:
+    """How many alerts there are of each severity, the worst first: `1 critical`, `3 warning`."""
+    found = [alert.severity for alert in alerts]
+    return [f"{found.count(name)} {name}" for name in reversed(_SEVERITIES) if name in found]
+
+
 def place_alert(alert: AlertRecord) -> tuple[bool, int]:
     """Orders alerts: that the run broke off, then the worst."""
     rank = _SEVERITIES.index(alert.severity) if alert.severity in _SEVERITIES else 0

@@ -100,8 +100,7 @@ _MIRRORS_TIMEOUT_S = 30.0
 @json_option
 def analyze(
     run: str,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     fail_on: str | None,
     mode: str,
     rules: tuple[str, ...],
@@ -137,7 +136,6 @@ def analyze(
     """  # noqa: D301 - click wants the character
     from quark.analysis.outputs import gather_outputs
 
-    source = RunSource(storage_dir, backend)
     stored = source.find(run)
     run_id = str(stored.run.id)
     reader = source.read(stored)
@@ -147,7 +145,7 @@ def analyze(
     if config.objective is not None:
         _check_objective(source, run_id, config.objective)
     # Another tool's store takes no outputs, and that needs no word.
-    is_partial = bool(rules) or explain is not None or backend is not None
+    is_partial = bool(rules) or explain is not None or source.backend is not None
     with show_warnings(), gather_outputs() as gathered:
         _check_rules(rules, explain, mode)
         good = [source.open(name) for name in against]

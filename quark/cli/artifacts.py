@@ -56,14 +56,12 @@ def project_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def versions(
     name: str | None,
     project: str | None,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     as_json: bool,
 ) -> None:
     """List the versions of a project's artifacts, or those of NAME: numbers, aliases, users."""
     from quark_core.runs.artifact_versions import list_versions
 
-    source = RunSource(storage_dir, backend)
     chosen = choose_project(source, project)
     found = list_versions(source.reader, chosen, name)
     if not found:
@@ -89,16 +87,13 @@ def versions(
     help="Into this directory [default: the working directory].",
 )
 @reading_options
-def get(
-    name: str, project: str | None, output: Path, storage_dir: Path | None, backend: str | None
-) -> None:
+def get(name: str, project: str | None, output: Path, source: RunSource) -> None:
     """Copy an artifact out: NAME is model:best, model:v3, or model for the newest.
 
     Each payload is checked against its SHA-256; nothing that exists is replaced.
     """
     from quark_core.writers.artifact_links import copy_version
 
-    source = RunSource(storage_dir, backend)
     version = find(source, name, project)
     run = source.open(str(version.record.run_id))
     try:
@@ -116,14 +111,12 @@ def get(
 def lineage(
     what: str,
     project: str | None,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     as_json: bool,
 ) -> None:
     """Say where artifacts come from and go: WHAT is a run, or a version such as model:best."""
     from quark_core.runs.artifact_versions import list_lineage
 
-    source = RunSource(storage_dir, backend)
     try:
         run_id = None if ":" in what else str(source.find(what).run.id)
     except RunNotFoundError:
@@ -268,8 +261,7 @@ def list_artifacts(
     key: str | None,
     artifact_type: str | None,
     output: Path | None,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     as_json: bool,
 ) -> None:
     """List the artifacts of RUN (its ID, unique prefix or name).
@@ -280,7 +272,6 @@ def list_artifacts(
     from quark_core.runs.artifact_versions import HIDDEN_TYPES
     from quark_core.writers.artifact_reading import ArtifactReading
 
-    source = RunSource(storage_dir, backend)
     reader = source.open(run)
     store = ArtifactReading(reader)
     found = store.read(artifact_key=key, artifact_type=artifact_type)
@@ -292,7 +283,7 @@ def list_artifacts(
     elif not found:
         what = "artifacts that fit" if key or artifact_type else "artifacts"
         click.echo(f"Run {reader.run_id} of {source.store} has no {what}.")
-        if backend is not None:
+        if source.backend is not None:
             click.echo("A mirror may have files without records; MLflow has both with quark=full.")
     elif output is None:
         Console().print(make_artifact_table(found))

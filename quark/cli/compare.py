@@ -6,14 +6,18 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from quark.analysis.comparison.summary import describe_agreement, tell_common_step, tell_ends
+from quark.analysis.comparison.summary import (
+    describe_agreement,
+    order_metrics,
+    tell_common_step,
+    tell_ends,
+)
 from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
 from quark.analysis.observations import format_number
 from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES, print_trimmed
@@ -81,8 +85,7 @@ if TYPE_CHECKING:
 def compare(
     primary: str,
     reference: str,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     reference_backend: str | None,
     baseline: bool,
     targets: tuple[tuple[str, str, float], ...],
@@ -116,9 +119,9 @@ def compare(
     from quark.analysis.comparison.engine import ComparisonEngine
 
     config = _configure(targets)
-    source = other = RunSource(storage_dir, backend)
+    other = source
     if reference_backend is not None:
-        other = RunSource(storage_dir, reference_backend)
+        other = RunSource(source.storage_dir, reference_backend)
     first, second = source.open_side(primary), other.open_side(reference)
     _check_targets(targets, [*first, *second])
     with show_warnings():
@@ -126,10 +129,8 @@ def compare(
     if as_json:
         print_json(result.to_dict())
     else:
-        from quark_core.system.terminal_text import clean_line
-
         print_comparison(result, config.metric_targets)
-        if source is other and backend is None:
+        if source is other and source.backend is None:
             # Settings are compared here, not functions and data.
             said = f"Code, data, and what is to blame: quark why {reference} {primary}"
             click.echo(clean_line(said))
@@ -558,13 +559,11 @@ def metric_parts(
         yield Text("Neither side has metrics.")
         yield Text()
         return
-    order = {"worse": 0, "better": 1, "equivalent": 2, "inconclusive": 3}
     told = [
         diff
-        for diff in diffs
+        for diff in order_metrics(diffs)
         if diff.headline or not diff.metric_key.startswith(_MACHINE) or _differs(diff)
     ]
-    told.sort(key=lambda diff: (not diff.headline, order.get(diff.verdict or "", 4)))
     head = Text.assemble((f"{'Metrics':<{_LABEL}}", "bold"))
     for name in ("last", "best", "tail median", "AUC"):
         head.append(f"{name:>{_CELL}}", style="dim")

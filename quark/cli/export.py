@@ -326,8 +326,7 @@ def export(
     file_format: str,
     kinds: tuple[str, ...],
     output: Path | None,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     all_attempts: bool,
     force: bool,
 ) -> None:
@@ -341,7 +340,6 @@ def export(
 
     check_format(file_format)
     targets = _Targets.choose(output, file_format, kinds)
-    source = RunSource(storage_dir, backend)
     store, stored = source.reader, source.find(run)
     run_id = str(stored.run.id)
     if line := source.describe_unstored(run_id):

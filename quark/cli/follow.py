@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ import click
 
 from quark.cli.completion import complete_metrics, complete_runs
 from quark.cli.store_access import (
+    RunSource,
     find_run,
     json_option,
     make_finite,
@@ -187,8 +187,7 @@ _NOTE = "Ctrl-C ends this; the run goes on"
 @json_option
 def follow(
     run: str,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     metrics: tuple[str, ...],
     interval: float | None,
     once: bool,
@@ -215,13 +214,12 @@ def follow(
       130  Ctrl-C; the run goes on
     """  # noqa: D301 - click wants the character
     from quark.cli.follow_view import FollowedRun
-    from quark.page.routes.page_source import open_source
 
     try:
-        source = open_source(storage_dir, backend)
-        run_id = str(find_run(source.reader, run, source.place).run.id)
-        _check_metrics(source.summarize(run_id), metrics)
-        followed = FollowedRun(source, run_id, names=metrics, analyze=not no_analyze)
+        page = source.open_page_source()
+        run_id = str(find_run(page.reader, run, page.place).run.id)
+        _check_metrics(page.summarize(run_id), metrics)
+        followed = FollowedRun(page, run_id, names=metrics, analyze=not no_analyze)
         console = Console(highlight=False)
         try:
             if once:
@@ -233,7 +231,7 @@ def follow(
         finally:
             # What still reads has the connections until the process ends.
             if followed.close(_END_S):
-                source.close()
+                page.close()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     status = EXIT_STATUSES.get(look.summary.state, 0)

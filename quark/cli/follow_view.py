@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Group
 
-from quark.analysis.health import BROKEN_OFF, place_alert
+from quark.analysis.health import BROKEN_OFF, count_severities, place_alert
 from quark.analysis.metric_roles import find_main_metric, is_held_out, is_loss, is_score
 from quark.analysis.rank_performance import RATES
 from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES
@@ -51,7 +51,6 @@ _MOST_EVENTS = 6
 _BAR = 24
 _EVENT_CHARACTERS = 400
 _EVENT_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red", "debug": "dim"}
-_SEVERITIES = ("critical", "error", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +182,7 @@ def _judgements(look: Look) -> list[Text]:
     if phase is not None:
         line.append("   phase ", style="dim")
         line.append(phase.display_name, style=PHASE_STYLES.get(phase.phase_name, ""))
-    counts = _count_alerts(look)
+    counts = count_severities(look.alerts)
     if counts or look.analysis is not None:
         line.append("   alerts ", style="dim")
         line.append(", ".join(counts) if counts else "none")
@@ -200,11 +199,6 @@ def describe_health(health: HealthScoreRecord) -> str:
     if not health.is_known:
         return f"{health.word}: {health.unknown_reason}" if health.unknown_reason else health.word
     return f"{health.score:.0f} of 100 ({health.word})"
-
-
-def _count_alerts(look: Look) -> list[str]:
-    found = [alert.severity for alert in look.alerts]
-    return [f"{found.count(name)} {name}" for name in _SEVERITIES if name in found]
 
 
 def _alert_lines(look: Look) -> list[Text]:

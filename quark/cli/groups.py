@@ -72,14 +72,12 @@ def groups() -> None:
 @json_option
 def list_groups(
     project: str | None,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     metric: str | None,
     mode: str | None,
     as_json: bool,
 ) -> None:
     """List the groups of PROJECT, or of all, each with what lies in it."""
-    source = RunSource(storage_dir, backend)
     reader = source.reader
     best = {} if metric is None else _find_best(reader, project, metric, mode)
     found = projects.list_groups(reader, project)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,8 +62,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 @json_option
 def logs(
     run: str,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     follows: bool,
     stream: str | None,
     rank: int | None,
@@ -84,7 +82,6 @@ def logs(
     """
     from quark_core.runs.console_lines import ConsoleFollower, read_lines
 
-    source = RunSource(storage_dir, backend)
     run_id = str(source.find(run).run.id)
     is_wanted = _make_filter(
         None if stream is None else _STREAMS[stream], rank, _read_since(since), search

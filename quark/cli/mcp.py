@@ -17,7 +17,7 @@ import click
 import msgspec
 from msgspec import Meta
 
-from quark.cli.store_access import find_run, make_finite, reading_options
+from quark.cli.store_access import RunSource, find_run, make_finite, reading_options
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records.names import decode_name
 from quark_core.system.terminal_text import clean_text, escape_json
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @reading_options
-def mcp(storage_dir: Path | None, backend: str | None) -> None:
+def mcp(source: RunSource) -> None:
     """Serve runs to a program that speaks the Model Context Protocol, over stdin and stdout.
 
     Its tools search runs, sum one up, say what is wrong with it and what shows
@@ -48,7 +48,7 @@ def mcp(storage_dir: Path | None, backend: str | None) -> None:
         ) from None
     from quark.cli.mcp_server import serve_stdio
 
-    serve_stdio(Workbench(storage_dir, backend))
+    serve_stdio(Workbench(source.storage_dir, source.backend))
 
 
 MOST_CHARACTERS = 40_000
@@ -451,23 +451,19 @@ def compare_runs(
     Settings, code, metrics with a verdict (of the primary) and its reason, alerts, phases, layers.
     """
     from quark.analysis.comparison.engine import ComparisonEngine
+    from quark.analysis.comparison.summary import order_metrics
 
     sides = [
         [bench.source.open_run(str(bench.find(run).run.id)) for run in dict.fromkeys(side)]
         for side in (primary, reference)
     ]
     result = ComparisonEngine.compare_runs(*sides)
-    told = result.to_dict()
-    # What the runs are about comes first, then what is better or worse.
-    order = {"better": 0, "worse": 0, "inconclusive": 1, "equivalent": 2}
-    metrics = sorted(
-        told["metric_diffs"],
-        key=lambda diff: (not diff["headline"], order.get(diff["verdict"], 3)),
-    )
+    found = order_metrics(result.metric_diffs)
     left_out = {}
-    if len(metrics) > metrics:
-        left_out["metric_diffs"] = f"{len(metrics) - metrics} of {len(metrics)}"
-    return fit_reply({**told, "metric_diffs": metrics[:metrics]}, left_out)
+    if len(found) > metrics:
+        left_out["metric_diffs"] = f"{len(found) - metrics} of {len(found)}"
+    told = [diff.to_dict() for diff in found[:metrics]]
+    return fit_reply({**result.to_dict(), "metric_diffs": told}, left_out)
 
 
 def write_report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import click
 
 from quark.cli.completion import complete_runs
 from quark.cli.store_access import (
+    RunSource,
     find_run,
     json_option,
     print_json,
@@ -18,14 +20,15 @@ from quark.cli.store_access import (
 from quark_core.formatting import format_bytes
 
 if TYPE_CHECKING:
-    from quark.page.routes.page_source import PageSource
+    from collections.abc import Sequence
+
+    from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.run_summary import StoredRun
 
 
-def _print_short(source: PageSource, runs: tuple[str, ...], *, as_json: bool) -> None:
+def _print_short(reader: SupportsRead, found: Sequence[StoredRun], *, as_json: bool) -> None:
     from quark_core.runs.run_report import read_short_report
 
-    reader = source.reader
-    found = [find_run(reader, run, source.place) for run in runs]
     reports = [read_short_report(reader, stored) for stored in found]
     if as_json:
         print_json(reports[0].to_dict() if len(reports) == 1 else [r.to_dict() for r in reports])
@@ -58,8 +61,7 @@ def _print_short(source: PageSource, runs: tuple[str, ...], *, as_json: bool) ->
 @json_option
 def report(
     runs: tuple[str, ...],
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     output: Path,
     no_config: bool,
     no_logs: bool,
@@ -78,21 +80,15 @@ def report(
     from quark.cli.analyze import show_warnings
     from quark.page.report import compose_report
     from quark.page.report_contents import ReportOptions
-    from quark.page.routes.page_source import open_source
 
-    source = open_source(storage_dir, backend)
-    if short:
-        try:
-            _print_short(source, runs, as_json=as_json)
-        finally:
-            source.close()
-        return
-    try:
-        chosen = [(source, str(find_run(source.reader, run, source.place).run.id)) for run in runs]
+    with closing(source.open_page_source()) as page:
+        found = [find_run(page.reader, run, page.place) for run in runs]
+        if short:
+            _print_short(page.reader, found, as_json=as_json)
+            return
+        chosen = [(page, str(stored.run.id)) for stored in found]
         with show_warnings():
             made = compose_report(chosen, ReportOptions(config=not no_config, logs=not no_logs))
-    finally:
-        source.close()
     path = write_file(output, "-o", made.save)
     if as_json:
         print_json({"path": str(path), "size_bytes": path.stat().st_size, **made.to_dict()})

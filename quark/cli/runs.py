@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -18,7 +17,6 @@ from quark.analysis.metric_roles import find_main_metric, is_loss
 from quark.cli.completion import complete_groups, complete_metrics, complete_projects, complete_tags
 from quark.cli.store_access import (
     RunSource,
-    describe_unstored,
     json_option,
     print_json,
     reading_options,
@@ -120,8 +118,7 @@ class _SearchMistake(click.ClickException):
 )
 @json_option
 def runs(
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     project: str | None,
     status: str | None,
     tag: tuple[str, ...],
@@ -156,14 +153,13 @@ def runs(
         )
         asked = list(dict.fromkeys([*search.fields, *_parse_columns(columns)]))
         grouping = None if group_by is None else _Grouping(group_by, metric)
-        source = RunSource(storage_dir, backend)
         store = source.reader
         found = find_runs(store, _add_filters(search, status, tag, group))
     except SchemaValidationError as error:
         raise _SearchMistake(str(error)) from None
     if not found:
-        if backend is not None and not store.list_runs(limit=1):
-            raise click.UsageError(f"--backend: there are no runs at {clean_line(backend)}")
+        if source.backend is not None and not store.list_runs(limit=1):
+            raise click.UsageError(f"--backend: there are no runs at {clean_line(source.backend)}")
         source.check_project(project, "--project")
         _check_group(store, group)
     if grouping is not None and found:
@@ -173,8 +169,8 @@ def runs(
     if not as_json:
         none_words = f"No run fits in {source.store}."
         _print_table(shown, asked, none_words, has_more=len(found) > limit)
-        if backend is None:
-            _tell_unstored(store, storage_dir, shown)
+        if source.backend is None:
+            _tell_unstored(source, shown)
         name = getattr(store, "store_name", None)
         if not found and name is not None:
             click.echo(
@@ -185,13 +181,11 @@ def runs(
     print_json([_describe(run) for run in shown])
 
 
-def _tell_unstored(
-    store: SupportsRead, storage_dir: Path | None, shown: Sequence[RunSummary]
-) -> None:
+def _tell_unstored(source: RunSource, shown: Sequence[RunSummary]) -> None:
     """Say of which runs the end may wait outside of the store, as where its disk was full."""
     from quark_core.runs.recovery import list_lost
 
-    place = resolve_storage_dir(storage_dir)
+    place = resolve_storage_dir(source.storage_dir)
     root = shlex.quote(str(place))
     ids_shown = [run.stored.run.id or "" for run in shown]
     damaged = [run_id for run_id in ids_shown if list_lost(place, run_id)]
@@ -202,7 +196,7 @@ def _tell_unstored(
     waiting = [
         run_id
         for run_id in lost[:_MOST_ASKED]
-        if run_id not in damaged and describe_unstored(store, storage_dir, run_id)
+        if run_id not in damaged and source.describe_unstored(run_id)
     ]
     if waiting:
         ids = ", ".join(map(shorten_run_id, waiting))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,14 +62,12 @@ def samples(
     sort: str | None,
     limit: int,
     full: bool,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     as_json: bool,
 ) -> None:
     """List the text samples of RUN (its ID, unique prefix or name), the newest first."""
     from quark_core.runs.sample_search import find_samples, order_samples
 
-    source = RunSource(storage_dir, backend)
     reader = source.open(run)
     found = find_samples(reader, search=search, where=where, name=name, step=step)
     is_descending = sort is not None and sort.startswith("-")

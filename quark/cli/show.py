@@ -93,8 +93,7 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 @json_option
 def show(
     run: str,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     logs: int,
     metrics: int,
     after: str | None,
@@ -102,7 +101,6 @@ def show(
     as_json: bool,
 ) -> None:
     """Show RUN (its ID, unique prefix or name): summary, config, metrics, logs."""
-    source = RunSource(storage_dir, backend)
     stored = source.find(run)
     if why is not None:
         from quark.cli.run_view import print_origins

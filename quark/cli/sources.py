@@ -56,8 +56,7 @@ def sources(
     restore: Path | None,
     attempt: int | None,
     wants_git: bool,
-    storage_dir: Path | None,
-    backend: str | None,
+    source: RunSource,
     as_json: bool,
 ) -> None:
     """List the code that RUN (an ID, unique prefix or name) was made of.
@@ -72,7 +71,6 @@ def sources(
         other is not None and (restore is not None or wants_git)
     ):
         raise click.UsageError("give one of PATH, --diff, --restore and --git-diff")
-    source = RunSource(storage_dir, backend)
     run_id = str(source.find(run).run.id)
     if wants_git:
         _print_text(read_git_changes(source.reader, run_id, attempt=attempt) or "")

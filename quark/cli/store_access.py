@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +24,8 @@ from quark_core.runs.run_ids import describe_near, find_labels, name_store
 from quark_core.system.terminal_text import clean_line, escape_json
 
 if TYPE_CHECKING:
-    from quark_core.runs.run_reader import RunReader
+    from quark.page.routes.page_source import PageSource
+    from quark_core.runs.run_reader import ForeignStore, RunReader
 
 # As `quark.analysis.engine.ANALYZER_NAME`, which is too much to load for one line.
 _ANALYZER = "analyzer"
@@ -124,52 +126,6 @@ def describe_several(text: str, found: Sequence[str], names: Mapping[str, str | 
     return f"{text!r} fits {len(found)} runs: {clean_line(join_first(listed, _LISTED))}; {hint}"
 
 
-def describe_unstored(store: SupportsRead, storage_dir: Path | None, run_id: str) -> str | None:
-    """A line that says that a run is not whole in its store, or None where it is.
-
-    What a living process, or another `quark sync`, is about to deliver is not meant.
-    """
-    from quark_core.runs.recovery import count_unstored, list_lost
-
-    root = resolve_storage_dir(storage_dir)
-    if list_lost(root, run_id):
-        return f"a part of this run is lost: quark doctor -d {shlex.quote(str(root))}"
-    keeps_journal = bool(getattr(store, "keeps_journal", False))
-    if not count_unstored(root, run_id, keeps_journal=keeps_journal):
-        return None
-    return f"not everything of this run is in the store yet: quark sync {shlex.quote(str(root))}"
-
-
-def describe_analysis(store: SupportsRead, run_id: str) -> str | None:
-    """A line on the alerts that are stored of a run, or None where it was not analyzed."""
-    reader: object = store
-    if not isinstance(reader, SupportsGenerations):
-        return None
-    from quark.analysis.health import is_of_another_end, tell_end
-
-    scores = reader.read_outputs(run_id, HealthScoreRecord.KIND, _ANALYZER)
-    if not scores.count:
-        return None
-    records: Any = scores.to_records()
-    alerts: Any = reader.read_outputs(run_id, AlertRecord.KIND, _ANALYZER).to_records()
-    stored = store.load_run(run_id)
-    if is_of_another_end(stored, alerts):
-        return None
-    alerts, records = tell_end(stored, alerts, records, None)
-    severities = [alert.severity for alert in alerts]
-    counted = [
-        f"{severities.count(name)} {name}"
-        for name in ("critical", "error", "warning", "info")
-        if name in severities
-    ]
-    told = f"{len(severities)} ({', '.join(counted)})" if counted else "none"
-    number = str(scores["writer_id"][-1]).rpartition(".")[2]
-    unknown = [record.score_key for record in records if not record.is_known]
-    if unknown:
-        told += f"; health not known: {', '.join(dict.fromkeys(unknown))}"
-    return f"alerts: {told}, analyzed at generation {number}: quark analyze {run_id}"
-
-
 def find_by_id(store: SupportsRead, run_id: str) -> StoredRun | None:
     """A run that lists leave out, such as one of another project store of a service."""
     try:
@@ -246,40 +202,63 @@ def backend_option(command: F) -> F:
     )(command)
 
 
-def reading_options(command: F) -> F:
-    """Add --storage-dir and --backend to a command that reads runs."""
-    return storage_option(backend_option(command))
+def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --storage-dir and --backend to a command that reads runs; it gets them as `source`."""
+
+    @wraps(command)
+    def call(*, storage_dir: Path | None, backend: str | None, **options: Any) -> Any:
+        return command(source=RunSource(storage_dir, backend), **options)
+
+    return storage_option(backend_option(call))
 
 
 class RunSource:
-    """What a command reads from; opened at once.
+    """What a command reads from; opened when it is first asked for something.
 
     Args:
         storage_dir: The storage root, or None for the working directory.
         backend: Name or URI of a backend to read from in place of the root's store.
-
-    Raises:
-        SessionStoreError: There is nothing, or it cannot be read.
-        SchemaValidationError: The backend cannot be read back.
     """
 
     def __init__(self, storage_dir: Path | None, backend: str | None = None) -> None:
-        self._storage_dir = storage_dir
-        self._backend = backend
-        self._place: str | None = None
-        if backend is None:
-            self.reader: SupportsRead = open_store(storage_dir)
-            return
+        self.storage_dir = storage_dir
+        self.backend = backend
+
+    @cached_property
+    def reader(self) -> SupportsRead:
+        """What runs are read from.
+
+        Raises:
+            SessionStoreError: There is nothing, or it cannot be read.
+            SchemaValidationError: The backend cannot be read back.
+        """
+        return open_store(self.storage_dir) if self.backend is None else self._foreign.reader
+
+    @cached_property
+    def _foreign(self) -> ForeignStore:
         from quark_core.runs.run_reader import open_foreign_store
 
-        self._foreign = open_foreign_store(storage_dir, backend)
-        self.reader = self._foreign.reader
-        self._place = self._foreign.place
+        return open_foreign_store(self.storage_dir, str(self.backend))
+
+    @property
+    def _place(self) -> str | None:
+        return None if self.backend is None else self._foreign.place
+
+    def open_page_source(self) -> PageSource:
+        """The same as the page's answers and reports read it; to be closed.
+
+        Raises:
+            SessionStoreError: There is nothing, or it cannot be read.
+            SchemaValidationError: The backend cannot be read back.
+        """
+        from quark.page.routes.page_source import open_source
+
+        return open_source(self.storage_dir, self.backend)
 
     @property
     def arguments(self) -> str:
         """The option that asks for the same backend again, with a space before it, or nothing."""
-        return "" if self._backend is None else f" --backend {shlex.quote(self._foreign.place)}"
+        return "" if self.backend is None else f" --backend {shlex.quote(self._foreign.place)}"
 
     @property
     def store(self) -> str:
@@ -339,9 +318,9 @@ class RunSource:
         """A run that was found here, to be read."""
         from quark_core.runs.run_reader import read_stored
 
-        if self._backend is not None:
+        if self.backend is not None:
             return self._foreign.read(stored)
-        return read_stored(stored, self.reader, resolve_storage_dir(self._storage_dir))
+        return read_stored(stored, self.reader, resolve_storage_dir(self.storage_dir))
 
     def describe_state(self, run_id: str) -> list[str]:
         """Lines on what is stored of a run's analysis, and on what is not stored of it yet."""
@@ -355,22 +334,54 @@ class RunSource:
         ]
 
     def describe_analysis(self, run_id: str) -> str | None:
-        """A line on the alerts that are stored of a run, or None."""
-        return None if self._backend is not None else describe_analysis(self.reader, run_id)
+        """A line on the alerts that are stored of a run, or None where it was not analyzed."""
+        reader: object = self.reader
+        if self.backend is not None or not isinstance(reader, SupportsGenerations):
+            return None
+        from quark.analysis.health import count_severities, is_of_another_end, tell_end
+
+        scores = reader.read_outputs(run_id, HealthScoreRecord.KIND, _ANALYZER)
+        if not scores.count:
+            return None
+        records: Any = scores.to_records()
+        alerts: Any = reader.read_outputs(run_id, AlertRecord.KIND, _ANALYZER).to_records()
+        stored = self.reader.load_run(run_id)
+        if is_of_another_end(stored, alerts):
+            return None
+        alerts, records = tell_end(stored, alerts, records, None)
+        counted = ", ".join(count_severities(alerts))
+        told = f"{len(alerts)} ({counted})" if counted else "none"
+        number = str(scores["writer_id"][-1]).rpartition(".")[2]
+        unknown = [record.score_key for record in records if not record.is_known]
+        if unknown:
+            told += f"; health not known: {', '.join(dict.fromkeys(unknown))}"
+        return f"alerts: {told}, analyzed at generation {number}: quark analyze {run_id}"
 
     def describe_unstored(self, run_id: str) -> str | None:
-        """A line that says that a run is not whole in its store, or None."""
-        if self._backend is not None:
+        """A line that says that a run is not whole in its store, or None.
+
+        What a living process, or another `quark sync`, is about to deliver is not meant.
+        """
+        if self.backend is not None:
             return None  # what waits for another place is in the run's own journal
-        return describe_unstored(self.reader, self._storage_dir, run_id)
+        from quark_core.runs.recovery import count_unstored, list_lost
+
+        root = resolve_storage_dir(self.storage_dir)
+        if list_lost(root, run_id):
+            return f"a part of this run is lost: quark doctor -d {shlex.quote(str(root))}"
+        keeps_journal = bool(getattr(self.reader, "keeps_journal", False))
+        if not count_unstored(root, run_id, keeps_journal=keeps_journal):
+            return None
+        place = shlex.quote(str(root))
+        return f"not everything of this run is in the store yet: quark sync {place}"
 
     def _describe_mirrors(self, run_id: str) -> str | None:
         """A line that says what a run's mirrors lack that nobody delivers now, or None."""
-        if self._backend is not None:
+        if self.backend is not None:
             return None
         from quark.mirrors import survey_mirrors
 
-        root = resolve_storage_dir(self._storage_dir)
+        root = resolve_storage_dir(self.storage_dir)
         states = survey_mirrors(root, root / ".quark" / "runs" / run_id, run_id)
         lacking = [
             f"{state.backend} lacks {state.waiting} records"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quark.analysis.comparison.summary import order_metrics, tell_common_step
 from quark.analysis.observations import format_number
 from quark.page.pack import decode_pack, encode_pack, make_plain
 from quark.page.report_contents import MOST_RUNS, ReportOptions, RunContents, gather_run
@@ -148,7 +149,7 @@ def tell_comparison(result: RunComparisonResult) -> str:
     """A comparison as lines of plain text."""
     lines = [f"{_name_side(result.primary)} against {_name_side(result.reference)}"]
     lines += [f"  {line}" for line in result.summary.splitlines()]
-    for diff in _list_diffs(result):
+    for diff in order_metrics(result.metric_diffs)[:_MOST_METRICS]:
         ends = f"{_figure(diff.last.primary)} against {_figure(diff.last.reference)}"
         lines.append(
             f"  {decode_name(diff.metric_key)}: {diff.verdict or 'no verdict'}, {ends} "
@@ -160,16 +161,6 @@ def tell_comparison(result: RunComparisonResult) -> str:
 def _name_side(side: RunReference) -> str:
     name = side.name or side.run_id
     return f"{name} and {side.run_count - 1} more" if side.run_count > 1 else name
-
-
-def _list_diffs(result: RunComparisonResult) -> list[MetricDiff]:
-    """What tells most: the headline, then what is better or worse, then the others."""
-    order = {"worse": 0, "better": 0, "equivalent": 1, "inconclusive": 2}
-    diffs = sorted(
-        result.metric_diffs,
-        key=lambda diff: (not diff.headline, order.get(diff.verdict or "", 3)),
-    )
-    return diffs[:_MOST_METRICS]
 
 
 def _figure(value: float | None) -> str:
@@ -226,7 +217,7 @@ def write_comparison(result: RunComparisonResult) -> str:
         f"| metric | verdict | {first} | {second} | difference |",
         "|---|---|---|---|---|",
     ]
-    for diff in _list_diffs(result):
+    for diff in order_metrics(result.metric_diffs)[:_MOST_METRICS]:
         ends = diff.last
         lines.append(
             f"| {_mark(decode_name(diff.metric_key))} | {diff.verdict or 'no verdict'} | "
@@ -344,7 +335,7 @@ def draw_line(
 def show_comparison(result: RunComparisonResult) -> str:
     """A comparison as HTML that needs no script."""
     first, second = _name_side(result.primary), _name_side(result.reference)
-    rows = "".join(map(_show_diff, _list_diffs(result)))
+    rows = "".join(map(_show_diff, order_metrics(result.metric_diffs)[:_MOST_METRICS]))
     left = len(result.metric_diffs) - _MOST_METRICS
     more = f"<p>and {left:,} more metrics; `quark compare` has them</p>" if left > 0 else ""
     notes = "".join(f"<li>{escape(note)}</li>" for note in result.notes)
@@ -363,8 +354,6 @@ def show_comparison(result: RunComparisonResult) -> str:
 
 
 def _tell_reason(diff: MetricDiff) -> str:
-    from quark.analysis.comparison.summary import tell_common_step
-
     return "; ".join(filter(None, (diff.reason, tell_common_step(diff))))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -64,6 +64,7 @@ def limit_verdicts(
 _SECTIONS = {"config": "configuration", "code": "code", "environment": "environment"}
 _LISTED = 4
 _VERDICTS = ("better", "worse", "equivalent", "inconclusive")
+_TELLING = ("worse", "better", "equivalent", "inconclusive", None)
 
 
 def summarize(
@@ -242,6 +243,11 @@ def _remark(run: ComparedRun) -> list[str]:
     if (environment.get("git") or {}).get("dirty"):
         remarks.append("code that was not committed, so equal commits may be unequal code")
     return remarks
+
+
+def order_metrics(diffs: Iterable[MetricDiff]) -> list[MetricDiff]:
+    """What tells most comes first: the headline, then what is worse or better, then the others."""
+    return sorted(diffs, key=lambda diff: (not diff.headline, _TELLING.index(diff.verdict or None)))
 
 
 def describe_agreement(agreeing: Sequence[str]) -> str:
