@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from quark.cli.store_access import backend_option
+from quark.cli.store_access import backend_option, usage_mistakes
 from quark_core.config import settings
 
 
@@ -77,7 +77,8 @@ def ui(
     from quark.page.routes.page_source import open_source
     from quark.page.server import PageServer, bind_socket, check_base, is_loopback
 
-    base = check_base(base)
+    with usage_mistakes():
+        base = check_base(base)
     if no_compact:
         os.environ[settings.HELPERS] = "0"
     source = open_source(directory or storage_dir, backend, awaits_store=True)

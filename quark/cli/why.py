@@ -110,6 +110,8 @@ def why(
     source = RunSource(storage_dir)
     first = source.open_side(before)
     second = None if after is None else source.open_side(after)
+    if check_runs is not None and (as_json or (len(first), len(second or ())) != (1, 1)):
+        raise click.UsageError("--check takes one run on each side, and no --json")
     try:
         with usage_mistakes():
             result = explain_change(first, second, metric)
@@ -123,15 +125,18 @@ def why(
         if result.before.name:
             good += f' "{result.before.name}"'
         click.echo(clean_line(f"Held against {good}, the last good run of its configuration."))
-    _print(result, as_json=as_json)
-    if check_runs is not None:
-        if as_json or len(first) > 1 or second is None or len(second) > 1:
-            raise click.UsageError("--check takes one run on each side, and no --json")
-
-        if check_causes(result, first[0], second[0], check_runs, confirmed=confirmed):
-            click.echo()
-            result = explain_change(first, second, metric)
-            _print(result, as_json=False)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_explanation(result)
+    if (
+        check_runs is not None
+        and second is not None
+        and check_causes(result, first[0], second[0], check_runs, confirmed=confirmed)
+    ):
+        click.echo()
+        result = explain_change(first, second, metric)
+        print_explanation(result)
     if fail_on_worse:
         ends = ("the first", result.before), ("the second", result.after)
         fail_on_ends(tell_ends(*ends, running=True))
@@ -161,14 +166,6 @@ def _load_numpy() -> None:
     finally:
         for name in added:
             del os.environ[name]
-
-
-def _print(result: ChangeExplanation, *, as_json: bool) -> None:
-    if as_json:
-        print_json(result.to_dict())
-        return
-
-    print_explanation(result)
 
 
 _MOST_GROUPS = 16

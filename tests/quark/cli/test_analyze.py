@@ -285,9 +285,6 @@ def test_only_the_rules_that_were_asked_for_look(invoke, store):
 def test_the_absolute_mode_asks_the_documented_rules(invoke, store):
     found = analyze_json(invoke, "over", "-d", store, "--mode", "absolute")
     assert {*found["rules"]} == {*DOCUMENTED_RULES}
-    done = invoke("analyze", "over", "-d", store, "--mode", "absolute", "--rule", "plateau")
-    assert done.exit_code == 2
-    assert "no rule 'plateau' in the absolute mode" in squeeze(done.stderr)
 
 
 @pytest.mark.long
@@ -305,37 +302,6 @@ def test_a_rule_says_why_it_fired_or_did_not(invoke, store):
     )
     assert re.search(r"^  observed \S+, threshold \S+$", text, re.M)
     assert re.search(r"^  missing: ", text, re.M)
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--rule", "lozz"], "--rule: there is no rule 'lozz'; there are constant_inputs"),
-        (["--explain", "lozz"], "--explain: there is no rule 'lozz'"),
-        (["--explain", "plateau", "--rule", "divergence"], "--rule leaves it out"),
-        (["--fail-on", "info"], "'info' is not one of"),
-        (["--mode", "odd"], "'odd' is not one of"),
-    ],
-)
-def test_a_mistake_in_the_command_line_is_told(quark_command, store, arguments, words):
-    done = quark_command("analyze", "over", "-d", store, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in squeeze(done.stderr)
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize(
-    ("run", "words"), [("zzz", "no run begins with 'zzz'"), ("s", "'s' fits 2 runs: ")]
-)
-def test_a_run_that_is_not_found_is_one_line(quark_command, tmp_path, log_run, run, words):
-    for run_id in ("s-1", "s-2"):
-        log_run(tmp_path, run_id)
-    done = quark_command("analyze", run, "-d", tmp_path, "--fail-on", "error")
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"quark: {words}")
 
 
 @pytest.mark.sampled

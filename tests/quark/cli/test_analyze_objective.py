@@ -50,12 +50,6 @@ def test_an_objective_may_be_named_at_the_command_line(invoke, store):
     assert "energy did not get better" in text
 
 
-@pytest.mark.long
-def test_a_bad_objective_is_a_mistake_in_the_command_line(invoke, store):
-    done = invoke("analyze", "odd-1", "-d", store, "--objective", ":max")
-    assert (done.exit_code, "--objective: objective must not be empty" in done.stderr) == (2, True)
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("run", "options", "status"),

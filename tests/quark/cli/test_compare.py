@@ -148,9 +148,6 @@ def test_time_to_target_is_told_for_both_sides(invoke, groups):
     assert f"primary {found['primary']['summary']}" in part
     assert "primary not reached by step 239" in part
     assert f"reference reached at step {found['reference']['step']:g}" in part
-    unknown = invoke("compare", *arguments, "-t", "zebra", "at_least", "1")
-    assert unknown.exit_code == 2
-    assert "--target: none of the runs has metric 'zebra'; there are" in squeeze(unknown.stderr)
 
 
 @pytest.mark.long
@@ -287,23 +284,6 @@ def test_a_run_that_goes_on_is_compared_from_outside(quark_command, store, start
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(
-    ("sides", "words"),
-    [
-        (("zzz", "good"), "no run begins with 'zzz'"),
-        (("good", "over-1,zzz"), "no run begins with 'zzz'"),
-        (("good", "o"), "'o' fits 2 runs: "),
-    ],
-)
-def test_a_run_that_is_not_found_is_one_line(quark_command, store, log_run, sides, words):
-    log_run(store, "over-2")
-    done = quark_command("compare", *sides, "-d", store)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"quark: {words}")
-
-
-@pytest.mark.sampled
 @pytest.mark.parametrize("damage", ["absent", "garbage"])
 def test_a_store_that_cannot_be_read_is_one_line(quark_command, store, damage):
     root = store / "absent" if damage == "absent" else store
@@ -315,28 +295,6 @@ def test_a_store_that_cannot_be_read_is_one_line(quark_command, store, damage):
     assert (done.returncode, done.stdout) == (2 if damage == "absent" else 1, "")
     assert len(done.stderr.splitlines()) == 1
     assert str(root) in done.stderr
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["over"], "Missing argument 'BASELINE'"),
-        (["over,,good", "good"], "between two commas there must be a run"),
-        (["over", "good", "-t", "loss", "below", "1"], "'below' is not one of"),
-        (["over", "good", "-t", "loss", "at_most", "x"], "'x' is not a valid float"),
-        (
-            ["over", "good", "-t", "loss", "at_most", "nan"],
-            "--target: target_value must be a finite",
-        ),
-        (["over", "good", "-t", "", "at_most", "1"], "--target: metric_key must be"),
-    ],
-)
-def test_a_mistake_in_the_command_line_is_told(quark_command, store, arguments, words):
-    done = quark_command("compare", *arguments, "-d", store)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in squeeze(done.stderr)
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import quark
-from quark_core.errors import InvalidRunStateError, RunNotFoundError
+from quark_core.errors import InvalidRunStateError
 from quark_core.runs.open_run import StopLookout
 
 # It trains until its input ends, and never looks whether it shall stop.
@@ -63,25 +63,8 @@ def test_archived_runs_are_left_out_until_they_are_restored(tmp_path, log_run, i
     assert list_runs() == ["run-b", "run-a"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "nothing to change"),
-        (["--tag", "a", "--untag", "a"], "'a' is to be added and to be removed"),
-        (["--tag", ""], "tags[0]"),
-    ],
-)
-def test_bad_edits_are_mistakes_of_usage(tmp_path, log_run, invoke, arguments, words):
+def test_a_run_that_is_over_cannot_be_stopped(tmp_path, log_run, invoke):
     log_run(tmp_path, "run-a")
-    result = invoke("edit", "run-a", "-d", tmp_path, *arguments)
-    assert result.exit_code == 2
-    assert words in result.output
-
-
-def test_what_is_not_there_or_over_is_told(tmp_path, log_run, invoke):
-    log_run(tmp_path, "run-a")
-    with pytest.raises(RunNotFoundError, match="no run begins with 'other'"):
-        invoke("edit", "other", "-d", tmp_path, "--name", "b")
     with pytest.raises(InvalidRunStateError, match=r"has ended \(completed\)"):
         invoke("stop", "run-a", "-d", tmp_path)
 

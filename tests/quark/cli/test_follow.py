@@ -358,21 +358,6 @@ def test_other_tools_runs_are_followed_too(tmp_path, log_run, invoke):
     assert "loss  0.25" in done.stdout
 
 
-@pytest.mark.long
-def test_mistakes_are_said(tmp_path, log_run, quark_command):
-    log_run(tmp_path, "r1", values={"loss": [1.0]})
-    unknown = quark_command("follow", "nothing", "-d", tmp_path)
-    assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "no run begins with 'nothing'" in unknown.stderr
-    empty = quark_command("follow", "r1", "-d", tmp_path, "-m", "")
-    assert empty.returncode == 2
-    assert "--metric" in empty.stderr
-    assert quark_command("follow", "r1", "-d", tmp_path, "--interval", "0").returncode == 2
-    late = quark_command("follow", "r1", "-d", tmp_path, "--once", "-m", "absent")
-    assert late.returncode == 2
-    assert "the run has no metric 'absent'; there are 'loss'" in late.stderr
-
-
 @pytest.mark.parametrize(
     "read",
     ["read_mark", "_read_whole", "read_changes", "find_main_metric", "describe_progress", "raised"],

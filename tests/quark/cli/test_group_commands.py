@@ -88,16 +88,6 @@ def test_a_group_of_one_run_has_no_deviation(invoke, sweep):
     assert (group["count"], group["deviation"]) == (1, None)
 
 
-def test_what_runs_cannot_be_grouped_by_is_refused(invoke, sweep):
-    for arguments in (
-        ("--group-by", "name"), ("--group-by", "field."), ("--group", "a//b"),
-        ("--group-by", "config", "--metric", "max("), ("--columns", "max("),
-    ):  # fmt: skip
-        result = invoke("runs", "-d", sweep, *arguments)
-        assert result.exit_code == 2, arguments
-        assert arguments[-2] in result.stderr
-
-
 def test_no_more_groups_are_shown_than_were_asked_for(invoke, sweep):
     result = invoke("runs", "-d", sweep, "--group-by", "group", "-n", "2")
     assert "There are 5 groups" in result.stdout
@@ -149,13 +139,6 @@ def test_groups_and_fields_are_edited(invoke, tmp_path, log_run):
     assert stored.fields == {"accuracy": 0.98, "gpu": "V100", "text": "12"}
     assert invoke("edit", "-d", tmp_path, "one", "--unfield", "gpu").exit_code == 0
     assert "gpu" not in quark.search_runs(storage_dir=tmp_path)[0].stored.fields
-
-
-def test_a_field_without_a_value_is_refused(invoke, tmp_path, log_run):
-    log_run(tmp_path, "one")
-    result = invoke("edit", "-d", tmp_path, "one", "--field", "gpu")
-    assert result.exit_code == 2
-    assert "--field must be NAME=VALUE" in result.stderr
 
 
 def test_groups_are_a_tree_with_what_lies_in_them(invoke, sweep):
@@ -212,19 +195,10 @@ def test_a_project_without_groups_says_how_runs_get_into_one(invoke, sweep, log_
     assert json.loads(invoke("groups", "-d", sweep, "elsewhere", "--json").stdout) == []
 
 
-def test_a_metric_that_does_not_say_which_way_needs_a_mode(invoke, sweep):
-    result = invoke("groups", "-d", sweep, "--metric", "lossless")
-    assert result.exit_code == 2
-    assert "mode must be" in result.stderr
-
-
 def test_columns_may_be_listed_by_comma(invoke, sweep):
     table = invoke("runs", "-d", sweep, "--group", "paper", "--columns", "groups, config.lr").stdout
     assert "groups" in table
     assert "config.lr" in table
-    wrong = invoke("runs", "-d", sweep, "--columns", "groups,config.")
-    assert wrong.exit_code == 2
-    assert "--columns" in wrong.output
 
 
 def test_a_group_that_no_run_is_in_is_described_and_said_to_be_empty(invoke, sweep):

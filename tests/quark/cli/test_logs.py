@@ -65,13 +65,6 @@ def test_json_is_one_object_a_line(printed, invoke):
     assert found[0]["text"] == "a warning\x1b[31m \u202e<b>"
 
 
-@pytest.mark.parametrize("bad", ["soon", "10", "10y", "99999999999d", "2026-13-01"])
-def test_a_bad_time_is_a_mistake_in_the_command_line(printed, invoke, bad):
-    done = invoke("logs", "talks", "-d", printed, "--since", bad)
-    assert done.exit_code == 2
-    assert "--since" in done.output
-
-
 PROGRAM = """
 import os, signal, sys, time, quark
 session = quark.start_run(project="p", storage_dir=sys.argv[1], capture="sys")

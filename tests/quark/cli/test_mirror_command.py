@@ -300,16 +300,6 @@ def test_payloads_go_with_their_records(invoke, log, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
-def test_an_unknown_backend_and_an_unknown_run_are_one_line(quark_command, log, tmp_path):
-    run_id = log()
-    for arguments in (("replay", run_id, "--to", "nosuch"), ("status", "nosuch")):
-        done = quark_command("mirror", *arguments, "-d", tmp_path)
-        assert done.returncode == 2
-        (line,) = done.stderr.strip().splitlines()
-        assert "nosuch" in line
-
-
-@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # MLflow's own, of its libraries
 def test_mlflow_is_filled_and_has_every_point(invoke, log, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")

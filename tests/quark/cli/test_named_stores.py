@@ -19,20 +19,6 @@ ABSENT = [
     ("export", "zzz", "-f", "csv"),
     ("report", "zzz", "--short"),
 ]
-OWN_STORE = [
-    ("edit", "zzz", "--name", "new"),
-    ("stop", "zzz"),
-    ("mirror", "status", "zzz"),
-    ("rm", "zzz", "-y"),
-    ("restore", "zzz"),
-    ("artifacts", "get", "zzz:best", "-p", "vision"),
-]
-UNKNOWN_PROJECT = [
-    ("runs", "-p", "zzz"),
-    ("traces", "zzz"),
-    ("groups", "zzz"),
-    ("artifacts", "versions", "-p", "zzz"),
-]
 NOTHING = [
     ("runs", "-t", "zzz"),
     ("groups",),
@@ -50,21 +36,6 @@ def root(tmp_path, log_run):
     log_run(tmp_path, "second-run", name="diffusion-large", values={"loss": [1.0]})
     log_run(tmp_path, "third-run", name="vit", values={"loss": [1.0]})
     return tmp_path
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("command", [*ABSENT, *OWN_STORE], ids=" ".join)
-def test_a_command_that_finds_nothing_fails_and_names_its_store(invoke, root, command):
-    with pytest.raises(quark.QuarkError, match="zzz") as caught:
-        invoke(*command, "-d", root)
-    assert f"the store {root}" in str(caught.value)
-
-
-@pytest.mark.parametrize("command", UNKNOWN_PROJECT, ids=" ".join)
-def test_an_unknown_project_is_a_mistake_and_the_store_is_named(invoke, root, command):
-    result = invoke(*command, "-d", root)
-    assert result.exit_code == 2
-    assert f"there is no project 'zzz' in the store {root}; there are 'vision'" in result.stderr
 
 
 @pytest.mark.sampled

@@ -1,32 +1,6 @@
 """A metric that no run has is refused with the names near it; a changed setting is shown."""
 
-import pytest
-
 import quark
-
-
-@pytest.fixture
-def store(tmp_path, log_run):
-    values = {"train/loss": [2.0, 1.0], "val/loss": [2.0, 1.5], "accuracy": [0.1, 0.9]}
-    for run_id in ("r1", "r2"):
-        log_run(tmp_path, run_id, values=values)
-    return tmp_path
-
-
-def test_compare_refuses_a_target_that_no_run_has(invoke, store):
-    done = invoke("compare", "r1", "r2", "-d", store, "--target", "acuracy", "at_least", "0.5")
-    assert done.exit_code == 2
-    assert "none of the runs has metric 'acuracy'; near it: 'accuracy'" in done.stderr
-    known = invoke("compare", "r1", "r2", "-d", store, "--target", "accuracy", "at_least", "0.5")
-    assert known.exit_code == 0
-
-
-def test_follow_refuses_a_metric_that_an_ended_run_has_not(invoke, store):
-    done = invoke("follow", "r1", "-d", store, "--once", "--no-analyze", "--metric", "los")
-    assert done.exit_code == 2
-    assert "--metric: the run has no metric 'los'; near it: 'train/loss'" in done.stderr
-    known = invoke("follow", "r1", "-d", store, "--once", "--no-analyze", "--metric", "val/loss")
-    assert known.exit_code == 0
 
 
 def test_follow_only_says_so_of_a_run_that_may_get_it(invoke, start, tmp_path):

@@ -70,12 +70,6 @@ def test_filters_choose_runs(invoke, store, options, expected):
 
 
 @pytest.mark.long
-def test_bad_options_are_usage_errors(invoke, store):
-    for options in (["-n", "-1"], ["-s", "finished"]):
-        assert invoke("runs", "-d", store, *options).exit_code == 2
-
-
-@pytest.mark.long
 def test_the_table_shows_project_status_last_loss_and_tags(invoke, store):
     result = invoke("runs", "-d", store)
     header = next(line for line in result.stdout.splitlines() if "status" in line)
@@ -171,16 +165,6 @@ def test_an_ascii_terminal_is_enough(quark_command, tmp_path, log_run, columns):
     assert (done.returncode, done.stderr) == (0, "")
     assert "run-odd" in done.stdout
     assert done.stdout.isascii()
-
-
-@pytest.mark.long
-def test_where_there_is_no_store_one_line_says_so(quark_command, tmp_path):
-    done = quark_command("runs", "-d", tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("quark: ")
-    assert "no Quark store" in line
-    assert not (tmp_path / ".quark").exists()
 
 
 @pytest.mark.sampled

@@ -50,23 +50,6 @@ def test_a_unique_beginning_of_the_id_is_enough(invoke, tmp_path, log_run):
         assert shown["run"]["id"] == run_id
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize(
-    ("prefix", "message"),
-    [
-        ("abc", '\'abc\' fits 2 runs: abc-2 "second", abc-1 "first"'),
-        ("zzz", "no run begins with 'zzz'"),
-        ("irst", "no run begins with 'irst' in the store "),
-    ],
-)
-def test_a_wrong_or_ambiguous_prefix_is_one_line_on_stderr(quark_command, store, prefix, message):
-    done = quark_command("show", prefix, "-d", store)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("quark: ")
-    assert message in line
-
-
 @pytest.mark.long
 def test_a_name_of_two_runs_is_ambiguous(quark_command, tmp_path, log_run):
     for run_id in ("one", "two"):

@@ -460,15 +460,6 @@ def test_what_is_wrong_is_told_by_name(
     assert all(trial.state in ("waiting", "suspended") for trial in list_trials())
 
 
-@pytest.mark.long
-def test_a_folder_without_a_store_gets_none(quark_command, tmp_path):
-    for words in (("show",), ("show", "x"), ("pause", "x"), ("run", "x", "--", "python")):
-        done = quark_command("sweep", *words, "-d", tmp_path / "empty")
-        assert done.returncode == 2, words
-        assert "no Quark store" in done.stderr
-    assert not (tmp_path / "empty").exists()
-
-
 @pytest.mark.sampled
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="mounts a file system of its own")
 @pytest.mark.parametrize(

@@ -92,13 +92,6 @@ def test_sigterm_ends_it_too(tmp_path, log_run, run_ui):
     assert "Traceback" not in err
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path, quark_command):
-    done = quark_command("ui", tmp_path / "mistyped", "--no-open")
-    assert done.returncode == 2
-    assert "no Quark store" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 @pytest.mark.long
 def test_in_an_empty_folder_it_waits_for_the_first_run(tmp_path, log_run, run_ui):
     ui = run_ui(tmp_path)
@@ -131,20 +124,6 @@ def test_tabs_go_on_once_it_is_started_again_on_its_port(tmp_path, log_run, run_
     first.end()
     run_ui(tmp_path, "--port", port)
     assert fetch(opener, f"http://127.0.0.1:{port}/api/runs")[0] == 200
-
-
-@pytest.mark.long
-def test_a_bad_argument_is_named(tmp_path, log_run, quark_command):
-    log_run(tmp_path, "r1")
-    for arguments, named in (
-        (["--base", "a b"], "base"),
-        (["--port", "70000"], "--port"),
-        (["-d", str(tmp_path)], "DIRECTORY or --storage-dir"),
-        (["--backend", "nope"], "nope"),
-    ):
-        done = quark_command("ui", tmp_path, "--no-open", *arguments)
-        assert done.returncode in (1, 2)
-        assert named in done.stderr
 
 
 def test_another_address_is_warned_of(tmp_path, log_run, run_ui):

@@ -75,4 +75,3 @@ def test_a_check_without_yes_runs_nothing(tmp_path, log_run, invoke):
     assert "\n2 runs of the first with lr=9.0\n" in done.stdout
     assert "Nothing was run" in done.stdout
     assert len(quark.search_runs(storage_dir=tmp_path)) == 5
-    assert invoke("why", "good-0,good-1", "bad-0", "-d", tmp_path, "--check", "2").exit_code == 2
