@@ -7,16 +7,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from quark.cli.completion import complete_metrics, complete_runs
+from quark.cli.completion import RUN, complete_metrics, complete_runs
+from quark.cli.options import FILE, option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    SOURCE,
     RunSource,
-    json_option,
     print_json,
-    reading_options,
     usage_mistakes,
     write_file,
 )
@@ -40,78 +41,48 @@ _MIRRORS_TIMEOUT_S = 30.0
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_runs)
-@reading_options
-@click.option(
-    "--fail-on",
-    type=click.Choice(_LEVELS),
-    help="Exit with status 3 where an alert is as severe as this, or more, or the run broke off.",
-)
-@click.option(
-    "--mode",
-    type=click.Choice(("adaptive", "absolute")),
-    default="adaptive",
-    show_default=True,
-    help="Judge the run by its own history, or read the documented thresholds literally.",
-)
-@click.option(
-    "--rule",
-    "rules",
-    metavar="ID",
-    multiple=True,
-    help="Ask only this rule; repeat for several. Stores nothing.",
-)
-@click.option(
-    "--explain",
-    metavar="ID|all",
-    help="Say only why a rule, or each of them, fired or did not. Stores nothing.",
-)
-@click.option(
-    "--objective",
-    metavar="METRIC[:min|max]",
-    shell_complete=complete_metrics,
-    help="Judge the run by this metric; by default what it was started with, else its loss.",
-)
-@click.option(
-    "--allow-unknown",
-    is_flag=True,
-    help="With --fail-on: pass although nothing could be judged.",
-)
-@click.option(
-    "--against",
-    metavar="RUN",
-    multiple=True,
-    shell_complete=complete_runs,
-    help="Hold RUN against this one, which went well; repeat for several.",
-)
-@click.option(
-    "--report",
-    "report_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write an HTML file, as `quark report` does, also where --fail-on fails.",
-)
-@click.option(
-    "--summary",
-    "summary_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Append a summary in Markdown to this file, such as $GITHUB_STEP_SUMMARY.",
-)
-@click.option("--no-store", is_flag=True, help="Do not keep what is found in the run's store.")
-@json_option
+@takes_options
 def analyze(
-    run: str,
-    source: RunSource,
-    fail_on: str | None,
-    mode: str,
-    rules: tuple[str, ...],
-    explain: str | None,
-    objective: str | None,
-    allow_unknown: bool,
-    against: tuple[str, ...],
-    report_path: Path | None,
-    summary_path: Path | None,
-    no_store: bool,
-    as_json: bool,
+    *,
+    run: str = RUN,
+    source: RunSource = SOURCE,
+    fail_on: str | None = option(
+        "Exit with status 3 where an alert is as severe as this, or more, or the run broke off.",
+        type=click.Choice(_LEVELS),
+    ),
+    mode: Literal["adaptive", "absolute"] = option(
+        "Judge the run by its own history, or read the documented thresholds literally.",
+        default="adaptive",
+    ),
+    rules: tuple[str, ...] = option(
+        "Ask only this rule; repeat for several. Stores nothing.", "--rule", metavar="ID"
+    ),
+    explain: str | None = option(
+        "Say only why a rule, or each of them, fired or did not. Stores nothing.", metavar="ID|all"
+    ),
+    objective: str | None = option(
+        "Judge the run by this metric; by default what it was started with, else its loss.",
+        metavar="METRIC[:min|max]",
+        shell_complete=complete_metrics,
+    ),
+    allow_unknown: bool = option("With --fail-on: pass although nothing could be judged."),
+    against: tuple[str, ...] = option(
+        "Hold RUN against this one, which went well; repeat for several.",
+        metavar="RUN",
+        shell_complete=complete_runs,
+    ),
+    report_path: Path | None = option(
+        "Write an HTML file, as `quark report` does, also where --fail-on fails.",
+        "--report",
+        type=FILE,
+    ),
+    summary_path: Path | None = option(
+        "Append a summary in Markdown to this file, such as $GITHUB_STEP_SUMMARY.",
+        "--summary",
+        type=FILE,
+    ),
+    no_store: bool = option("Do not keep what is found in the run's store."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Say what is wrong with RUN (its ID, unique prefix or name).
 

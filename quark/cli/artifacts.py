@@ -6,18 +6,19 @@ import hashlib
 from contextlib import nullcontext
 from pathlib import Path
 from shutil import copyfileobj
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import click
 
 from quark.cli.command_groups import ListingGroup, LongInHelp
-from quark.cli.completion import complete_runs
+from quark.cli.completion import RUN
+from quark.cli.options import FOLDER, argument, option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    SOURCE,
+    STORAGE_DIR,
     RunSource,
-    json_option,
     print_json,
-    reading_options,
-    storage_option,
 )
 from quark.cli.texts import FOLD, RIGHT, Console, Text, make_table
 from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
@@ -29,7 +30,7 @@ from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT, decode_name, parse
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from rich.table import Table
 
@@ -41,23 +42,17 @@ _MOST_PROJECTS = 10
 _MOST_NAMES = 10
 
 
-def project_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --project to a command."""
-    return click.option(
-        "-p", "--project", help="Of this project; needed where the store has several."
-    )(command)
+PROJECT = option("Of this project; needed where the store has several.", "-p")
 
 
 @click.command()
-@click.argument("name", required=False)
-@project_option
-@reading_options
-@json_option
+@takes_options
 def versions(
-    name: str | None,
-    project: str | None,
-    source: RunSource,
-    as_json: bool,
+    *,
+    name: str | None = argument(required=False),
+    project: str | None = PROJECT,
+    source: RunSource = SOURCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the versions of a project's artifacts, or those of NAME: numbers, aliases, users."""
     from quark_core.runs.artifact_versions import list_versions
@@ -77,17 +72,20 @@ def versions(
 
 
 @click.command()
-@click.argument("name")
-@project_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path(),
-    help="Into this directory [default: the working directory].",
-)
-@reading_options
-def get(name: str, project: str | None, output: Path, source: RunSource) -> None:
+@takes_options
+def get(
+    *,
+    name: str = argument(),
+    project: str | None = PROJECT,
+    output: Path = option(
+        "Into this directory [default: the working directory].",
+        "-o",
+        type=FOLDER,
+        show_default=False,
+        default=Path(),
+    ),
+    source: RunSource = SOURCE,
+) -> None:
     """Copy an artifact out: NAME is model:best, model:v3, or model for the newest.
 
     Each payload is checked against its SHA-256; nothing that exists is replaced.
@@ -104,15 +102,13 @@ def get(name: str, project: str | None, output: Path, source: RunSource) -> None
 
 
 @click.command()
-@click.argument("what")
-@project_option
-@reading_options
-@json_option
+@takes_options
 def lineage(
-    what: str,
-    project: str | None,
-    source: RunSource,
-    as_json: bool,
+    *,
+    what: str = argument(),
+    project: str | None = PROJECT,
+    source: RunSource = SOURCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Say where artifacts come from and go: WHAT is a run, or a version such as model:best."""
     from quark_core.runs.artifact_versions import list_lineage
@@ -147,13 +143,14 @@ def lineage(
 
 
 @click.command()
-@click.argument("name")
-@click.argument("alias")
-@click.option("--remove", is_flag=True, help="Take the alias away.")
-@project_option
-@storage_option
+@takes_options
 def alias(
-    name: str, alias: str, remove: bool, project: str | None, storage_dir: Path | None
+    *,
+    name: str = argument(),
+    alias: str = argument(),
+    remove: bool = option("Take the alias away."),
+    project: str | None = PROJECT,
+    storage_dir: Path | None = STORAGE_DIR,
 ) -> None:
     """Let ALIAS name a version from now on: NAME is model:v3, or any other name of it.
 
@@ -245,24 +242,19 @@ def artifacts() -> None:
 
 
 @artifacts.command("list")
-@click.argument("run", shell_complete=complete_runs)
-@click.argument("key", required=False)
-@click.option("-t", "--type", "artifact_type", cls=LongInHelp, help="Only artifacts of this type.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Copy the payloads into this directory, by type and key.",
-)
-@reading_options
-@json_option
+@takes_options
 def list_artifacts(
-    run: str,
-    key: str | None,
-    artifact_type: str | None,
-    output: Path | None,
-    source: RunSource,
-    as_json: bool,
+    *,
+    run: str = RUN,
+    key: str | None = argument(required=False),
+    artifact_type: str | None = option(
+        "Only artifacts of this type.", "-t", "--type", cls=LongInHelp
+    ),
+    output: Path | None = option(
+        "Copy the payloads into this directory, by type and key.", "-o", type=FOLDER
+    ),
+    source: RunSource = SOURCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the artifacts of RUN (its ID, unique prefix or name).
 

@@ -13,30 +13,34 @@ from pathlib import Path
 import click
 
 from quark.cli.command_groups import SuggestingGroup
-from quark.cli.store_access import json_option, print_json
+from quark.cli.options import FOLDER, argument, option, takes_options
+from quark.cli.store_access import AS_JSON, print_json
 from quark.cli.texts import BOLD, PLAIN, WHOLE, Console, Text, make_table
 from quark_core.backends.registry import BackendRegistry, default_registry
 from quark_core.errors import SchemaValidationError
 
 
 @click.group(cls=SuggestingGroup, invoke_without_command=True)
-@json_option
+@takes_options
 @click.pass_context
-def backends(context: click.Context, as_json: bool) -> None:
+def backends(context: click.Context, *, as_json: bool = AS_JSON) -> None:
     """List the storage backends, and the plugins that were left out."""
     if context.invoked_subcommand is None:
         _list(as_json)
 
 
 @backends.command()
-@click.argument("name")
-@click.option(
-    "--into",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path(),
-    help="Folder in which quark-NAME is made [default: the working directory].",
-)
-def new(name: str, into: Path) -> None:
+@takes_options
+def new(
+    *,
+    name: str = argument(),
+    into: Path = option(
+        "Folder in which quark-NAME is made [default: the working directory].",
+        type=FOLDER,
+        show_default=False,
+        default=Path(),
+    ),
+) -> None:
     """Write a new backend: a distribution that works, with its tests.
 
     NAME is what users write in `backends=`; the distribution is called quark-NAME, which

@@ -7,27 +7,25 @@ from pathlib import Path
 
 import click
 
-from quark.cli.store_access import storage_option
+from quark.cli.options import argument, option, takes_options
+from quark.cli.store_access import STORAGE_DIR
 from quark_backends.store.upkeep.backup import BackupManifest, back_up_store, verify_backup
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.formatting import format_bytes, format_count
 from quark_core.runs import recovery
 
-keep_going_option = click.option(
-    "--keep-going",
-    is_flag=True,
-    help="Make a backup also where payloads are missing or damaged, and say which.",
-)
+KEEP_GOING = option("Make a backup also where payloads are missing or damaged, and say which.")
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@storage_option
-@keep_going_option
-@click.option(
-    "--verify", is_flag=True, help="Read the backup in DIRECTORY, and hold it against its hashes."
-)
-def backup(directory: Path, storage_dir: Path | None, keep_going: bool, verify: bool) -> None:
+@takes_options
+def backup(
+    *,
+    directory: Path = argument(),
+    storage_dir: Path | None = STORAGE_DIR,
+    keep_going: bool = KEEP_GOING,
+    verify: bool = option("Read the backup in DIRECTORY, and hold it against its hashes."),
+) -> None:
     """Copy the store with its artifacts and journals into DIRECTORY, while trainings write to it.
 
     DIRECTORY must not be there yet. It is there once all is copied and verified, and is a

@@ -24,11 +24,12 @@ from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES, print_trimmed
 from quark.cli.analyze import FAILED_CHECK, show_warnings
 from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
+from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    SOURCE,
     RunSource,
-    json_option,
     print_json,
-    reading_options,
 )
 from quark.cli.texts import DIM, FOLD, WHOLE, Console, Text, describe_state, indent, make_grid
 from quark_core.errors import SchemaValidationError
@@ -56,41 +57,29 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("primary", metavar="RUN", shell_complete=complete_runs)
-@click.argument("reference", metavar="BASELINE", shell_complete=complete_runs)
-@reading_options
-@click.option(
-    "--reference-backend",
-    metavar="URI",
-    default=None,
-    help="Read only the reference from here, and the primary from the store or --backend.",
-)
-@click.option("--baseline", is_flag=True, help="The second side is the baseline.")
-@click.option(
-    "-t",
-    "--target",
-    "targets",
-    cls=LongInHelp,
-    type=(str, click.Choice(("at_least", "at_most")), float),
-    metavar="KEY at_least|at_most VALUE",
-    multiple=True,
-    help="Say when each side's metric reached a value; repeat for several.",
-)
-@click.option(
-    "--fail-on-worse",
-    is_flag=True,
-    help="Exit with status 3 where a metric is worse or may be, or a run did not complete.",
-)
-@json_option
+@takes_options
 def compare(
-    primary: str,
-    reference: str,
-    source: RunSource,
-    reference_backend: str | None,
-    baseline: bool,
-    targets: tuple[tuple[str, str, float], ...],
-    fail_on_worse: bool,
-    as_json: bool,
+    *,
+    primary: str = argument(metavar="RUN", shell_complete=complete_runs),
+    reference: str = argument(metavar="BASELINE", shell_complete=complete_runs),
+    source: RunSource = SOURCE,
+    reference_backend: str | None = option(
+        "Read only the reference from here, and the primary from the store or --backend.",
+        metavar="URI",
+    ),
+    baseline: bool = option("The second side is the baseline."),
+    targets: tuple[tuple[str, str, float], ...] = option(
+        "Say when each side's metric reached a value; repeat for several.",
+        "-t",
+        "--target",
+        cls=LongInHelp,
+        type=(str, click.Choice(("at_least", "at_most")), float),
+        metavar="KEY at_least|at_most VALUE",
+    ),
+    fail_on_worse: bool = option(
+        "Exit with status 3 where a metric is worse or may be, or a run did not complete."
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Compare RUN, the primary, with BASELINE, the reference.
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from quark.cli.options import argument
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -105,6 +106,10 @@ def complete_runs(reader: SupportsRead, _: click.Context, incomplete: str) -> Fo
         if len(found) == _MOST:
             break
     return found
+
+
+RUN = argument(shell_complete=complete_runs)
+"""A run that a command is about."""
 
 
 @_completes

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import click
 
-from quark.cli.backup import describe_backup, keep_going_option, print_lacking
+from quark.cli.backup import KEEP_GOING, describe_backup, print_lacking
 from quark.cli.command_groups import SuggestingGroup
-from quark.cli.service_options import artifacts_option, open_deployment, store_option
+from quark.cli.options import argument, option, takes_options
+from quark.cli.service_options import (
+    ARTIFACTS,
+    STORE,
+    open_deployment,
+)
 from quark_backends.store.databases.sqlite import SCHEMA_VERSION
 
 
@@ -20,8 +25,8 @@ def db() -> None:
 
 
 @db.command()
-@store_option
-def upgrade(store: str) -> None:
+@takes_options
+def upgrade(*, store: str = STORE) -> None:
     """Bring all databases to this version; a newer one is refused and left as it is."""
     with closing(open_deployment(store)) as deployment:
         for name, version in deployment.upgrade().items():
@@ -30,8 +35,8 @@ def upgrade(store: str) -> None:
 
 
 @db.command()
-@store_option
-def version(store: str) -> None:
+@takes_options
+def version(*, store: str = STORE) -> None:
     """Tell the versions of the control database and of this Quark."""
     from quark_backends.service.server.deployment import CONTROL_VERSION
 
@@ -45,13 +50,14 @@ def version(store: str) -> None:
 
 
 @db.command()
-@click.argument("directory", type=click.Path(path_type=Path), required=False)
-@store_option
-@artifacts_option
-@keep_going_option
-@click.option("--into", type=click.Path(path_type=Path), hidden=True, help="As DIRECTORY.")
+@takes_options
 def backup(
-    directory: Path | None, store: str, artifacts: str, keep_going: bool, into: Path | None
+    *,
+    directory: Path | None = argument(required=False),
+    store: str = STORE,
+    artifacts: str = ARTIFACTS,
+    keep_going: bool = KEEP_GOING,
+    into: Path | None = option("As DIRECTORY.", hidden=True),
 ) -> None:
     """Copy all of a service into DIRECTORY while it runs: keys, runs, payloads of artifacts.
 
@@ -71,13 +77,14 @@ def backup(
 
 
 @db.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@store_option
-@artifacts_option
-@click.option(
-    "--replace", is_flag=True, help="Let what is there make way: it is renamed, not deleted."
-)
-def restore(directory: Path, store: str, artifacts: str, replace: bool) -> None:
+@takes_options
+def restore(
+    *,
+    directory: Path = argument(),
+    store: str = STORE,
+    artifacts: str = ARTIFACTS,
+    replace: bool = option("Let what is there make way: it is renamed, not deleted."),
+) -> None:
     """Put the backup in DIRECTORY where the service's store is to be; the server must not run.
 
     All of the backup is verified first, and each file again where it goes.

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import click
 
-from quark.cli.store_access import describe_place, json_option, print_json, storage_option
+from quark.cli.options import takes_options
+from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
+    describe_place,
+    print_json,
+)
 from quark.cli.sync import print_lanes
 from quark.cli.texts import BOLD, FOLD, PLAIN, Console, Text, make_table
 from quark_backends.store.databases.layout import StoreLayout
@@ -23,9 +29,8 @@ from quark_core.runs.backend_choice import open_reader
 
 
 @click.command()
-@storage_option
-@json_option
-def doctor(storage_dir: Path | None, as_json: bool) -> None:
+@takes_options
+def doctor(*, storage_dir: Path | None = STORAGE_DIR, as_json: bool = AS_JSON) -> None:
     """Say what waits in the journals, what is in quarantine or damaged, and why."""
     root = resolve_storage_dir(storage_dir)
     unreadable: str | None = None

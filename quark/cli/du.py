@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.options import option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
     describe_place,
-    json_option,
     open_store,
     print_json,
-    storage_option,
 )
 from quark.cli.texts import (
     BOLD,
@@ -37,12 +38,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@storage_option
-@click.option(
-    "-n", "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Runs to show."
-)
-@json_option
-def du(storage_dir: Path | None, limit: int, as_json: bool) -> None:
+@takes_options
+def du(
+    *,
+    storage_dir: Path | None = STORAGE_DIR,
+    limit: int = option("Runs to show.", "-n", least=0, default=20),
+    as_json: bool = AS_JSON,
+) -> None:
     """Say what takes up the disk: projects, runs, trash and overhead, the largest first.
 
     Counts what lies under .quark as `du` does, once. What mirrors keep

@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 from quark.cli.command_groups import LongInHelp
-from quark.cli.completion import complete_groups, complete_runs, complete_tags
+from quark.cli.completion import RUN, complete_groups, complete_tags
+from quark.cli.options import option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
     find_run,
-    json_option,
     open_store,
     print_json,
-    storage_option,
     usage_mistakes,
 )
 from quark_core.config.arguments import resolve_storage_dir
@@ -23,72 +24,43 @@ from quark_core.system.terminal_text import clean_line
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_runs)
-@storage_option
-@click.option("--name", help='The new name; "" takes it away.')
-@click.option("--notes", help='The new notes; "" takes them away.')
-@click.option(
-    "-t",
-    "--tag",
-    multiple=True,
-    shell_complete=complete_tags,
-    help="Add this tag; repeat for several.",
-)
-@click.option(
-    "--untag",
-    multiple=True,
-    shell_complete=complete_tags,
-    help="Remove this tag; repeat for several.",
-)
-@click.option(
-    "-g",
-    "--group",
-    metavar="PATH",
-    multiple=True,
-    shell_complete=complete_groups,
-    help="Put it into this group; repeat for several.",
-)
-@click.option(
-    "--ungroup",
-    metavar="PATH",
-    multiple=True,
-    shell_complete=complete_groups,
-    help="Take it out of this group; repeat for several.",
-)
-@click.option(
-    "-f",
-    "--field",
-    cls=LongInHelp,
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Note this field; the value is read as JSON, else as text. Repeat for several.",
-)
-@click.option(
-    "--unfield",
-    metavar="NAME",
-    multiple=True,
-    help="Take this field away; repeat for several.",
-)
-@click.option(
-    "--archive/--restore",
-    "archived",
-    default=None,
-    help="Leave the run out of lists that do not ask for archived runs, or take it back.",
-)
-@json_option
+@takes_options
 def edit(
-    run: str,
-    storage_dir: Path | None,
-    name: str | None,
-    notes: str | None,
-    tag: tuple[str, ...],
-    untag: tuple[str, ...],
-    group: tuple[str, ...],
-    ungroup: tuple[str, ...],
-    field: tuple[str, ...],
-    unfield: tuple[str, ...],
-    archived: bool | None,
-    as_json: bool,
+    *,
+    run: str = RUN,
+    storage_dir: Path | None = STORAGE_DIR,
+    name: str | None = option('The new name; "" takes it away.'),
+    notes: str | None = option('The new notes; "" takes them away.'),
+    tag: tuple[str, ...] = option(
+        "Add this tag; repeat for several.", "-t", shell_complete=complete_tags
+    ),
+    untag: tuple[str, ...] = option(
+        "Remove this tag; repeat for several.", shell_complete=complete_tags
+    ),
+    group: tuple[str, ...] = option(
+        "Put it into this group; repeat for several.",
+        "-g",
+        metavar="PATH",
+        shell_complete=complete_groups,
+    ),
+    ungroup: tuple[str, ...] = option(
+        "Take it out of this group; repeat for several.",
+        metavar="PATH",
+        shell_complete=complete_groups,
+    ),
+    field: tuple[str, ...] = option(
+        "Note this field; the value is read as JSON, else as text. Repeat for several.",
+        "-f",
+        cls=LongInHelp,
+        metavar="NAME=VALUE",
+    ),
+    unfield: tuple[str, ...] = option("Take this field away; repeat for several.", metavar="NAME"),
+    archived: bool | None = option(
+        "Leave the run out of lists that do not ask for archived runs, or take it back.",
+        "--archive/--restore",
+        default=None,
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Change what is said of RUN (its ID, unique prefix or name).
 

@@ -18,8 +18,9 @@ import click
 import msgspec
 
 from quark.cli.command_groups import LongInHelp
-from quark.cli.completion import complete_runs
-from quark.cli.store_access import RunSource, reading_options
+from quark.cli.completion import RUN
+from quark.cli.options import option, takes_options
+from quark.cli.store_access import SOURCE, RunSource
 from quark.cli.texts import make_progress
 from quark_core.backends.contract import SupportsSearch
 from quark_core.config.arguments import check_run_id
@@ -288,47 +289,33 @@ def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) 
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_runs)
-@click.option(
-    "-f",
-    "--format",
-    "file_format",
-    cls=LongInHelp,
-    type=click.Choice(FORMATS),
-    required=True,
-    help="What the files are to be; parquet needs pyarrow.",
-)
-@click.option(
-    "-k",
-    "--kind",
-    "kinds",
-    multiple=True,
-    callback=_check_kinds,
-    help="Only records of this kind (metric, event, layer …); may be repeated "
-    "[default: every kind that the run has].",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="A directory, or the file of a single --kind [default: a directory of the run's id].",
-)
-@reading_options
-@click.option(
-    "--all-attempts",
-    is_flag=True,
-    help="Also points that a later attempt, resumed from an earlier step, has hidden.",
-)
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@takes_options
 def export(
-    run: str,
-    file_format: str,
-    kinds: tuple[str, ...],
-    output: Path | None,
-    source: RunSource,
-    all_attempts: bool,
-    force: bool,
+    *,
+    run: str = RUN,
+    file_format: str = option(
+        "What the files are to be; parquet needs pyarrow.",
+        "-f",
+        "--format",
+        cls=LongInHelp,
+        type=click.Choice(FORMATS),
+        required=True,
+    ),
+    kinds: tuple[str, ...] = option(
+        "Only records of this kind (metric, event, layer …); may be repeated "
+        "[default: every kind that the run has].",
+        "-k",
+        "--kind",
+        callback=_check_kinds,
+    ),
+    output: Path | None = option(
+        "A directory, or the file of a single --kind [default: a directory of the run's id].", "-o"
+    ),
+    source: RunSource = SOURCE,
+    all_attempts: bool = option(
+        "Also points that a later attempt, resumed from an earlier step, has hidden."
+    ),
+    force: bool = option("Overwrite files that exist."),
 ) -> None:
     """Write RUN (its ID, unique prefix or name) to files.
 

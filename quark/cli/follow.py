@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.completion import complete_metrics, complete_runs
+from quark.cli.completion import RUN, complete_metrics
+from quark.cli.options import option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    SOURCE,
     RunSource,
     find_run,
-    json_option,
     make_finite,
-    reading_options,
 )
 from quark.cli.texts import UNBOUNDED, Console
 from quark_core.errors import SchemaValidationError, StoreUnavailableError
@@ -165,35 +166,27 @@ _NOTE = "Ctrl-C ends this; the run goes on"
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_runs)
-@reading_options
-@click.option(
-    "-m",
-    "--metric",
-    "metrics",
-    multiple=True,
-    shell_complete=complete_metrics,
-    help="Show this metric; repeat for several [default: objective and loss first].",
-)
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.05, 3600),
-    metavar="SECONDS",
-    help=f"Time between looks [default: {_SCREEN_S:g}, where lines are printed {_LINES_S:g}].",
-)
-@click.option("--once", is_flag=True, help="Say how the run stands, and end.")
-@click.option("--lines", is_flag=True, help="Print lines as things come, also on a terminal.")
-@click.option("--no-analyze", is_flag=True, help="Analyze nothing; show what is stored of it.")
-@json_option
+@takes_options
 def follow(
-    run: str,
-    source: RunSource,
-    metrics: tuple[str, ...],
-    interval: float | None,
-    once: bool,
-    lines: bool,
-    no_analyze: bool,
-    as_json: bool,
+    *,
+    run: str = RUN,
+    source: RunSource = SOURCE,
+    metrics: tuple[str, ...] = option(
+        "Show this metric; repeat for several [default: objective and loss first].",
+        "-m",
+        "--metric",
+        shell_complete=complete_metrics,
+    ),
+    interval: float | None = option(
+        f"Time between looks [default: {_SCREEN_S:g}, where lines are printed {_LINES_S:g}].",
+        least=0.05,
+        most=3600,
+        metavar="SECONDS",
+    ),
+    once: bool = option("Say how the run stands, and end."),
+    lines: bool = option("Print lines as things come, also on a terminal."),
+    no_analyze: bool = option("Analyze nothing; show what is stored of it."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Follow RUN (its ID, unique prefix or name) while it goes on.
 

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.du import measure, print_usages
-from quark.cli.rm import SHOWN_RUNS, open_for_removal, yes_option
-from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.options import option, takes_options
+from quark.cli.rm import SHOWN_RUNS, YES, open_for_removal
+from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
+    open_store,
+    print_json,
+)
 from quark.cli.texts import make_progress
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.formatting import format_bytes, format_count
@@ -25,19 +31,20 @@ _DAY_S = 86_400.0
 
 
 @click.command()
-@storage_option
-@click.option(
-    "--older-than",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    metavar="DAYS",
-    help="Only what has been in the trash for so long.",
-)
-@yes_option
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@json_option
+@takes_options
 def gc(
-    storage_dir: Path | None, older_than: float, yes: bool, dry_run: bool, as_json: bool
+    *,
+    storage_dir: Path | None = STORAGE_DIR,
+    older_than: float = option(
+        "Only what has been in the trash for so long.",
+        least=0,
+        metavar="DAYS",
+        show_default=False,
+        default=0.0,
+    ),
+    yes: bool = YES,
+    dry_run: bool = option("Only say what would go."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Remove what is in the trash for good, and give its space back to the disk.
 

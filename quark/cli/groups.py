@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich.table import Table
@@ -16,13 +16,14 @@ from quark import projects
 from quark.analysis.metric_roles import find_main_metric
 from quark.cli.command_groups import ListingGroup
 from quark.cli.completion import complete_groups, complete_metrics, complete_projects
+from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    SOURCE,
+    STORAGE_DIR,
     RunSource,
-    json_option,
     open_store,
     print_json,
-    reading_options,
-    storage_option,
     usage_mistakes,
 )
 from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
@@ -56,26 +57,20 @@ def groups() -> None:
 
 
 @groups.command("list")
-@click.argument("project", required=False, shell_complete=complete_projects)
-@reading_options
-@click.option(
-    "--metric",
-    metavar="EXPR",
-    shell_complete=complete_metrics,
-    help='Say which run of each group is best by this, such as "val/acc" or "max(val/acc)".',
-)
-@click.option(
-    "--mode",
-    type=click.Choice(("min", "max")),
-    help="Which way the metric is better [default: by its name].",
-)
-@json_option
+@takes_options
 def list_groups(
-    project: str | None,
-    source: RunSource,
-    metric: str | None,
-    mode: str | None,
-    as_json: bool,
+    *,
+    project: str | None = argument(shell_complete=complete_projects, required=False),
+    source: RunSource = SOURCE,
+    metric: str | None = option(
+        'Say which run of each group is best by this, such as "val/acc" or "max(val/acc)".',
+        metavar="EXPR",
+        shell_complete=complete_metrics,
+    ),
+    mode: Literal["min", "max"] | None = option(
+        "Which way the metric is better [default: by its name]."
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the groups of PROJECT, or of all, each with what lies in it."""
     reader = source.reader
@@ -96,16 +91,18 @@ def list_groups(
 
 
 @groups.command()
-@click.argument("path", shell_complete=complete_groups)
-@click.argument("text")
-@click.option(
-    "-p",
-    "--project",
-    shell_complete=complete_projects,
-    help="Of this project [default: the one that has the group, or the only one].",
-)
-@storage_option
-def describe(path: str, text: str, project: str | None, storage_dir: Path | None) -> None:
+@takes_options
+def describe(
+    *,
+    path: str = argument(shell_complete=complete_groups),
+    text: str = argument(),
+    project: str | None = option(
+        "Of this project [default: the one that has the group, or the only one].",
+        "-p",
+        shell_complete=complete_projects,
+    ),
+    storage_dir: Path | None = STORAGE_DIR,
+) -> None:
     """Say in TEXT what the group at PATH is; "" takes it away.
 
     With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the scopes read and write.

@@ -9,11 +9,12 @@ from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.store_access import json_option, print_json, storage_option
+from quark.cli.options import Combined, argument, option, takes_options
+from quark.cli.store_access import AS_JSON, STORAGE_DIR, print_json
 from quark.cli.texts import FOLD, PLAIN, Console, Text, make_table
 from quark_core.config.arguments import check_label, check_tags, resolve_storage_dir
 from quark_core.formatting import format_count
@@ -22,8 +23,6 @@ from quark_core.system.terminal_text import clean_line
 if TYPE_CHECKING:
     from quark.importing.importer import RunImport
     from quark.importing.neutral_run import ForeignRun
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _LEAST_INTERVAL_S = 0.1
 # As of other mistakes in the command line.
@@ -75,35 +74,37 @@ def import_runs() -> None:
     """
 
 
-def import_options(command: F) -> F:
-    """Add what every tool's command takes to a command."""
-    for option in (
-        json_option,
-        click.option(
-            "--interval",
-            "interval_s",
-            type=click.FloatRange(min=_LEAST_INTERVAL_S),
-            default=5.0,
-            show_default=True,
-            help="With --watch: seconds between two looks.",
+_CHOSEN: Any = Combined(
+    dict,
+    {
+        "storage_dir": (Path | None, STORAGE_DIR),
+        "project": (str | None, option("Project of all runs [default: as the tool has it].", "-p")),
+        "tags": (tuple[str, ...], option("A tag for each run; repeat.", "-t", "--tag")),
+        "watch": (bool, option("Go on with what comes, until Ctrl-C.")),
+        "interval_s": (
+            float,
+            option(
+                "With --watch: seconds between two looks.",
+                "--interval",
+                least=_LEAST_INTERVAL_S,
+                default=5.0,
+            ),
         ),
-        click.option("--watch", is_flag=True, help="Go on with what comes, until Ctrl-C."),
-        click.option("-t", "--tag", "tags", multiple=True, help="A tag for each run; repeat."),
-        click.option("-p", "--project", help="Project of all runs [default: as the tool has it]."),
-        storage_option,
-    ):
-        command = option(command)
-    return command
+        "as_json": (bool, AS_JSON),
+    },
+)
+"""What every tool's command takes."""
 
 
 def _add_command(tool: str, kind: str, told: str) -> None:
+    declared = argument(metavar=kind.upper())
+
     @import_runs.command(tool, help=told)
-    @click.argument("place", metavar=kind.upper(), type=click.Path(path_type=Path))
-    @import_options
-    def take(place: Path, **options: Any) -> None:
+    @takes_options
+    def take(*, place: Path = declared, chosen: dict[str, Any] = _CHOSEN) -> None:
         source = import_module(f"quark.importing.sources.{tool}")
-        find = partial(source.find_runs, place, project=options["project"])
-        run_import(tool, find, **options)
+        find = partial(source.find_runs, place, project=chosen["project"])
+        run_import(tool, find, **chosen)
 
 
 for _tool, (_kind, _told) in _PLACES.items():
@@ -111,13 +112,14 @@ for _tool, (_kind, _told) in _PLACES.items():
 
 
 @import_runs.command("csv")
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--step", help="Column of the step [default: found by its name].")
-@click.option("--time", "moment", help="Column of the time [default: found by its name].")
-@click.option("--run-column", help="Column that tells runs apart [default: found by its name].")
-@import_options
+@takes_options
 def csv_files(
-    path: Path, step: str | None, moment: str | None, run_column: str | None, **options: Any
+    *,
+    path: Path = argument(),
+    step: str | None = option("Column of the step [default: found by its name]."),
+    moment: str | None = option("Column of the time [default: found by its name].", "--time"),
+    run_column: str | None = option("Column that tells runs apart [default: found by its name]."),
+    chosen: dict[str, Any] = _CHOSEN,
 ) -> None:
     """Tables of metrics: the CSV file PATH, or those under the folder PATH.
 
@@ -126,42 +128,44 @@ def csv_files(
     """
     from quark.importing.sources.csv import ColumnChoice, find_runs
 
-    choice, project = ColumnChoice(step, moment, run_column), options["project"]
-    run_import("csv", lambda: find_runs(path, choice, project=project), **options)
+    choice, project = ColumnChoice(step, moment, run_column), chosen["project"]
+    run_import("csv", lambda: find_runs(path, choice, project=project), **chosen)
 
 
 @import_runs.command()
-@click.argument("uri")
-@click.option("-e", "--experiment", "experiments", multiple=True, help="Only this one; repeat.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), help="Only the newest N runs.")
-@import_options
-def mlflow(uri: str, experiments: tuple[str, ...], limit: int | None, **options: Any) -> None:
+@takes_options
+def mlflow(
+    *,
+    uri: str = argument(),
+    experiments: tuple[str, ...] = option("Only this one; repeat.", "-e", "--experiment"),
+    limit: int | None = option("Only the newest N runs.", "-n", least=1),
+    chosen: dict[str, Any] = _CHOSEN,
+) -> None:
     """The runs of MLflow at URI: http://…, sqlite:///…, or a folder of MLflow's."""
     from quark.importing.sources.mlflow import find_runs
 
-    run_import("mlflow", lambda: find_runs(uri, experiments=experiments, limit=limit), **options)
+    run_import("mlflow", lambda: find_runs(uri, experiments=experiments, limit=limit), **chosen)
 
 
 @import_runs.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--files", type=click.Path(path_type=Path), help="Folder of the export's files.")
-@click.option(
-    "--step-multiplier",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Multiply steps by this, where they have a fraction.",
-)
-@import_options
-def neptune(directory: Path, files: Path | None, step_multiplier: int, **options: Any) -> None:
+@takes_options
+def neptune(
+    *,
+    directory: Path = argument(),
+    files: Path | None = option("Folder of the export's files."),
+    step_multiplier: int = option(
+        "Multiply steps by this, where they have a fraction.", least=1, default=1
+    ),
+    chosen: dict[str, Any] = _CHOSEN,
+) -> None:
     """The Parquet files under DIRECTORY that Neptune's exporter has written."""
     from quark.importing.sources.neptune import find_runs
 
-    project = options["project"]
+    project = chosen["project"]
     run_import(
         "neptune",
         lambda: find_runs(directory, files=files, step_multiplier=step_multiplier, project=project),
-        **options,
+        **chosen,
     )
 
 

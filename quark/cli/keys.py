@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from quark.cli.command_groups import SuggestingGroup
-from quark.cli.service_options import open_deployment, store_option
-from quark.cli.store_access import json_option, print_json
+from quark.cli.options import argument, option, takes_options
+from quark.cli.service_options import STORE, open_deployment
+from quark.cli.store_access import AS_JSON, print_json
 from quark.cli.texts import Console, Text
 from quark_core.errors import SchemaValidationError, SessionStoreError
 from quark_core.records import format_time
@@ -37,19 +38,18 @@ def keys() -> None:
 
 
 @keys.command()
-@store_option
-@click.option("--workspace", default="default", show_default=True, help="Made where it is new.")
-@click.option(
-    "--scope",
-    "scopes",
-    multiple=True,
-    type=click.Choice(["read", "ingest", "write", "admin"]),
-    help="What it may do; repeat for several [default: read and ingest].",
-)
-@click.option("--name", default="key", show_default=True, help="For people.")
-@click.option("--expires", metavar="TIME", help="How long it lives: 12h, 30d, 8w [default: ever].")
+@takes_options
 def create(
-    store: str, workspace: str, scopes: tuple[str, ...], name: str, expires: str | None
+    *,
+    store: str = STORE,
+    workspace: str = option("Made where it is new.", default="default"),
+    scopes: tuple[Literal["read", "ingest", "write", "admin"], ...] = option(
+        "What it may do; repeat for several [default: read and ingest].", "--scope"
+    ),
+    name: str = option("For people.", default="key"),
+    expires: str | None = option(
+        "How long it lives: 12h, 30d, 8w [default: ever].", metavar="TIME"
+    ),
 ) -> None:
     """Make a key, and print it: nobody can tell it again."""
     from quark_backends.service.server.keys import make_key
@@ -69,10 +69,13 @@ def create(
 
 
 @keys.command("list")
-@store_option
-@click.option("--workspace", help="Only keys of this workspace.")
-@json_option
-def list_keys(store: str, workspace: str | None, as_json: bool) -> None:
+@takes_options
+def list_keys(
+    *,
+    store: str = STORE,
+    workspace: str | None = option("Only keys of this workspace."),
+    as_json: bool = AS_JSON,
+) -> None:
     """List keys, oldest first; their secrets are nowhere."""
     with closing(_open(store)) as deployment:
         found = deployment.control.list_keys(workspace)
@@ -108,9 +111,8 @@ def list_keys(store: str, workspace: str | None, as_json: bool) -> None:
 
 
 @keys.command()
-@store_option
-@click.argument("key_id")
-def revoke(store: str, key_id: str) -> None:
+@takes_options
+def revoke(*, store: str = STORE, key_id: str = argument()) -> None:
     """Revoke the key KEY_ID; a running service refuses it within half a minute.
 
     The first characters of the id do, from four on, where no other key has them.
@@ -122,12 +124,13 @@ def revoke(store: str, key_id: str) -> None:
 
 
 @keys.command()
-@store_option
-@click.argument("key_id")
-@click.option(
-    "--overlap", default="1d", show_default=True, help="How long the old key lives on: 0s, 2h, 1d."
-)
-def rotate(store: str, key_id: str, overlap: str) -> None:
+@takes_options
+def rotate(
+    *,
+    store: str = STORE,
+    key_id: str = argument(),
+    overlap: str = option("How long the old key lives on: 0s, 2h, 1d.", default="1d"),
+) -> None:
     """Make a key like KEY_ID, and print it; the old one lives on for a time.
 
     The first characters of the id do, from four on, where no other key has them.

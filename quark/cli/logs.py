@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.command_groups import LongInHelp
-from quark.cli.store_access import RunSource, json_option, reading_options
+from quark.cli.options import argument, option, takes_options
+from quark.cli.store_access import AS_JSON, SOURCE, RunSource
 from quark_core.errors import StoreUnavailableError
 from quark_core.records import parse_time
 from quark_core.runs.run_ids import shorten_run_id
@@ -35,43 +36,22 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @click.command()
-@click.argument("run")
-@reading_options
-@click.option("-f", "--follow", "follows", is_flag=True, help="Go on until the run ends.")
-@click.option("--stream", type=click.Choice(list(_STREAMS)), help="Only this one of the two.")
-@click.option("--rank", type=click.IntRange(0), help="Only what this rank has printed.")
-@click.option(
-    "-n",
-    "--tail",
-    type=click.IntRange(0),
-    help=f"The newest so many lines [default: all, with -f {_TAIL}].",
-)
-@click.option("--since", metavar="TIME", help="From then on: 10m, 2h, 1d, or an ISO 8601 time.")
-@click.option("--search", metavar="TEXT", help="Only lines that hold this, in whatever case.")
-@click.option(
-    "-t",
-    "--time",
-    "with_time",
-    cls=LongInHelp,
-    is_flag=True,
-    help="Print when each line came (UTC).",
-)
-@click.option(
-    "--events", "with_events", is_flag=True, help="Events, tracebacks and log lines between them."
-)
-@json_option
+@takes_options
 def logs(
-    run: str,
-    source: RunSource,
-    follows: bool,
-    stream: str | None,
-    rank: int | None,
-    tail: int | None,
-    since: str | None,
-    search: str | None,
-    with_time: bool,
-    with_events: bool,
-    as_json: bool,
+    *,
+    run: str = argument(),
+    source: RunSource = SOURCE,
+    follows: bool = option("Go on until the run ends.", "-f", "--follow"),
+    stream: str | None = option("Only this one of the two.", type=click.Choice(list(_STREAMS))),
+    rank: int | None = option("Only what this rank has printed.", least=0),
+    tail: int | None = option(
+        f"The newest so many lines [default: all, with -f {_TAIL}].", "-n", least=0
+    ),
+    since: str | None = option("From then on: 10m, 2h, 1d, or an ISO 8601 time.", metavar="TIME"),
+    search: str | None = option("Only lines that hold this, in whatever case.", metavar="TEXT"),
+    with_time: bool = option("Print when each line came (UTC).", "-t", "--time", cls=LongInHelp),
+    with_events: bool = option("Events, tracebacks and log lines between them.", "--events"),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Print what RUN (its ID, unique prefix or name) has printed.
 

@@ -23,7 +23,7 @@ from mcp.types import (
     ToolAnnotations,
 )
 
-from quark.cli.mcp import DATA_NOTE, TOOLS, Workbench
+from quark.cli.mcp_tools import DATA_NOTE, TOOLS, Workbench
 from quark.cli.terminal import find_styled
 from quark_core.errors import QuarkError
 from quark_core.system.terminal_text import clean_text

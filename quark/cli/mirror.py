@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.command_groups import SuggestingGroup
-from quark.cli.completion import complete_runs
+from quark.cli.completion import RUN
+from quark.cli.options import option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
     find_run,
-    json_option,
     open_store,
     print_json,
-    storage_option,
 )
 from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_progress, make_table
 from quark_core.backends.contract import Backend, Capability, SupportsRead
@@ -48,10 +49,10 @@ def mirror() -> None:
 
 
 @mirror.command()
-@click.argument("run", shell_complete=complete_runs)
-@storage_option
-@json_option
-def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
+@takes_options
+def status(
+    *, run: str = RUN, storage_dir: Path | None = STORAGE_DIR, as_json: bool = AS_JSON
+) -> None:
     """Say for each backend of RUN what was delivered, waits, was refused, is unknown.
 
     Exit status 1 where something waits, was refused, is unknown, or was found
@@ -78,19 +79,18 @@ def status(run: str, storage_dir: Path | None, as_json: bool) -> None:
 
 
 @mirror.command()
-@click.argument("run", shell_complete=complete_runs)
-@click.option(
-    "--with",
-    "others",
-    multiple=True,
-    metavar="BACKEND",
-    help="Compare with this backend, a name or URI, rather than with the run's mirrors.",
-)
-@click.option("--all-kinds", is_flag=True, help="A kind that a mirror does not keep is missing.")
-@storage_option
-@json_option
+@takes_options
 def verify(
-    run: str, others: tuple[str, ...], all_kinds: bool, storage_dir: Path | None, as_json: bool
+    *,
+    run: str = RUN,
+    others: tuple[str, ...] = option(
+        "Compare with this backend, a name or URI, rather than with the run's mirrors.",
+        "--with",
+        metavar="BACKEND",
+    ),
+    all_kinds: bool = option("A kind that a mirror does not keep is missing."),
+    storage_dir: Path | None = STORAGE_DIR,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Compare the number of records in the primary and in each mirror of RUN.
 
@@ -129,17 +129,18 @@ def verify(
 
 
 @mirror.command()
-@click.argument("run", shell_complete=complete_runs)
-@click.option(
-    "--to",
-    "places",
-    multiple=True,
-    metavar="BACKEND",
-    help="Send to this backend, a name or URI, which need not have been a mirror of the run.",
-)
-@storage_option
-@json_option
-def replay(run: str, places: tuple[str, ...], storage_dir: Path | None, as_json: bool) -> None:
+@takes_options
+def replay(
+    *,
+    run: str = RUN,
+    places: tuple[str, ...] = option(
+        "Send to this backend, a name or URI, which need not have been a mirror of the run.",
+        "--to",
+        metavar="BACKEND",
+    ),
+    storage_dir: Path | None = STORAGE_DIR,
+    as_json: bool = AS_JSON,
+) -> None:
     """Send what the primary has of RUN to its mirrors, as far as they lack it.
 
     A mirror that cannot tell a batch that comes twice is filled once, and not

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from quark.cli.completion import complete_runs
+from quark.cli.options import FILE, argument, option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    SOURCE,
     RunSource,
     find_run,
-    json_option,
     print_json,
-    reading_options,
     write_file,
 )
 from quark_core.formatting import format_bytes
@@ -37,36 +38,18 @@ def _print_short(reader: SupportsRead, found: Sequence[StoredRun], *, as_json: b
 
 
 @click.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_runs)
-@reading_options
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("report.html"),
-    show_default=True,
-    help="The file to write.",
-)
-@click.option(
-    "--no-config",
-    is_flag=True,
-    help="Leave out configuration, environment, command line and paths.",
-)
-@click.option("--no-logs", is_flag=True, help="Leave out events and log lines.")
-@click.option(
-    "--short",
-    is_flag=True,
-    help="Write no file: print settings, metrics, timers and errors, with --json as JSON.",
-)
-@json_option
+@takes_options
 def report(
-    runs: tuple[str, ...],
-    source: RunSource,
-    output: Path,
-    no_config: bool,
-    no_logs: bool,
-    short: bool,
-    as_json: bool,
+    *,
+    runs: tuple[str, ...] = argument(metavar="RUN...", shell_complete=complete_runs, required=True),
+    source: RunSource = SOURCE,
+    output: Path = option("The file to write.", "-o", type=FILE, default=Path("report.html")),
+    no_config: bool = option("Leave out configuration, environment, command line and paths."),
+    no_logs: bool = option("Leave out events and log lines."),
+    short: bool = option(
+        "Write no file: print settings, metrics, timers and errors, with --json as JSON."
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Write one HTML file about each RUN (an ID, unique prefix or name).
 

@@ -7,17 +7,26 @@ from pathlib import Path
 import click
 
 from quark.cli.du import measure
+from quark.cli.options import argument, takes_options
 from quark.cli.rm import choose_runs, open_for_removal
-from quark.cli.store_access import json_option, open_store, print_json, storage_option
+from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
+    open_store,
+    print_json,
+)
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.runs.run_ids import name_store
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@storage_option
-@json_option
-def restore(runs: tuple[str, ...], storage_dir: Path | None, as_json: bool) -> None:
+@takes_options
+def restore(
+    *,
+    runs: tuple[str, ...] = argument(metavar="RUN...", required=True),
+    storage_dir: Path | None = STORAGE_DIR,
+    as_json: bool = AS_JSON,
+) -> None:
     """Put RUNs (IDs, unique prefixes or names) back out of the trash.
 
     Of a service, with QUARK_PERSISTENCE_URL, that needs the scopes read and write.

@@ -13,14 +13,15 @@ import click
 
 from quark.cli.completion import complete_runs
 from quark.cli.du import measure, print_usages, shorten_ids
+from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
     describe_several,
     find_by_id,
     find_ids,
-    json_option,
     open_store,
     print_json,
-    storage_option,
 )
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.delivery.journal_folder import find_folders
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 SHOWN_RUNS = 20
 """Lines of a table of runs that are to go."""
 
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+YES = option("Do not ask.", "-y")
 
 
 @contextmanager
@@ -95,19 +96,17 @@ _SHOWN_IDS = 10
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="RUN...", shell_complete=complete_runs)
-@storage_option
-@yes_option
-@click.option("--force", is_flag=True, help="Also with records that are not delivered yet.")
-@click.option("--list", "list_only", is_flag=True, help="Only show what is in the trash.")
-@json_option
+@takes_options
 def rm(
-    runs: tuple[str, ...],
-    storage_dir: Path | None,
-    yes: bool,
-    force: bool,
-    list_only: bool,
-    as_json: bool,
+    *,
+    runs: tuple[str, ...] = argument(
+        metavar="RUN...", shell_complete=complete_runs, required=False
+    ),
+    storage_dir: Path | None = STORAGE_DIR,
+    yes: bool = YES,
+    force: bool = option("Also with records that are not delivered yet."),
+    list_only: bool = option("Only show what is in the trash.", "--list"),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Put RUNs (IDs, unique prefixes or names) into the trash.
 

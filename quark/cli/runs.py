@@ -15,11 +15,12 @@ from rich.table import Table
 
 from quark.analysis.metric_roles import find_main_metric, is_loss
 from quark.cli.completion import complete_groups, complete_metrics, complete_projects, complete_tags
+from quark.cli.options import option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    SOURCE,
     RunSource,
-    json_option,
     print_json,
-    reading_options,
 )
 from quark.cli.texts import Console, Text, describe_fork, describe_state
 from quark_core.backends.run_summary import measure_duration_s
@@ -54,83 +55,53 @@ class _SearchMistake(click.ClickException):
 
 
 @click.command()
-@reading_options
-@click.option(
-    "-p", "--project", shell_complete=complete_projects, help="Only runs of this project."
-)
-@click.option("-s", "--status", type=click.Choice(_STATES), help="Only runs in this state.")
-@click.option(
-    "-t",
-    "--tag",
-    multiple=True,
-    shell_complete=complete_tags,
-    help="Only runs with this tag; repeat for several.",
-)
-@click.option(
-    "-w",
-    "--where",
-    metavar="EXPR",
-    help="Only runs of which this is true, such as "
-    "\"val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags\".",
-)
-@click.option(
-    "--sort",
-    metavar="EXPR",
-    multiple=True,
-    shell_complete=complete_metrics,
-    help='Sort by a metric, a config.KEY or a field of the run, such as "val/loss" or, '
-    'descending, "-min(val/loss)"; repeat for ties.',
-)
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=0),
-    default=20,
-    show_default=True,
-    help="Runs to show.",
-)
-@click.option("--archived", is_flag=True, help="Archived runs too, which are left out else.")
-@click.option(
-    "-g",
-    "--group",
-    metavar="PATH",
-    shell_complete=complete_groups,
-    help="Only runs of this group, and of what lies in it.",
-)
-@click.option(
-    "--columns",
-    metavar="EXPR",
-    multiple=True,
-    help="Show these too, by comma: a metric, config.KEY, field.NAME or a field of the run, such "
-    'as "groups".',
-)
-@click.option(
-    "--group-by",
-    metavar="WHAT",
-    help="Put runs together: config (seeds of one configuration), group, structure, code, "
-    "field.NAME or config.KEY.",
-)
-@click.option(
-    "--metric",
-    metavar="EXPR",
-    shell_complete=complete_metrics,
-    help='Metric of --group-by: its last value, or "max(val/acc)" [default: loss or objective].',
-)
-@json_option
+@takes_options
 def runs(
-    source: RunSource,
-    project: str | None,
-    status: str | None,
-    tag: tuple[str, ...],
-    where: str | None,
-    sort: tuple[str, ...],
-    limit: int,
-    archived: bool,
-    group: str | None,
-    columns: tuple[str, ...],
-    group_by: str | None,
-    metric: str | None,
-    as_json: bool,
+    *,
+    source: RunSource = SOURCE,
+    project: str | None = option(
+        "Only runs of this project.", "-p", shell_complete=complete_projects
+    ),
+    status: str | None = option("Only runs in this state.", "-s", type=click.Choice(_STATES)),
+    tag: tuple[str, ...] = option(
+        "Only runs with this tag; repeat for several.", "-t", shell_complete=complete_tags
+    ),
+    where: str | None = option(
+        "Only runs of which this is true, such as "
+        "\"val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags\".",
+        "-w",
+        metavar="EXPR",
+    ),
+    sort: tuple[str, ...] = option(
+        'Sort by a metric, a config.KEY or a field of the run, such as "val/loss" or, '
+        'descending, "-min(val/loss)"; repeat for ties.',
+        metavar="EXPR",
+        shell_complete=complete_metrics,
+    ),
+    limit: int = option("Runs to show.", "-n", least=0, default=20),
+    archived: bool = option("Archived runs too, which are left out else."),
+    group: str | None = option(
+        "Only runs of this group, and of what lies in it.",
+        "-g",
+        metavar="PATH",
+        shell_complete=complete_groups,
+    ),
+    columns: tuple[str, ...] = option(
+        "Show these too, by comma: a metric, config.KEY, field.NAME or a field of the run, such "
+        'as "groups".',
+        metavar="EXPR",
+    ),
+    group_by: str | None = option(
+        "Put runs together: config (seeds of one configuration), group, structure, code, "
+        "field.NAME or config.KEY.",
+        metavar="WHAT",
+    ),
+    metric: str | None = option(
+        'Metric of --group-by: its last value, or "max(val/acc)" [default: loss or objective].',
+        metavar="EXPR",
+        shell_complete=complete_metrics,
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """List runs, newest first, or those that fit an expression, sorted.
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quark.cli.command_groups import LongInHelp
+from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    SOURCE,
     RunSource,
-    json_option,
     print_json,
-    reading_options,
 )
 from quark.cli.texts import Console, Text
 from quark_core.formatting import format_count
@@ -25,45 +26,27 @@ _TEXT_CHARACTERS = 1_000
 
 
 @click.command()
-@click.argument("run")
-@click.option(
-    "-s", "--search", cls=LongInHelp, metavar="TEXT", help="Only rows in whose texts this stands."
-)
-@click.option(
-    "-w",
-    "--where",
-    metavar="CONDITION",
-    multiple=True,
-    help="Only rows of which this holds: 'reward > 0.5', 'task == math', 'answer ~ forty' (stands "
-    "in it). Several must all hold.",
-)
-@click.option("--name", metavar="SET", help="Only rows of this set.")
-@click.option("--step", type=click.IntRange(min=0), help="Only rows of this step.")
-@click.option("--near", type=click.IntRange(min=0), help="The rows nearest to this step.")
-@click.option("--sort", metavar="COLUMN", help="Sort by it; -COLUMN: the largest first.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(min=1),
-    default=_ROWS,
-    show_default=True,
-    help="Rows to show.",
-)
-@click.option("--full", is_flag=True, help="Show texts whole.")
-@reading_options
-@json_option
+@takes_options
 def samples(
-    run: str,
-    search: str | None,
-    where: tuple[str, ...],
-    name: str | None,
-    step: int | None,
-    near: int | None,
-    sort: str | None,
-    limit: int,
-    full: bool,
-    source: RunSource,
-    as_json: bool,
+    *,
+    run: str = argument(),
+    search: str | None = option(
+        "Only rows in whose texts this stands.", "-s", cls=LongInHelp, metavar="TEXT"
+    ),
+    where: tuple[str, ...] = option(
+        "Only rows of which this holds: 'reward > 0.5', 'task == math', 'answer ~ forty' (stands "
+        "in it). Several must all hold.",
+        "-w",
+        metavar="CONDITION",
+    ),
+    name: str | None = option("Only rows of this set.", metavar="SET"),
+    step: int | None = option("Only rows of this step.", least=0),
+    near: int | None = option("The rows nearest to this step.", least=0),
+    sort: str | None = option("Sort by it; -COLUMN: the largest first.", metavar="COLUMN"),
+    limit: int = option("Rows to show.", "-n", least=1, default=_ROWS),
+    full: bool = option("Show texts whole."),
+    source: RunSource = SOURCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the text samples of RUN (its ID, unique prefix or name), the newest first."""
     from quark_core.runs.sample_search import find_samples, order_samples

@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from quark.cli.options import option
 from quark_core.errors import SessionStoreError
 
 if TYPE_CHECKING:
     from quark_backends.service.server.deployment import Deployment
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_STORE = "QUARK_SERVE_STORE"
-_ARTIFACTS = "QUARK_SERVE_ARTIFACTS"
 # The server's default; naming it here spares every command the server's imports.
 _DEFAULT_STORE = "sqlite:///quark-service/service.db"
 
 
-def store_option(command: F) -> F:
-    """Add --store to a command."""
-    return click.option(
-        "--store",
-        metavar="URL",
-        envvar=_STORE,
-        show_envvar=True,
-        default=_DEFAULT_STORE,
-        show_default=True,
-        help="Store of the service: sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE.",
-    )(command)
-
-
-def artifacts_option(command: F) -> F:
-    """Add --artifacts to a command."""
-    return click.option(
-        "--artifacts",
-        metavar="URL",
-        envvar=_ARTIFACTS,
-        show_envvar=True,
-        default="",
-        help="Folder of payloads, as the server has it [default: beside a SQLite store].",
-    )(command)
+STORE = option(
+    "Store of the service: sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE.",
+    metavar="URL",
+    envvar="QUARK_SERVE_STORE",
+    show_envvar=True,
+    default=_DEFAULT_STORE,
+)
+ARTIFACTS = option(
+    "Folder of payloads, as the server has it [default: beside a SQLite store].",
+    metavar="URL",
+    envvar="QUARK_SERVE_ARTIFACTS",
+    show_envvar=True,
+    default="",
+    show_default=False,
+)
 
 
 def require_service() -> None:

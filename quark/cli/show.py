@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.completion import complete_metrics, complete_runs
+from quark.cli.completion import RUN, complete_metrics
+from quark.cli.options import option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    SOURCE,
     RunSource,
-    json_option,
     print_json,
-    reading_options,
 )
 from quark.cli.texts import (
     FOLD,
@@ -60,45 +61,27 @@ _LOG_STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_runs)
-@reading_options
-@click.option(
-    "--logs",
-    type=click.IntRange(min=0),
-    default=_LOG_LINES,
-    show_default=True,
-    help="Events to show, the newest of them; 0 for none.",
-)
-@click.option(
-    "--metrics",
-    type=click.IntRange(min=0),
-    default=_METRICS,
-    show_default=True,
-    help="Metrics to show, sorted by name.",
-)
-@click.option(
-    "--after",
-    metavar="NAME",
-    shell_complete=complete_metrics,
-    help="Only metrics whose names come after this one.",
-)
-@click.option(
-    "--why",
-    metavar="KEY",
-    is_flag=False,
-    flag_value="",
-    default=None,
-    help="Only where the setting KEY has its value from, or all below it; without KEY, of all.",
-)
-@json_option
+@takes_options
 def show(
-    run: str,
-    source: RunSource,
-    logs: int,
-    metrics: int,
-    after: str | None,
-    why: str | None,
-    as_json: bool,
+    *,
+    run: str = RUN,
+    source: RunSource = SOURCE,
+    logs: int = option(
+        "Events to show, the newest of them; 0 for none.", least=0, default=_LOG_LINES
+    ),
+    metrics: int = option("Metrics to show, sorted by name.", least=0, default=_METRICS),
+    after: str | None = option(
+        "Only metrics whose names come after this one.",
+        metavar="NAME",
+        shell_complete=complete_metrics,
+    ),
+    why: str | None = option(
+        "Only where the setting KEY has its value from, or all below it; without KEY, of all.",
+        metavar="KEY",
+        flag_value="",
+        is_flag=False,
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show RUN (its ID, unique prefix or name): summary, config, metrics, logs."""
     stored = source.find(run)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.completion import complete_runs
+from quark.cli.completion import RUN, complete_runs
+from quark.cli.options import FOLDER, argument, option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    SOURCE,
     RunSource,
-    json_option,
     print_json,
-    reading_options,
 )
 from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
 from quark_core.artifacts.payload_folder import OutputFolder, make_file_name
@@ -31,33 +32,24 @@ _SHOWN_DIGITS = 12
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_runs)
-@click.argument("path", required=False)
-@click.option(
-    "--diff",
-    "other",
-    metavar="OTHER",
-    help="What the sources of this run differ in from those of RUN.",
-    shell_complete=complete_runs,
-)
-@click.option(
-    "--restore",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write the files into this directory, which must be new or empty.",
-)
-@click.option("--attempt", type=click.IntRange(0), help="Of this attempt [default: the newest].")
-@click.option("--git-diff", "wants_git", is_flag=True, help="What git's tracked files differed in.")
-@reading_options
-@json_option
+@takes_options
 def sources(
-    run: str,
-    path: str | None,
-    other: str | None,
-    restore: Path | None,
-    attempt: int | None,
-    wants_git: bool,
-    source: RunSource,
-    as_json: bool,
+    *,
+    run: str = RUN,
+    path: str | None = argument(required=False),
+    other: str | None = option(
+        "What the sources of this run differ in from those of RUN.",
+        "--diff",
+        metavar="OTHER",
+        shell_complete=complete_runs,
+    ),
+    restore: Path | None = option(
+        "Write the files into this directory, which must be new or empty.", type=FOLDER
+    ),
+    attempt: int | None = option("Of this attempt [default: the newest].", least=0),
+    wants_git: bool = option("What git's tracked files differed in.", "--git-diff"),
+    source: RunSource = SOURCE,
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the code that RUN (an ID, unique prefix or name) was made of.
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.completion import complete_runs
+from quark.cli.completion import RUN
+from quark.cli.options import option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
     find_run,
-    json_option,
     open_store,
     print_json,
-    storage_option,
     usage_mistakes,
 )
 from quark_core.config.arguments import resolve_storage_dir
@@ -32,21 +33,20 @@ _WAIT_S = 30.0
 
 
 @click.command()
-@click.argument("run", shell_complete=complete_runs)
-@storage_option
-@click.option("--reason", help="Why, for who looks at the run.")
-@click.option(
-    "--wait",
-    "wait_s",
-    type=click.FloatRange(min=0),
-    default=_WAIT_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait until the training knows; 0 does not wait.",
-)
-@json_option
+@takes_options
 def stop(
-    run: str, storage_dir: Path | None, reason: str | None, wait_s: float, as_json: bool
+    *,
+    run: str = RUN,
+    storage_dir: Path | None = STORAGE_DIR,
+    reason: str | None = option("Why, for who looks at the run."),
+    wait_s: float = option(
+        "How long to wait until the training knows; 0 does not wait.",
+        "--wait",
+        least=0,
+        metavar="SECONDS",
+        default=_WAIT_S,
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Ask the training of RUN (its ID, unique prefix or name) to stop.
 

@@ -6,12 +6,13 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, wraps
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.options import Combined, option
 from quark_core.backends.contract import SupportsGenerations, SupportsPrimary, SupportsRead
 from quark_core.backends.edits import SupportsRemoval
 from quark_core.backends.run_summary import StoredRun
@@ -31,25 +32,13 @@ if TYPE_CHECKING:
 _ANALYZER = "analyzer"
 _LISTED = 5
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def storage_option(command: F) -> F:
-    """Add --storage-dir to a command."""
-    return click.option(
-        "-d",
-        "--storage-dir",
-        type=click.Path(path_type=Path),
-        default=None,
-        help="Storage root of the runs [default: the working directory, or a store above it].",
-    )(command)
-
-
-def json_option(command: F) -> F:
-    """Add --json to a command."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON for other programs.")(
-        command
-    )
+STORAGE_DIR = option(
+    "Storage root of the runs [default: the working directory, or a store above it].", "-d"
+)
+BACKEND = option(
+    "Read from here in place of the store: mlflow+http://HOST:PORT, csv:DIR …", "-b", metavar="URI"
+)
+AS_JSON = option("Print JSON for other programs.", "--json")
 
 
 def open_store(storage_dir: Path | None) -> SupportsPrimary:
@@ -189,27 +178,6 @@ def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
 
 
 _MOST_PROJECTS = 10
-
-
-def backend_option(command: F) -> F:
-    """Add --backend to a command."""
-    return click.option(
-        "-b",
-        "--backend",
-        metavar="URI",
-        default=None,
-        help="Read from here in place of the store: mlflow+http://HOST:PORT, csv:DIR …",
-    )(command)
-
-
-def reading_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --storage-dir and --backend to a command that reads runs; it gets them as `source`."""
-
-    @wraps(command)
-    def call(*, storage_dir: Path | None, backend: str | None, **options: Any) -> Any:
-        return command(source=RunSource(storage_dir, backend), **options)
-
-    return storage_option(backend_option(call))
 
 
 class RunSource:
@@ -391,3 +359,9 @@ class RunSource:
         if not lacking:
             return None
         return f"{', '.join(lacking)} of this run: quark sync {shlex.quote(str(root))}"
+
+
+SOURCE: Any = Combined(
+    RunSource, {"storage_dir": (Path | None, STORAGE_DIR), "backend": (str | None, BACKEND)}
+)
+"""What --storage-dir and --backend make, for commands that read runs."""

@@ -8,13 +8,19 @@ import sys
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from quark.cli.command_groups import LongInHelp, SuggestingGroup
 from quark.cli.completion import complete_metrics, complete_projects, complete_sweeps
-from quark.cli.store_access import json_option, print_json, storage_option, usage_mistakes
+from quark.cli.options import Combined, argument, option, takes_options
+from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
+    print_json,
+    usage_mistakes,
+)
 from quark.cli.texts import Console
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import SchemaValidationError
@@ -52,95 +58,87 @@ def sweep() -> None:
     """  # noqa: D301 - click wants the character
 
 
-def _project_option(command: F) -> F:
-    return click.option(
-        "-p",
-        "--project",
-        shell_complete=complete_projects,
-        help="Of this project, where several have a sweep of this name.",
-    )(command)
+_PROJECT = option(
+    "Of this project, where several have a sweep of this name.",
+    "-p",
+    shell_complete=complete_projects,
+)
+_NAME = argument(shell_complete=complete_sweeps)
+
+
+_GIVEN: Any = Combined(
+    dict,
+    {
+        "search": (
+            str,
+            option(
+                "random, grid, halving, asha; with Optuna tpe, hyperband, cmaes; "
+                '"halving(rate=0.3)".',
+                metavar="SEARCH",
+                default="random",
+            ),
+        ),
+        "trials": (int | None, option("How many trials it has at most.", least=1)),
+        "budget": (
+            int | None,
+            option("Steps of one whole trial, for halving and the like.", least=1),
+        ),
+        "constraints": (
+            tuple[str, ...],
+            option(
+                'What must hold besides, such as "latency_ms <= 20".',
+                "--constraint",
+                metavar="TEXT",
+            ),
+        ),
+        "max_failures": (int | None, option("Tries of a trial that fails [3].", least=1)),
+        "stop": (bool, option("A trial that is stopped early ends in metrics.log.")),
+        "stop_broken": (bool, option("Stop trials that explode or learn nothing.")),
+        "seed": (int, option("Of the search.", least=0, default=0)),
+        "lease_s": (
+            float | None,
+            option(
+                "After how long without a word somebody else gets a trial [60].",
+                "--lease",
+                metavar="SECONDS",
+            ),
+        ),
+    },
+)
+"""What `quark.sweep` takes as it is given."""
 
 
 @sweep.command()
-@click.argument("name")
-@click.option(
-    "-p",
-    "--project",
-    required=True,
-    shell_complete=complete_projects,
-    help="The project that it belongs to.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="NAME=VALUES",
-    help="A parameter: lr=log:1e-5:1e-1, width=int:16:128, dropout=uniform:0:0.5 or "
-    "optimizer=adam,sgd; repeat for each.",
-)
-@click.option(
-    "--space",
-    "space_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The same from a file of JSON, TOML or YAML; Ato's and W&B's are read too.",
-)
-@click.option(
-    "--metric",
-    "metrics",
-    multiple=True,
-    required=True,
-    shell_complete=complete_metrics,
-    help="What is to get better, as it is logged; repeat for several.",
-)
-@click.option(
-    "--mode",
-    "modes",
-    type=click.Choice(("min", "max")),
-    multiple=True,
-    help="Which way; for each metric [default: by its name].",
-)
-@click.option(
-    "--search",
-    default="random",
-    show_default=True,
-    metavar="SEARCH",
-    help='random, grid, halving, asha; with Optuna tpe, hyperband, cmaes; "halving(rate=0.3)".',
-)
-@click.option("--trials", type=click.IntRange(1), help="How many trials it has at most.")
-@click.option(
-    "--budget", type=click.IntRange(1), help="Steps of one whole trial, for halving and the like."
-)
-@click.option(
-    "--constraint",
-    "constraints",
-    multiple=True,
-    metavar="TEXT",
-    help='What must hold besides, such as "latency_ms <= 20".',
-)
-@click.option("--max-failures", type=click.IntRange(1), help="Tries of a trial that fails [3].")
-@click.option("--stop", is_flag=True, help="A trial that is stopped early ends in metrics.log.")
-@click.option("--stop-broken", is_flag=True, help="Stop trials that explode or learn nothing.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the search.")
-@click.option(
-    "--lease",
-    "lease_s",
-    type=float,
-    metavar="SECONDS",
-    help="After how long without a word somebody else gets a trial [60].",
-)
-@storage_option
-@json_option
+@takes_options
 def new(
-    name: str,
-    project: str,
-    settings: tuple[str, ...],
-    space_file: Path | None,
-    metrics: tuple[str, ...],
-    modes: tuple[str, ...],
-    storage_dir: Path | None,
-    as_json: bool,
-    **given: Any,
+    *,
+    name: str = argument(),
+    project: str = option(
+        "The project that it belongs to.", "-p", required=True, shell_complete=complete_projects
+    ),
+    settings: tuple[str, ...] = option(
+        "A parameter: lr=log:1e-5:1e-1, width=int:16:128, dropout=uniform:0:0.5 or "
+        "optimizer=adam,sgd; repeat for each.",
+        "--set",
+        metavar="NAME=VALUES",
+    ),
+    space_file: Path | None = option(
+        "The same from a file of JSON, TOML or YAML; Ato's and W&B's are read too.",
+        "--space",
+        metavar="FILE",
+    ),
+    metrics: tuple[str, ...] = option(
+        "What is to get better, as it is logged; repeat for several.",
+        "--metric",
+        required=True,
+        shell_complete=complete_metrics,
+    ),
+    modes: tuple[Literal["min", "max"], ...] = option(
+        "Which way; for each metric [default: by its name].", "--mode"
+    ),
+    given: dict[str, Any] = _GIVEN,
+    storage_dir: Path | None = STORAGE_DIR,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Open the sweep NAME; where it is there already with the same definition, say so.
 
@@ -204,38 +202,23 @@ def _find_modes(metrics: tuple[str, ...], modes: tuple[str, ...]) -> str | list[
 
 
 @sweep.command(context_settings={"ignore_unknown_options": False})
-@click.argument("name", shell_complete=complete_sweeps)
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@_project_option
-@click.option(
-    "-w",
-    "--workers",
-    cls=LongInHelp,
-    type=click.IntRange(1, _MOST_WORKERS),
-    default=1,
-    show_default=True,
-    help="How many trials run at once.",
-)
-@click.option("-n", "--limit", type=click.IntRange(1), help="Run this many trials at most.")
-@click.option(
-    "--arguments",
-    "form",
-    type=click.Choice(("flags", "assignments", "none")),
-    default="flags",
-    show_default=True,
-    help="How parameters are appended: --lr 0.01, or lr=0.01 (Hydra, quark.Layers).",
-)
-@click.option("--no-wait", is_flag=True, help="End where other workers have all that is left.")
-@storage_option
+@takes_options
 def run(
-    name: str,
-    command: tuple[str, ...],
-    project: str | None,
-    workers: int,
-    limit: int | None,
-    form: str,
-    no_wait: bool,
-    storage_dir: Path | None,
+    *,
+    name: str = _NAME,
+    command: tuple[str, ...] = argument(type=click.UNPROCESSED, required=False),
+    project: str | None = _PROJECT,
+    workers: int = option(
+        "How many trials run at once.", "-w", least=1, most=_MOST_WORKERS, cls=LongInHelp, default=1
+    ),
+    limit: int | None = option("Run this many trials at most.", "-n", least=1),
+    form: Literal["flags", "assignments", "none"] = option(
+        "How parameters are appended: --lr 0.01, or lr=0.01 (Hydra, quark.Layers).",
+        "--arguments",
+        default="flags",
+    ),
+    no_wait: bool = option("End where other workers have all that is left."),
+    storage_dir: Path | None = STORAGE_DIR,
 ) -> None:
     """Run COMMAND for one trial of the sweep NAME after another, until none is left.
 
@@ -288,20 +271,19 @@ def _say_standing(joined: Sweep, storage_dir: Path | None) -> None:
 
 
 @sweep.command()
-@click.argument("name", required=False, shell_complete=complete_sweeps)
-@_project_option
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(0),
-    default=_SHOWN_TRIALS,
-    show_default=True,
-    help="Show this many trials at most, the best first; 0 for all.",
-)
-@storage_option
-@json_option
+@takes_options
 def show(
-    name: str | None, project: str | None, limit: int, storage_dir: Path | None, as_json: bool
+    *,
+    name: str | None = argument(shell_complete=complete_sweeps, required=False),
+    project: str | None = _PROJECT,
+    limit: int = option(
+        "Show this many trials at most, the best first; 0 for all.",
+        "-n",
+        least=0,
+        default=_SHOWN_TRIALS,
+    ),
+    storage_dir: Path | None = STORAGE_DIR,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show the sweep NAME with its trials, or all sweeps there are."""
     with usage_mistakes(), _open(storage_dir) as store:
@@ -348,38 +330,37 @@ def _print_sweep(
 
 
 @sweep.command()
-@click.argument("name", shell_complete=complete_sweeps)
-@_project_option
-@storage_option
-def pause(name: str, project: str | None, storage_dir: Path | None) -> None:
+@takes_options
+def pause(
+    *, name: str = _NAME, project: str | None = _PROJECT, storage_dir: Path | None = STORAGE_DIR
+) -> None:
     """Give no trial of the sweep NAME away any more; those that run go on."""
     _change(name, project, storage_dir, "paused", "is paused: quark sweep resume goes on with it")
 
 
 @sweep.command()
-@click.argument("name", shell_complete=complete_sweeps)
-@_project_option
-@storage_option
-def resume(name: str, project: str | None, storage_dir: Path | None) -> None:
+@takes_options
+def resume(
+    *, name: str = _NAME, project: str | None = _PROJECT, storage_dir: Path | None = STORAGE_DIR
+) -> None:
     """Go on with the sweep NAME after a pause."""
     _change(name, project, storage_dir, "running", "goes on")
 
 
 @sweep.command()
-@click.argument("name", shell_complete=complete_sweeps)
-@_project_option
-@click.option(
-    "-t",
-    "--trial",
-    "numbers",
-    cls=LongInHelp,
-    type=click.IntRange(0),
-    multiple=True,
-    help="Only this one, which may also have failed; may be given several times.",
-)
-@storage_option
+@takes_options
 def retry(
-    name: str, project: str | None, numbers: tuple[int, ...], storage_dir: Path | None
+    *,
+    name: str = _NAME,
+    project: str | None = _PROJECT,
+    numbers: tuple[int, ...] = option(
+        "Only this one, which may also have failed; may be given several times.",
+        "-t",
+        "--trial",
+        least=0,
+        cls=LongInHelp,
+    ),
+    storage_dir: Path | None = STORAGE_DIR,
 ) -> None:
     """Try the broken trials of the sweep NAME again, as new ones with the same parameters.
 
@@ -402,11 +383,14 @@ def retry(
 
 
 @sweep.command()
-@click.argument("name", shell_complete=complete_sweeps)
-@_project_option
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@storage_option
-def cancel(name: str, project: str | None, yes: bool, storage_dir: Path | None) -> None:
+@takes_options
+def cancel(
+    *,
+    name: str = _NAME,
+    project: str | None = _PROJECT,
+    yes: bool = option("Do not ask.", "-y"),
+    storage_dir: Path | None = STORAGE_DIR,
+) -> None:
     """End the sweep NAME for good; trials that run come to their end."""
     if not yes:
         click.confirm(f"Cancel the sweep {name} for good?", abort=True)

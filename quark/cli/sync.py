@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quark.cli.store_access import json_option, print_json
+from quark.cli.options import argument, option, takes_options
+from quark.cli.store_access import AS_JSON, print_json
 from quark.cli.texts import (
     BOLD,
     FOLD,
@@ -32,17 +33,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), required=False)
-@click.option("--dry-run", is_flag=True, help="Only say what waits where.")
-@click.option(
-    "--allow-backend",
-    "allowed",
-    multiple=True,
-    metavar="BACKEND",
-    help="Deliver to this backend, a name or URI, too. This is remembered for your user.",
-)
-@json_option
-def sync(directory: Path | None, dry_run: bool, allowed: tuple[str, ...], as_json: bool) -> None:
+@takes_options
+def sync(
+    *,
+    directory: Path | None = argument(required=False),
+    dry_run: bool = option("Only say what waits where."),
+    allowed: tuple[str, ...] = option(
+        "Deliver to this backend, a name or URI, too. This is remembered for your user.",
+        "--allow-backend",
+        metavar="BACKEND",
+    ),
+    as_json: bool = AS_JSON,
+) -> None:
     """Deliver every journal under DIRECTORY [default: the working directory].
 
     What its store has not compacted yet, because a process was killed, is compacted.

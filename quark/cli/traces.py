@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from quark.cli.completion import complete_metrics, complete_projects
-from quark.cli.store_access import RunSource, json_option, print_json, storage_option
+from quark.cli.options import argument, option, takes_options
+from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
+    RunSource,
+    print_json,
+)
 from quark.cli.texts import FOLD, RIGHT, WHOLE, Console, Text, make_table
 from quark_core.formatting import format_age, format_count, format_value
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
     from quark.analysis.trace_statistics import TraceStatistics, TraceVersion
-    from quark_core.config.objective import ObjectiveMode
 
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 _SHOWN_DIGITS = 8
@@ -27,28 +32,21 @@ _LEVELS = {
 
 
 @click.command()
-@click.argument("project", shell_complete=complete_projects)
-@click.argument("name", required=False)
-@storage_option
-@click.option(
-    "-m",
-    "--metric",
-    metavar="KEY",
-    default=None,
-    help="How well the runs of each version did: mean and best of the last values.",
-    shell_complete=complete_metrics,
-)
-@click.option("--mode", type=click.Choice(["min", "max"]), help="Which way the metric is better.")
-@click.option("--diff", is_flag=True, help="Show the lines that changed from version to version.")
-@json_option
+@takes_options
 def traces(
-    project: str,
-    name: str | None,
-    storage_dir: Path | None,
-    metric: str | None,
-    mode: ObjectiveMode | None,
-    diff: bool,
-    as_json: bool,
+    *,
+    project: str = argument(shell_complete=complete_projects),
+    name: str | None = argument(required=False),
+    storage_dir: Path | None = STORAGE_DIR,
+    metric: str | None = option(
+        "How well the runs of each version did: mean and best of the last values.",
+        "-m",
+        metavar="KEY",
+        shell_complete=complete_metrics,
+    ),
+    mode: Literal["min", "max"] | None = option("Which way the metric is better."),
+    diff: bool = option("Show the lines that changed from version to version."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the versions of each function under quark.trace that runs of PROJECT had.
 

@@ -9,56 +9,39 @@ from pathlib import Path
 
 import click
 
-from quark.cli.store_access import backend_option, usage_mistakes
+from quark.cli.options import argument, option, takes_options
+from quark.cli.store_access import BACKEND, usage_mistakes
 from quark_core.config import settings
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "-d",
-    "--storage-dir",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="The same as DIRECTORY.",
-)
-@backend_option
-@click.option("--host", default="127.0.0.1", help="Where to listen [default: 127.0.0.1].")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    help="Port; 0 takes a free one [default: 7410, or the next that is free].",
-)
-@click.option(
-    "--allowed-host",
-    "allowed_hosts",
-    metavar="NAME",
-    multiple=True,
-    help="A name that browsers call this server by, such as a proxy's; repeat for several.",
-)
-@click.option("--base", default="", metavar="PATH", help="Path that a proxy keeps, such as /quark.")
-@click.option("--no-open", is_flag=True, help="Do not open the browser.")
-@click.option(
-    "--allow-edit",
-    is_flag=True,
-    help="Let the page change names, notes and tags, archive runs and ask them to stop.",
-)
-@click.option(
-    "--no-compact",
-    is_flag=True,
-    help="Do not have runs that have ended compacted: for a store that cannot be written.",
-)
+@takes_options
 def ui(
-    directory: Path | None,
-    storage_dir: Path | None,
-    backend: str | None,
-    host: str,
-    port: int | None,
-    allowed_hosts: tuple[str, ...],
-    base: str,
-    no_open: bool,
-    allow_edit: bool,
-    no_compact: bool,
+    *,
+    directory: Path | None = argument(required=False),
+    storage_dir: Path | None = option("The same as DIRECTORY.", "-d"),
+    backend: str | None = BACKEND,
+    host: str = option(
+        "Where to listen [default: 127.0.0.1].", show_default=False, default="127.0.0.1"
+    ),
+    port: int | None = option(
+        "Port; 0 takes a free one [default: 7410, or the next that is free].", least=0, most=65535
+    ),
+    allowed_hosts: tuple[str, ...] = option(
+        "A name that browsers call this server by, such as a proxy's; repeat for several.",
+        "--allowed-host",
+        metavar="NAME",
+    ),
+    base: str = option(
+        "Path that a proxy keeps, such as /quark.", metavar="PATH", show_default=False, default=""
+    ),
+    no_open: bool = option("Do not open the browser."),
+    allow_edit: bool = option(
+        "Let the page change names, notes and tags, archive runs and ask them to stop."
+    ),
+    no_compact: bool = option(
+        "Do not have runs that have ended compacted: for a store that cannot be written."
+    ),
 ) -> None:
     """Look at the runs below DIRECTORY (by default the working directory) in the browser.
 

@@ -18,11 +18,12 @@ from quark.cli.analysis_view import print_trimmed
 from quark.cli.analyze import FAILED_CHECK
 from quark.cli.compare import fail_on_ends, tell_doubt
 from quark.cli.completion import complete_runs
+from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import (
+    AS_JSON,
+    STORAGE_DIR,
     RunSource,
-    json_option,
     print_json,
-    storage_option,
     usage_mistakes,
 )
 from quark.cli.texts import FOLD, WHOLE, Console, Text, make_grid
@@ -52,34 +53,25 @@ _ALGEBRA = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @click.command()
-@click.argument("before", metavar="[OLD]", shell_complete=complete_runs)
-@click.argument("after", metavar="NEW", required=False, shell_complete=complete_runs)
-@storage_option
-@click.option("-m", "--metric", metavar="KEY", default=None, help="The metric that it is about.")
-@click.option(
-    "--check",
-    "check_runs",
-    type=click.IntRange(1, 100),
-    metavar="N",
-    default=None,
-    help="Say which runs would settle it, N of each; with --yes run them.",
-)
-@click.option("-y", "--yes", "confirmed", is_flag=True, help="With --check: run them, here.")
-@click.option(
-    "--fail-on-worse",
-    is_flag=True,
-    help="Exit with status 3 where it is worse or may be, or a run did not complete.",
-)
-@json_option
+@takes_options
 def why(
-    before: str,
-    after: str | None,
-    storage_dir: Path | None,
-    metric: str | None,
-    check_runs: int | None,
-    confirmed: bool,
-    fail_on_worse: bool,
-    as_json: bool,
+    *,
+    before: str = argument(metavar="[OLD]", shell_complete=complete_runs),
+    after: str | None = argument(metavar="NEW", shell_complete=complete_runs, required=False),
+    storage_dir: Path | None = STORAGE_DIR,
+    metric: str | None = option("The metric that it is about.", "-m", metavar="KEY"),
+    check_runs: int | None = option(
+        "Say which runs would settle it, N of each; with --yes run them.",
+        "--check",
+        least=1,
+        most=100,
+        metavar="N",
+    ),
+    confirmed: bool = option("With --check: run them, here.", "-y", "--yes"),
+    fail_on_worse: bool = option(
+        "Exit with status 3 where it is worse or may be, or a run did not complete."
+    ),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Explain why the result of NEW differs from that of OLD.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 import quark
-from quark.cli.mcp import Workbench, compare_runs, list_alerts, show_run, write_report
+from quark.cli.mcp_tools import Workbench, compare_runs, list_alerts, show_run, write_report
 from quark.notifications.notices import describe_end
 from quark.page.routes.analyses import AnalysisDesk
 from quark.page.routes.curves import ChangeDesk
