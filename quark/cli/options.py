@@ -40,7 +40,7 @@ class Declared:
     make: type[click.Parameter]
     names: tuple[str, ...]
     settings: Mapping[str, Any]
-    bounds: tuple[float | None, float | None] = (None, None)
+    bounds: tuple[Any, Any] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ def run(
         choices = AgentChoices(
             command=command,
             storage_dir=resolve_storage_dir(storage_dir),
-            form=form,  # type: ignore[arg-type]
+            form=form,
             workers=workers,
             limit=limit,
             waits=not no_wait,

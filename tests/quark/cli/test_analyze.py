@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -366,49 +365,6 @@ def test_a_store_that_keeps_no_outputs_is_told(quark_command, tmp_path, log_run,
     else:
         assert squeeze(f"Not stored: {found['refusal'].rstrip('.')}.") in squeeze(done.stdout)
     assert found["phases"]
-
-
-@pytest.mark.long
-def test_long_names_are_folded_into_eighty_columns(invoke, tmp_path, log_run):
-    key = "val/" + "a_rather_long_name_" * 8 + "loss"
-    losses = overfit()
-    values = {"train/loss": losses["train/loss"], key: losses["val/loss"]}
-    log_run(tmp_path, "long", "p" * 90, name="n" * 90, values=values)
-    for columns in (40, 80):
-        result = invoke("analyze", "long", "-d", tmp_path, columns=columns)
-        assert result.exit_code == 0
-        assert [line for line in result.stdout.splitlines() if len(line) > columns] == []
-    assert key in "".join(result.stdout.split())
-
-
-@pytest.mark.long
-def test_pipes_get_no_colours_and_may_close(store):
-    done = subprocess.run(
-        [SCRIPT, "analyze", "over", "-d", store], capture_output=True, encoding="utf-8"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout
-    line = f"{SCRIPT} analyze over -d {store} | head -1"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, encoding="utf-8")
-    assert done.stdout.startswith("vision over-1")
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.long
-def test_a_terminal_gets_colours(quark_command, store):
-    shown = quark_command("analyze", "over", "-d", store, FORCE_COLOR="1").stdout
-    assert "\x1b[" in shown
-    plain = quark_command("analyze", "over", "-d", store, FORCE_COLOR="1", NO_COLOR="1").stdout
-    assert "\x1b[3" not in plain
-
-
-@pytest.mark.long
-def test_an_ascii_terminal_is_enough(quark_command, store):
-    done = quark_command("analyze", "over", "-d", store, LC_ALL="C", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.isascii()
-    assert "?" not in done.stdout
-    assert "###" in done.stdout
 
 
 @pytest.mark.long

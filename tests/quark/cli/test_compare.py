@@ -297,37 +297,6 @@ def test_a_store_that_cannot_be_read_is_one_line(quark_command, store, damage):
     assert str(root) in done.stderr
 
 
-@pytest.mark.long
-def test_long_names_and_values_are_folded_into_eighty_columns(invoke, tmp_path, log_run):
-    key = "val/" + "a_rather_long_name_" * 8 + "loss"
-    for run_id, losses in (("one", overfit()), ("two", succeed())):
-        log_run(
-            tmp_path,
-            run_id,
-            "p" * 90,
-            name=run_id + "n" * 90,
-            config={"path" * 30: run_id + "v" * 300, "list": [*range(100), run_id]},
-            values={"train/loss": losses["train/loss"], key: losses["val/loss"]},
-        )
-    for columns in (60, 80, 120):
-        result = invoke("compare", "one", "two", "-d", tmp_path, columns=columns)
-        assert result.exit_code == 0
-        assert [line for line in result.stdout.splitlines() if len(line) > columns] == []
-    assert key in "".join(result.stdout.split())
-
-
-@pytest.mark.long
-def test_pipes_and_ascii_terminals_are_enough(quark_command, store):
-    done = quark_command("compare", "over", "good", "-d", store)
-    assert "\x1b" not in done.stdout
-    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
-    done = quark_command("compare", "over", "good", "-d", store, PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.isascii()
-    assert "?" not in done.stdout
-    assert "\x1b[" in quark_command("compare", "over", "good", "-d", store, FORCE_COLOR="1").stdout
-
-
 def test_it_says_where_code_and_data_are_compared(invoke, store):
     result = invoke("compare", "over-1", "good-1", "-d", store)
     assert result.stdout.splitlines()[-1].endswith("quark why good-1 over-1")

@@ -144,29 +144,6 @@ def test_a_killed_run_is_lost(invoke, tmp_path):
     assert list_ids(invoke("runs", "-d", tmp_path, "-s", "running", "--json")) == []
 
 
-@pytest.mark.long
-def test_eighty_columns_are_enough(invoke, tmp_path, log_run):
-    log_run(tmp_path, "run-long", "p" * 100, name="name " * 20, tags=[f"t{n}" for n in range(30)])
-    log_run(tmp_path, "run-wide", tags=["t" * 100], values={"loss": [-1.23456e-30]})
-    result = invoke("runs", "-d", tmp_path, columns=80)
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    assert "-1.235e-30" in result.stdout
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("columns", [80, 200])
-def test_an_ascii_terminal_is_enough(quark_command, tmp_path, log_run, columns):
-    log_run(
-        tmp_path, "run-odd", "proyecto-é", name="日本 " * 9, tags=["naïve"], values={"loss": [1]}
-    )
-    done = quark_command(
-        "runs", "-d", tmp_path, LC_ALL="C", PYTHONIOENCODING="ascii", COLUMNS=str(columns)
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "run-odd" in done.stdout
-    assert done.stdout.isascii()
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_reader_that_leaves_early_causes_no_traceback(store, options):

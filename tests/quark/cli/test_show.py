@@ -162,22 +162,6 @@ def test_a_run_without_metrics_and_config_is_shown(invoke, store):
     assert "run_started" in result.stdout
 
 
-def test_eighty_columns_are_enough(invoke, tmp_path, log_run):
-    config = {"path": "/data/" + "x" * 200, "k" * 120: list(range(100))}
-    log_run(
-        tmp_path,
-        "run",
-        "p" * 100,
-        name="long " * 30,
-        tags=[f"tag-{n}" for n in range(40)],
-        notes="n" * 300,
-        config=config,
-        values={"n" * 150: [1.0, 2.0], "loss": [-1e-300, 1e300], "a/b": [1.0] * 3},
-    )
-    lines = invoke("show", "run", "-d", tmp_path, columns=80).stdout.splitlines()
-    assert [line for line in lines if len(line) > 80] == []
-
-
 def test_brackets_are_shown_as_they_are(invoke, tmp_path, start):
     odd = "[/red] [bold]x"
     with start(tmp_path, "run", odd, name=odd, notes=odd, config={odd: odd}, tags=[odd]) as session:
@@ -186,23 +170,6 @@ def test_brackets_are_shown_as_they_are(invoke, tmp_path, start):
     result = invoke("show", "run", "-d", tmp_path)
     assert result.exit_code == 0
     assert result.stdout.count(odd) == 7
-
-
-@pytest.mark.long
-def test_an_ascii_terminal_is_enough(quark_command, tmp_path, log_run):
-    log_run(
-        tmp_path,
-        "run",
-        "проект",
-        name="naïve",
-        config={"größe": "très"},
-        values={"loss": [1.0, 0.5]},
-    )
-    done = quark_command("show", "run", "-d", tmp_path, LC_ALL="C", PYTHONIOENCODING="ascii")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "completed" in done.stdout
-    assert "loss" in done.stdout
-    assert done.stdout.isascii()
 
 
 def test_data_that_were_given_and_data_that_came_are_both_shown(invoke, tmp_path):
