@@ -53,7 +53,7 @@ _EVIDENCE = 4
 _NAMES = 5
 _WIDEST = 100  # longer lines are hard to read
 _Stretch = tuple[Any, Any, "PhaseRecord"]
-_MARKS = "123456789abcdefghijklmnopqrstuvwxyz"
+MARKS = "123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def print_analysis(
@@ -295,21 +295,46 @@ def _phase_parts(
     unit = "step" if phases[0][2].step_start is not None else "epoch"
     low, high = phases[0][0], max(end for _, end, _ in phases)
     yield Text.assemble(("Phases", "bold"), (f"  {say_steps(low, high, unit)}", "dim"))
-    room = max(10, width - 4)
-    bar = Text("  ", no_wrap=True)
-    edges = [round((start - low) / max(1, high - low) * room) for start, _, _ in phases] + [room]
-    for index, (_, _, phase) in enumerate(phases):
-        span = max(1, edges[index + 1] - edges[index])
-        mark = _MARKS[index % len(_MARKS)]
-        style = PHASE_STYLES.get(phase.phase_name, "")
-        bar.append(mark, style=f"{style} reverse" if style else "reverse")
-        bar.append(("-" if ascii_only else "━") * (span - 1), style=style)
-    bar.truncate(width)
-    yield bar
+    spans = [(start, end, phase.phase_name) for start, end, phase in phases]
+    yield indent(draw_phases(spans, low, high, max(10, width - 4), ascii_only=ascii_only), 2)
     yield indent(_phase_legend(phases, unit, is_wide=width >= _WIDEST), 2)
     for note in notes:
         yield indent(Text(note, style="dim"), 2)
     yield Text()
+
+
+def draw_phases(
+    spans: Sequence[tuple[float | None, float | None, str]],
+    low: float,
+    high: float,
+    room: int,
+    *,
+    ascii_only: bool,
+) -> Text:
+    """Phases as one bar, each with its mark where it begins.
+
+    Args:
+        spans: First and last step of each, and its name; those without steps are not drawn.
+        low, high: The steps of the whole bar.
+        room: Its columns.
+        ascii_only: Whether it is drawn in ASCII.
+    """
+    cells: list[tuple[str, str]] = [(" ", "")] * room
+    share = room / max(1.0, high - low + 1)
+    for index, (start, end, name) in enumerate(spans):
+        if start is None or end is None:
+            continue
+        first = min(room - 1, int((start - low) * share))
+        last = min(room, max(first + 1, int((end + 1 - low) * share)))
+        style = PHASE_STYLES.get(name, "")
+        # A mark that would fall on another one moves on by a column.
+        while first + 1 < room and cells[first][0] in MARKS:
+            first += 1
+        for cell in range(first, last):
+            if cells[cell][0] not in MARKS:
+                cells[cell] = ("-" if ascii_only else "━", style)
+        cells[first] = (MARKS[index % len(MARKS)], f"{style} reverse".strip())
+    return Text.assemble(*cells, no_wrap=True)
 
 
 def _phase_legend(phases: Sequence[_Stretch], unit: str, *, is_wide: bool) -> RenderableType:
@@ -321,7 +346,7 @@ def _phase_legend(phases: Sequence[_Stretch], unit: str, *, is_wide: bool) -> Re
     lines: list[RenderableType] = []
     for index, (start, end, phase) in enumerate(phases):
         style = PHASE_STYLES.get(phase.phase_name, "")
-        mark = Text(_MARKS[index % len(_MARKS)], style=style)
+        mark = Text(MARKS[index % len(MARKS)], style=style)
         name = Text(phase.display_name, style=style)
         span = say_steps(start, end, unit)
         # Where it is stands beside it.

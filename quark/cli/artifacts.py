@@ -49,7 +49,7 @@ PROJECT = option("Of this project; needed where the store has several.", "-p")
 @takes_options
 def versions(
     *,
-    name: str | None = argument(required=False),
+    name: str | None = argument(),
     project: str | None = PROJECT,
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
@@ -246,7 +246,7 @@ def artifacts() -> None:
 def list_artifacts(
     *,
     run: str = RUN,
-    key: str | None = argument(required=False),
+    key: str | None = argument(),
     artifact_type: str | None = option(
         "Only artifacts of this type.", "-t", "--type", cls=LongInHelp
     ),

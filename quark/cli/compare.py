@@ -20,7 +20,13 @@ from quark.analysis.comparison.summary import (
 )
 from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
 from quark.analysis.observations import format_number
-from quark.cli.analysis_view import PHASE_STYLES, SEVERITY_STYLES, print_trimmed
+from quark.cli.analysis_view import (
+    MARKS,
+    PHASE_STYLES,
+    SEVERITY_STYLES,
+    draw_phases,
+    print_trimmed,
+)
 from quark.cli.analyze import FAILED_CHECK, show_warnings
 from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
@@ -196,7 +202,6 @@ _LAYERS = 8
 _FIGURES = 2
 _ALIKE = 0.1  # of natural logarithms
 _VALUE_CHARACTERS = 120
-_MARKS = "123456789abcdefghijklmnopqrstuvwxyz"
 _SECTIONS = {"config": "configuration", "code": "code", "environment": "environment"}
 
 
@@ -399,8 +404,13 @@ def _phase_parts(
     unit, low, high = diffs[0].unit, min(bounds), max(bounds)
     yield Text.assemble(("Phases", "bold"), (f"  {unit}s {low:g} to {high:g}", "dim"))
     room = max(10, width - 15)
-    for label, is_primary in (("primary", True), ("reference", False)):
-        bar = _draw_phases(diffs, low, high, room, is_primary=is_primary, ascii_only=ascii_only)
+    for label, ends in (
+        ("primary", [(diff.primary_start, diff.primary_end) for diff in diffs]),
+        ("reference", [(diff.reference_start, diff.reference_end) for diff in diffs]),
+    ):
+        # Of groups the medians, which may overlap.
+        spans = [(*span, diff.phase_name) for span, diff in zip(ends, diffs, strict=True)]
+        bar = draw_phases(spans, low, high, room, ascii_only=ascii_only)
         yield Text.assemble((f"  {label:<11}", "dim"), bar, no_wrap=True)
     grid = make_grid(WHOLE, FOLD)
     for _ in range(3):
@@ -410,7 +420,7 @@ def _phase_parts(
         style = PHASE_STYLES.get(diff.phase_name, "")
         overlap = "" if diff.overlap is None else f"{100 * diff.overlap:.0f} % the same"
         grid.add_row(
-            Text(_MARKS[index % len(_MARKS)], style=style),
+            Text(MARKS[index % len(MARKS)], style=style),
             Text(diff.display_name, style=style),
             _describe_span(diff.primary_start, diff.primary_end),
             _describe_span(diff.reference_start, diff.reference_end),
@@ -418,38 +428,6 @@ def _phase_parts(
         )
     yield indent(grid, 2)
     yield Text()
-
-
-def _draw_phases(
-    diffs: Sequence[PhaseDiff],
-    low: float,
-    high: float,
-    room: int,
-    *,
-    is_primary: bool,
-    ascii_only: bool,
-) -> Text:
-    """One side's phases over the steps of both; of groups the medians, which may overlap."""
-    cells: list[tuple[str, str]] = [(" ", "")] * room
-    for index, diff in enumerate(diffs):
-        start = diff.primary_start if is_primary else diff.reference_start
-        end = diff.primary_end if is_primary else diff.reference_end
-        if start is None or end is None:
-            continue
-        first = min(room - 1, int((start - low) / max(1.0, high - low + 1) * room))
-        last = min(room, max(first + 1, int((end + 1 - low) / max(1.0, high - low + 1) * room)))
-        style = PHASE_STYLES.get(diff.phase_name, "")
-        # A mark that would fall on another one moves on by a column.
-        while first + 1 < room and cells[first][0] in _MARKS:
-            first += 1
-        for cell in range(first, last):
-            if cells[cell][0] not in _MARKS:
-                cells[cell] = ("-" if ascii_only else "━", style)
-        cells[first] = (_MARKS[index % len(_MARKS)], f"{style} reverse".strip())
-    text = Text(no_wrap=True)
-    for glyph, style in cells:
-        text.append(glyph, style=style)
-    return text
 
 
 def _describe_span(start: float | None, end: float | None) -> str:

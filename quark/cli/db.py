@@ -53,7 +53,7 @@ def version(*, store: str = STORE) -> None:
 @takes_options
 def backup(
     *,
-    directory: Path | None = argument(required=False),
+    directory: Path | None = argument(),
     store: str = STORE,
     artifacts: str = ARTIFACTS,
     keep_going: bool = KEEP_GOING,

@@ -60,7 +60,7 @@ def groups() -> None:
 @takes_options
 def list_groups(
     *,
-    project: str | None = argument(shell_complete=complete_projects, required=False),
+    project: str | None = argument(shell_complete=complete_projects),
     source: RunSource = SOURCE,
     metric: str | None = option(
         'Say which run of each group is best by this, such as "val/acc" or "max(val/acc)".',

@@ -103,7 +103,8 @@ def _build(name: str, kind: Any, declared: Declared) -> click.Parameter:
     """The option or argument of a parameter."""
     settings = {**dict(_read_type(kind, declared)), **declared.settings}
     if declared.make is click.Argument:
-        return click.Argument([name], **settings)
+        is_optional = get_origin(kind) in (Union, UnionType, tuple)
+        return click.Argument([name], **{"required": not is_optional, **settings})
     if settings.get("default") is not None:
         settings.setdefault("show_default", True)
     is_long_said = any(each.startswith("--") for each in declared.names)

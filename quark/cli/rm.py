@@ -99,9 +99,7 @@ _SHOWN_IDS = 10
 @takes_options
 def rm(
     *,
-    runs: tuple[str, ...] = argument(
-        metavar="RUN...", shell_complete=complete_runs, required=False
-    ),
+    runs: tuple[str, ...] = argument(metavar="RUN...", shell_complete=complete_runs),
     storage_dir: Path | None = STORAGE_DIR,
     yes: bool = YES,
     force: bool = option("Also with records that are not delivered yet."),

@@ -36,7 +36,7 @@ _SHOWN_DIGITS = 12
 def sources(
     *,
     run: str = RUN,
-    path: str | None = argument(required=False),
+    path: str | None = argument(),
     other: str | None = option(
         "What the sources of this run differ in from those of RUN.",
         "--diff",

@@ -206,7 +206,7 @@ def _find_modes(metrics: tuple[str, ...], modes: tuple[str, ...]) -> str | list[
 def run(
     *,
     name: str = _NAME,
-    command: tuple[str, ...] = argument(type=click.UNPROCESSED, required=False),
+    command: tuple[str, ...] = argument(type=click.UNPROCESSED),
     project: str | None = _PROJECT,
     workers: int = option(
         "How many trials run at once.", "-w", least=1, most=_MOST_WORKERS, cls=LongInHelp, default=1
@@ -274,7 +274,7 @@ def _say_standing(joined: Sweep, storage_dir: Path | None) -> None:
 @takes_options
 def show(
     *,
-    name: str | None = argument(shell_complete=complete_sweeps, required=False),
+    name: str | None = argument(shell_complete=complete_sweeps),
     project: str | None = _PROJECT,
     limit: int = option(
         "Show this many trials at most, the best first; 0 for all.",

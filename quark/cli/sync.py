@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @takes_options
 def sync(
     *,
-    directory: Path | None = argument(required=False),
+    directory: Path | None = argument(),
     dry_run: bool = option("Only say what waits where."),
     allowed: tuple[str, ...] = option(
         "Deliver to this backend, a name or URI, too. This is remembered for your user.",

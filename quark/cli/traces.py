@@ -36,7 +36,7 @@ _LEVELS = {
 def traces(
     *,
     project: str = argument(shell_complete=complete_projects),
-    name: str | None = argument(required=False),
+    name: str | None = argument(),
     storage_dir: Path | None = STORAGE_DIR,
     metric: str | None = option(
         "How well the runs of each version did: mean and best of the last values.",

@@ -18,7 +18,7 @@ from quark_core.config import settings
 @takes_options
 def ui(
     *,
-    directory: Path | None = argument(required=False),
+    directory: Path | None = argument(),
     storage_dir: Path | None = option("The same as DIRECTORY.", "-d"),
     backend: str | None = BACKEND,
     host: str = option(

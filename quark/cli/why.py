@@ -57,7 +57,7 @@ _ALGEBRA = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 def why(
     *,
     before: str = argument(metavar="[OLD]", shell_complete=complete_runs),
-    after: str | None = argument(metavar="NEW", shell_complete=complete_runs, required=False),
+    after: str | None = argument(metavar="NEW", shell_complete=complete_runs),
     storage_dir: Path | None = STORAGE_DIR,
     metric: str | None = option("The metric that it is about.", "-m", metavar="KEY"),
     check_runs: int | None = option(
