@@ -5,12 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import calls
 import pytest
-from click.testing import CliRunner
 from set_for_tests import SET_FOR_TESTS
 
 import quark
-from quark.cli.main import cli
 from quark.provenance import environment
 
 _SCRIPT = str(Path(sys.executable).with_name("quark"))
@@ -62,13 +61,7 @@ def log_run(start, monkeypatch):
 @pytest.fixture
 def invoke():
     """Runs a command in this process; an error that it raises comes through."""
-
-    def call(*arguments, columns=200):
-        return CliRunner().invoke(
-            cli, list(map(str, arguments)), env={"COLUMNS": str(columns)}, catch_exceptions=False
-        )
-
-    return call
+    return calls.invoke
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from calls import call
 
 import quark
-from quark.cli.main import cli
 from quark_core.errors import RunNotFoundError
 from quark_core.records.query import RunSearch
 from quark_core.runs.backend_choice import open_reader
@@ -45,14 +44,6 @@ def root(tmp_path, monkeypatch):
                 metrics.log_many({"loss": 1.0 / (step + 1), "acc": step / 3}, step=step)
     monkeypatch.delenv("QUARK_RUN_ID")
     return tmp_path / "store"
-
-
-def call(*arguments, code=0):
-    result = CliRunner().invoke(cli, list(map(str, arguments)), env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.output
-    return result
 
 
 def list_ids(*arguments):

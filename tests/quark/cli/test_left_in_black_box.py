@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from calls import invoke as call
 
 import quark
-from quark.cli.main import cli
 from quark_core.delivery.crash_buffer import NOTES, NOTES_AT, remove_black_box
 from quark_core.runs import recovery
 
@@ -60,13 +59,6 @@ def run_killed(root, **environment):
     )
     assert done.returncode == -9, done.stderr
     return done.stdout.strip()
-
-
-def call(*arguments):
-    result = CliRunner().invoke(cli, list(map(str, arguments)), env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture

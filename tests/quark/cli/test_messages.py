@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -72,6 +73,13 @@ def test_docstrings_name_no_file_of_the_repository():
     ]
     texts = [getattr(each, "__doc__", None) or "" for each in (*public, *members)]
     assert [text for text in texts if "docs/" in text] == []
+
+
+@pytest.mark.parametrize("command", ["analyze", "compare", "why", "follow", "sweep run"])
+def test_the_help_tells_the_exit_statuses(command):
+    text = dict(list_help(cli))[tuple(command.split())]
+    for status in (0, 1, 2, 3):
+        assert re.search(rf"^    {status}    \w", text, re.M)
 
 
 def test_help_names_the_order_of_runs():

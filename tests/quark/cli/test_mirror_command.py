@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from calls import read_json
 
 import quark
 from quark_core.backends.contract import BackendDefinition, Capability
@@ -47,10 +48,6 @@ def log(start, tmp_path):
         return run_id
 
     return make
-
-
-def read_json(result):
-    return json.loads(result.stdout)
 
 
 @pytest.mark.long

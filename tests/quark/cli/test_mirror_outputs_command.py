@@ -1,9 +1,8 @@
 """`quark mirror status|verify|replay` count and send what analyzers found; with the CSV mirror."""
 
-import json
-
 import numpy as np
 import pytest
+from calls import read_json
 
 import quark
 from quark.analysis import outputs
@@ -25,10 +24,6 @@ def log(start, tmp_path):
         return run_id
 
     return make
-
-
-def read_json(result):
-    return json.loads(result.stdout)
 
 
 def count_rows(tmp_path, run_id, name):

@@ -11,10 +11,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from calls import call
 
 import quark
-from quark.cli.main import cli
 from quark_core.errors import SessionStoreError
 
 NOBODY = 65534
@@ -43,14 +42,6 @@ os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 sys.argv[1:] = arguments
 main()
 """
-
-
-def call(*arguments):
-    result = CliRunner().invoke(cli, list(map(str, arguments)), env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def refuse(*arguments):
@@ -96,7 +87,9 @@ def test_a_newer_store_is_refused(tmp_path, folder, command):
     assert "upgrade quark-tracker" in refuse(*command, tmp_path)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, ["analyze", "x", "-d"], ["compare", "x", "y", "-d"]]
+)
 def test_what_is_no_database_is_named(tmp_path, folder, command):
     (folder / "quark.db").write_bytes(os.urandom(8192))
     assert f"{folder / 'quark.db'} " in refuse(*command, tmp_path)
@@ -110,8 +103,8 @@ def test_damaged_pages_are_told_with_the_path(tmp_path, folder):
 
 
 def test_doctor_begins_with_the_store(tmp_path, folder):
-    assert call("doctor", "-d", tmp_path).splitlines()[0] == f"Store {folder}: readable."
-    found = json.loads(call("doctor", "--json", "-d", tmp_path))["store"]
+    assert call("doctor", "-d", tmp_path).stdout.splitlines()[0] == f"Store {folder}: readable."
+    found = json.loads(call("doctor", "--json", "-d", tmp_path).stdout)["store"]
     assert found == {"path": str(folder), "readable": True, "reason": None, "log_bytes": 0}
 
 
@@ -120,23 +113,23 @@ def test_journals_that_are_the_store_are_no_mistake(tmp_path, monkeypatch):
     monkeypatch.setenv("QUARK_JOURNAL_ONLY", "1")
     folder = make_store(tmp_path)
     assert not (folder / "quark.db").exists()
-    assert call("doctor", "-d", tmp_path).splitlines()[0] == f"Store {folder}: readable."
-    assert "kept" in call("sync", tmp_path)
+    assert call("doctor", "-d", tmp_path).stdout.splitlines()[0] == f"Store {folder}: readable."
+    assert "kept" in call("sync", tmp_path).stdout
     monkeypatch.delenv("QUARK_JOURNAL_ONLY")
-    first, *rest = call("doctor", "-d", tmp_path).splitlines()
+    first, *rest = call("doctor", "-d", tmp_path).stdout.splitlines()
     assert first.startswith(f"Store {folder}: cannot be read: the runs in ")
     assert f"Deliver it with: quark sync {tmp_path}" in rest
-    assert "pending" in call("sync", "--dry-run", tmp_path)
-    assert "delivered" in call("sync", tmp_path)
-    assert call("doctor", "-d", tmp_path).splitlines()[0] == f"Store {folder}: readable."
+    assert "pending" in call("sync", "--dry-run", tmp_path).stdout
+    assert "delivered" in call("sync", tmp_path).stdout
+    assert call("doctor", "-d", tmp_path).stdout.splitlines()[0] == f"Store {folder}: readable."
 
 
 def test_an_empty_store_of_journals_can_be_looked_at(tmp_path, monkeypatch):
     monkeypatch.setenv("QUARK_JOURNAL_ONLY", "1")
     folder = make_store(tmp_path)
     shutil.rmtree(folder / "runs")
-    assert call("sync", tmp_path) == "Nothing waits here.\n"
-    assert call("doctor", "-d", tmp_path).splitlines()[0] == f"Store {folder}: readable."
+    assert call("sync", tmp_path).stdout == "Nothing waits here.\n"
+    assert call("doctor", "-d", tmp_path).stdout.splitlines()[0] == f"Store {folder}: readable."
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -161,7 +154,7 @@ def test_a_marker_that_is_lost_can_be_made_again(tmp_path, folder, damage):
     message = refuse("runs", "-d", tmp_path)
     assert f"{marker}, which marks the folder as Quark's, is {damage}" in message
     marker.write_text(message[message.index("{") :])
-    assert "vision" in call("runs", "-d", tmp_path)
+    assert "vision" in call("runs", "-d", tmp_path).stdout
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from calls import read_json
 
 KILLED = """
 import sys, quark
@@ -36,10 +37,6 @@ def list_ids(result):
 def find_row(result, run_id):
     (row,) = [line for line in result.stdout.splitlines() if line.strip().startswith(run_id)]
     return row
-
-
-def refuse_constant(name):
-    raise ValueError(f"{name} is not JSON")
 
 
 @pytest.mark.long
@@ -97,8 +94,7 @@ def test_no_fitting_run_is_no_error(invoke, store):
 
 def test_json_has_the_whole_record_and_nan_as_null(invoke, tmp_path, log_run):
     log_run(tmp_path, "run-nan", tags=["é"], name="naïve", values={"loss": [1.0, math.nan]})
-    text = invoke("runs", "-d", tmp_path, "--json").stdout
-    (run,) = json.loads(text, parse_constant=refuse_constant)
+    (run,) = read_json(invoke("runs", "-d", tmp_path, "--json"))
     assert (run["id"], run["name"], run["tags"]) == ("run-nan", "naïve", ["é"])
     assert (run["project_name"], run["state"], run["last_loss"]) == ("vision", "completed", None)
     assert run["duration_s"] >= 0

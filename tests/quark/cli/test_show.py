@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+from calls import read_json
 
 import quark
 
@@ -141,11 +142,7 @@ def test_the_last_events_are_shown(invoke, store):
 
 @pytest.mark.long
 def test_json_is_whole_and_strict(invoke, store):
-    def refuse(name):
-        raise ValueError(f"{name} is not JSON")
-
-    text = invoke("show", "abc-1", "-d", store, "--json").stdout
-    shown = json.loads(text, parse_constant=refuse)
+    shown = read_json(invoke("show", "abc-1", "-d", store, "--json"))
     assert shown["config"]["values"]["model"] == {"depth": 3, "name": "resnet"}
     assert shown["project"]["name"] == "vision"
     assert shown["environment"]["values"]["process"]["pid"] > 0
