@@ -12,9 +12,10 @@ import click
 import numpy as np
 from rich.table import Table
 
-from quark.analysis.rank_performance import measure_rates
+from quark.analysis.rank_performance import measure_paces, measure_rates
 from quark.cli.store_access import print_json
 from quark.cli.texts import FOLD, RIGHT, Text, make_table
+from quark.projects import find_inherited
 from quark_core.config.objective import find_mode, read_objective
 from quark_core.formatting import format_bytes, format_count, join_first
 from quark_core.records import ArtifactRecord, BatchDiagnosticRecord, SystemTelemetryRecord
@@ -22,6 +23,7 @@ from quark_core.records.json_object import flatten_json
 from quark_core.records.kinds.provenance import FingerprintRecord
 from quark_core.records.names import KEPT_SOURCES, decode_name
 from quark_core.records.query import Query
+from quark_core.runs.console_lines import read_newest_events
 from quark_core.runs.following import read_series
 from quark_core.runs.reading import encode_key
 from quark_core.runs.run_report import describe_amount, read_summaries
@@ -37,12 +39,14 @@ if TYPE_CHECKING:
     from quark.analysis.rank_performance import RankPace, RankPaces, RunRates
     from quark.cli.texts import Console
     from quark_core.backends.contract import SupportsRead
+    from quark_core.backends.edits import Inherited
     from quark_core.backends.run_summary import MetricSummary as StoredSummary
     from quark_core.backends.run_summary import RunSummary, StoredRun
     from quark_core.backends.series import Series
     from quark_core.config.objective import ObjectiveMode
     from quark_core.records import ArtifactRecord, BatchDiagnosticRecord, SystemTelemetryRecord
-    from quark_core.runs.run_report import AggregateSummary
+    from quark_core.records.columns import Columns
+    from quark_core.runs.run_report import AggregateSummary, AggregateTable
 
 # More than any terminal shows.
 _CURVE_POINTS = 500
@@ -275,39 +279,106 @@ _ARTIFACTS = 8
 _ARTIFACTS_READ = 64
 
 
-def describe_contents(reader: SupportsRead, run_id: str) -> dict[str, Any]:
-    """Newest telemetry and newest artifacts of a run, as JSON values."""
-    telemetry = _read_newest_telemetry(reader, run_id)
-    rates = measure_rates(reader, summarize_run(reader, run_id))
-    return {
-        "telemetry": None if telemetry is None else telemetry.to_dict(),
-        "throughput": None if rates is None else rates.to_dict(),
-        "artifacts": [record.to_dict() for record in _read_artifacts(reader, run_id)],
-        "fingerprints": [record.to_dict() for record in read_fingerprints(reader, run_id)],
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What is shown of a run, read once for people and for programs.
+
+    Attributes:
+        stored: The run.
+        summary: The same with its metrics summed up by the store.
+        metrics: Those that are shown.
+        inherited: Fields and tags of its own, its groups and its project.
+        telemetry, batch: The newest of each, or None.
+        rates: What it gets done each second, or None.
+        artifacts: The newest ones.
+        fingerprints: The newest of each subject and key.
+        aggregates: Its timers and other aggregates.
+        paces: How its ranks go on, or None.
+        events: The newest ones.
+    """
+
+    stored: StoredRun
+    summary: RunSummary
+    metrics: Sequence[MetricSummary]
+    inherited: Inherited
+    telemetry: SystemTelemetryRecord | None
+    batch: BatchDiagnosticRecord | None
+    rates: RunRates | None
+    artifacts: Sequence[ArtifactRecord]
+    fingerprints: Sequence[FingerprintRecord]
+    aggregates: AggregateTable
+    paces: RankPaces | None
+    events: Columns
+
+    @classmethod
+    def read(
+        cls,
+        reader: SupportsRead,
+        stored: StoredRun,
+        *,
+        events: int,
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> RunView:
+        """Read a run.
+
+        Args:
+            reader: What it is read from.
+            stored: The run.
+            events: How many events, the newest of them.
+            after: Only metrics whose keys come after this.
+            limit: At most so many metrics.
+        """
+        run_id = str(stored.run.id)
+        summary = summarize_run(reader, run_id)
+        return cls(
+            stored=stored,
+            summary=summary,
+            metrics=summarize_metrics(reader, summary, after=after, limit=limit),
+            inherited=find_inherited(reader, stored),
+            telemetry=_read_newest(reader, run_id, SystemTelemetryRecord),
+            batch=_read_newest(reader, run_id, BatchDiagnosticRecord),
+            rates=measure_rates(reader, summary),
+            artifacts=_read_artifacts(reader, run_id),
+            fingerprints=_read_fingerprints(reader, run_id),
+            aggregates=read_summaries(reader, run_id),
+            paces=measure_paces(reader, summary),
+            events=read_newest_events(reader, run_id, events),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-like values."""
+        inherited = self.inherited
+        return {
+            **self.stored.to_dict(),
+            "inherited": {"fields": dict(inherited.fields), "tags": list(inherited.tags)},
+            "metrics": [metric.to_dict() for metric in self.metrics],
+            "telemetry": None if self.telemetry is None else self.telemetry.to_dict(),
+            "throughput": None if self.rates is None else self.rates.to_dict(),
+            "artifacts": [record.to_dict() for record in self.artifacts],
+            "fingerprints": [record.to_dict() for record in self.fingerprints],
+            "aggregates": self.aggregates.to_dict(),
+            "ranks": [] if self.paces is None else [rank.to_dict() for rank in self.paces.ranks],
+            "events": [record.to_dict() for record in self.events.to_records()],
+        }
 
 
-def print_contents(console: Console, reader: SupportsRead, run_id: str) -> None:
+def print_contents(console: Console, view: RunView) -> None:
     """Print a line on the hardware and the newest artifacts; nothing where there is nothing."""
     from quark.cli.artifacts import make_artifact_table
 
-    telemetry = _read_newest_telemetry(reader, run_id)
-    if telemetry is not None:
-        line = _describe_hardware(telemetry)
+    lines = [
+        ("hardware", None if view.telemetry is None else _describe_hardware(view.telemetry)),
+        ("throughput", None if view.rates is None else describe_rates(view.rates)),
+        ("newest batch", None if view.batch is None else _describe_batch(view.batch)),
+        *(("fingerprint", line) for line in _describe_fingerprints(view.fingerprints)),
+    ]
+    for label, line in lines:
         if line:
-            console.print(Text.assemble(("hardware  ", "bold"), line))
-    rates = measure_rates(reader, summarize_run(reader, run_id))
-    if rates is not None:
-        console.print(Text.assemble(("throughput  ", "bold"), describe_rates(rates)))
-    batch = _read_newest_batch(reader, run_id)
-    if batch is not None:
-        console.print(Text.assemble(("newest batch  ", "bold"), _describe_batch(batch)))
-    for line in describe_fingerprints(reader, run_id):
-        console.print(Text.assemble(("fingerprint  ", "bold"), line))
-    records = _read_artifacts(reader, run_id)
-    if records:
-        console.print(make_artifact_table(records))
-        if len(records) == _ARTIFACTS:
+            console.print(Text.assemble((f"{label}  ", "bold"), line))
+    if view.artifacts:
+        console.print(make_artifact_table(view.artifacts))
+        if len(view.artifacts) == _ARTIFACTS:
             console.print(f"The newest {_ARTIFACTS}; `quark artifacts` lists all.", style="dim")
 
 
@@ -328,14 +399,9 @@ def describe_rates(rates: RunRates) -> str:
     return ", ".join(told)
 
 
-def _read_newest_telemetry(reader: SupportsRead, run_id: str) -> SystemTelemetryRecord | None:
-    found = reader.read(run_id, SystemTelemetryRecord.KIND, Query(limit=1)).to_records()
-    return found[0] if found else None  # type: ignore[return-value]
-
-
-def _read_newest_batch(reader: SupportsRead, run_id: str) -> BatchDiagnosticRecord | None:
-    found = reader.read(run_id, BatchDiagnosticRecord.KIND, Query(limit=1)).to_records()
-    return found[0] if found else None  # type: ignore[return-value]
+def _read_newest(reader: SupportsRead, run_id: str, kind: type[Any]) -> Any:
+    found = reader.read(run_id, kind.KIND, Query(limit=1)).to_records()
+    return found[0] if found else None
 
 
 def _describe_batch(record: BatchDiagnosticRecord) -> str:
@@ -389,9 +455,8 @@ _MOST_ROWS = 40
 _NAME_WIDTH = 12
 
 
-def print_aggregates(console: Console, reader: SupportsRead, run_id: str) -> None:
+def print_aggregates(console: Console, table: AggregateTable) -> None:
     """Print the timers, those that took the most first, and the aggregates; nothing of none."""
-    table = read_summaries(reader, run_id)
     timers = table.timers
     others = [each for each in table if each.keep != "timer"]
     if timers:
@@ -449,7 +514,7 @@ _TROUBLES = ("unreadable", "changed", "failed", "not_the_same_twice", "unseen")
 _MOST_KEYS = 8
 
 
-def read_fingerprints(reader: SupportsRead, run_id: str) -> list[FingerprintRecord]:
+def _read_fingerprints(reader: SupportsRead, run_id: str) -> list[FingerprintRecord]:
     """The newest fingerprint of each subject and key, those of data first.
 
     Data that came may have the key of the data that were given: they are two.
@@ -465,9 +530,8 @@ def read_fingerprints(reader: SupportsRead, run_id: str) -> list[FingerprintReco
     return sorted(newest.values(), key=lambda one: (_SUBJECTS.index(one.subject), one.key))
 
 
-def describe_fingerprints(reader: SupportsRead, run_id: str) -> list[str]:
+def _describe_fingerprints(records: Sequence[FingerprintRecord]) -> list[str]:
     """Such as `data train  7e281994496c  stream:contents, 60000 samples, pass 3`."""
-    records = read_fingerprints(reader, run_id)
     lines = [_describe(record) for record in records[:_MOST_SHOWN]]
     if len(records) > _MOST_SHOWN:
         lines.append(f"and {len(records) - _MOST_SHOWN} more; `quark show --json` has all")

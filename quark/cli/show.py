@@ -91,7 +91,9 @@ def show(
         print_origins(stored, why, as_json=as_json)
         return
     if as_json:
-        _print_as_json(source.reader, stored, logs)
+        from quark.cli.run_view import RunView
+
+        print_json(RunView.read(source.reader, stored, events=logs).to_dict())
         return
     print_run(source.reader, stored, logs=logs, metrics=metrics, after=after)
     for line in source.describe_state(str(stored.run.id)):
@@ -117,17 +119,11 @@ def print_run(
         after: Only metrics whose keys come after this.
         console: Where to; stdout by default.
     """
-    from quark.analysis.rank_performance import measure_paces
-    from quark.cli.run_view import print_aggregates, print_contents, print_ranks, summarize_metrics
-    from quark.projects import find_inherited
-    from quark_core.runs.console_lines import read_newest_events
-    from quark_core.runs.run_search import summarize_run
+    from quark.cli.run_view import RunView, print_aggregates, print_contents, print_ranks
 
     console = console or Console()
-    run_id = str(stored.run.id)
-    summary = summarize_run(reader, run_id)
-    summaries = summarize_metrics(reader, summary, after=after, limit=metrics)
-    inherited = find_inherited(reader, stored)
+    view = RunView.read(reader, stored, events=logs, after=after, limit=metrics)
+    summary, inherited = view.summary, view.inherited
     traceback = _find_traceback(reader, stored)
     console.print(_summary_panel(stored, summary.last_metric_at, inherited.tags, traceback))
     if stored.config is not None and stored.config.values:
@@ -135,23 +131,21 @@ def print_run(
         console.print(_values_table("config", dict(stored.config.values), labels))
     if noted := {k: v for k, v in inherited.fields.items() if k not in _FACTS}:
         console.print(_values_table("field", noted))
-    if summaries:
-        console.print(_metrics_table(summaries))
+    if view.metrics:
+        console.print(_metrics_table(view.metrics))
         if not console.options.ascii_only:
-            _print_plots(console, summaries)
-        _print_rest(console, summary, summaries[-1].key)
+            _print_plots(console, view.metrics)
+        _print_rest(console, summary, view.metrics[-1].key)
     elif summary.metrics:
         counted = format_count(len(summary.metrics), "metric")
         console.print(f"{counted}; --metrics shows them.", style="dim")
     else:
         console.print("No metrics yet.")
-    print_contents(console, reader, run_id)
-    print_aggregates(console, reader, run_id)
-    paces = measure_paces(reader, summary)
-    if paces is not None:
-        print_ranks(console, paces)
-    if logs:
-        _print_logs(console, read_newest_events(reader, run_id, logs))
+    print_contents(console, view)
+    print_aggregates(console, view.aggregates)
+    if view.paces is not None:
+        print_ranks(console, view.paces)
+    _print_logs(console, view.events)
 
 
 def print_session(session: TrainingSession) -> None:
@@ -159,32 +153,6 @@ def print_session(session: TrainingSession) -> None:
     reader, run_id = session.open_run.reader, session.run_id
     if reader is not None and run_id is not None:
         print_run(reader, reader.load_run(run_id))
-
-
-def _print_as_json(reader: SupportsRead, stored: StoredRun, logs: int) -> None:
-    from quark.analysis.rank_performance import measure_paces
-    from quark.cli.run_view import describe_contents, summarize_metrics
-    from quark.projects import find_inherited
-    from quark_core.runs.console_lines import read_newest_events
-    from quark_core.runs.run_report import read_summaries
-    from quark_core.runs.run_search import summarize_run
-
-    run_id = str(stored.run.id)
-    summary = summarize_run(reader, run_id)
-    metrics = summarize_metrics(reader, summary)
-    paces = measure_paces(reader, summary)
-    inherited = find_inherited(reader, stored)
-    print_json(
-        {
-            **stored.to_dict(),
-            "inherited": {"fields": dict(inherited.fields), "tags": list(inherited.tags)},
-            "metrics": [metric.to_dict() for metric in metrics],
-            **describe_contents(reader, run_id),
-            "aggregates": read_summaries(reader, run_id).to_dict(),
-            "ranks": [] if paces is None else [rank.to_dict() for rank in paces.ranks],
-            "events": [r.to_dict() for r in read_newest_events(reader, run_id, logs).to_records()],
-        }
-    )
 
 
 def _summary_panel(
@@ -318,7 +286,7 @@ def _round(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
+def _metrics_table(summaries: Sequence[MetricSummary]) -> RenderableType:
 
     table = make_table({"metric": FOLD, ("points", "first", "last", "best", "at"): RIGHT})
     for item in summaries:
@@ -337,7 +305,7 @@ def _metrics_table(summaries: list[MetricSummary]) -> RenderableType:
     return table
 
 
-def _print_plots(console: Console, summaries: list[MetricSummary]) -> None:
+def _print_plots(console: Console, summaries: Sequence[MetricSummary]) -> None:
     from rich.columns import Columns as SideBySide
 
     from quark.cli.plots import draw_curve
