@@ -80,9 +80,7 @@ def test_the_package_is_the_command(tmp_path):
 def test_help_imports_no_command():
     done = run_python("-c", LOADED, "--help")
     *_, loaded = done.stdout.splitlines()
-    parts = (
-        "", ".command_groups", ".completion", ".main", ".options", ".plugin_commands", ".terminal",
-    )  # fmt: skip
+    parts = ("", ".command_groups", ".completion", ".main", ".options", ".terminal")
     assert loaded.split() == [f"quark.cli{part}" for part in parts]
     assert "Commands:" in done.stdout
 

@@ -7,9 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from quark.cli import plugin_commands
-from quark.cli.main import cli
-from quark.cli.plugin_commands import find_plugin_commands
+from quark.cli.main import cli, find_plugin_commands
 from quark_core.backends import registry as registries
 from quark_core.backends.registry import BackendRegistry
 from quark_core.hookspecs import hookimpl
@@ -28,7 +26,7 @@ def add_commands(monkeypatch):
     monkeypatch.setitem(sys.modules, "greetings", SimpleNamespace(greet=greet, number=3))
     registry = BackendRegistry()
     monkeypatch.setattr(registries, "_default", registry)
-    monkeypatch.setattr(plugin_commands, "_has_foreign_plugins", lambda: True)
+    monkeypatch.setattr(sys.modules["quark.cli.main"], "_has_foreign_plugins", lambda: True)
     find_plugin_commands.cache_clear()
 
     def add(plugin, declared):
