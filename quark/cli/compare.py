@@ -131,31 +131,34 @@ def compare(
             click.echo(clean_line(said))
     if fail_on_worse:
         compared = ("the primary", result.primary), ("the reference", result.reference)
-        fail_on_ends(tell_ends(*compared, running=True))
-        _refuse_worse(result.metric_diffs)
+        diffs = result.metric_diffs
+        fail_where_worse(
+            tell_ends(*compared, running=True),
+            is_worse=any(diff.verdict == "worse" for diff in diffs),
+            doubtful=next((diff for diff in diffs if diff.headline), None),
+        )
 
 
-def fail_on_ends(ends: Sequence[str]) -> None:
-    """End with status 3 where a run of a comparison did not complete, and say which."""
-    for end in ends:
-        click.echo(clean_line(f"quark: --fail-on-worse: {end}"), err=True)
-    if ends:
-        sys.exit(FAILED_CHECK)
+def fail_where_worse(ends: Sequence[str], *, is_worse: bool, doubtful: MetricDiff | None) -> None:
+    """End with status 3 where runs are worse or did not complete, and say what nobody can tell.
 
-
-def _refuse_worse(diffs: Sequence[MetricDiff]) -> None:
-    """Exit where a metric is worse, or where the main one may be and nobody can tell."""
+    Args:
+        ends: What is said of runs that did not complete.
+        is_worse: Whether a metric is worse.
+        doubtful: What may be worse without being called so, or None.
+    """
     from quark.analysis.comparison.significance import may_be_worse
 
-    if any(diff.verdict == "worse" for diff in diffs):
+    for end in ends:
+        click.echo(clean_line(f"quark: --fail-on-worse: {end}"), err=True)
+    if ends or is_worse:
         sys.exit(FAILED_CHECK)
-    for diff in diffs:
-        if diff.headline and may_be_worse(diff):
-            click.echo(tell_doubt(diff), err=True)
-            sys.exit(FAILED_CHECK)
+    if doubtful is not None and may_be_worse(doubtful):
+        click.echo(_tell_doubt(doubtful), err=True)
+        sys.exit(FAILED_CHECK)
 
 
-def tell_doubt(diff: MetricDiff) -> str:
+def _tell_doubt(diff: MetricDiff) -> str:
     """Why a check fails although nobody can tell that the metric is worse."""
     ends = (
         "no number" if value is None else f"{value:.4g}"

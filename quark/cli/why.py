@@ -15,8 +15,7 @@ import click
 
 from quark.analysis.explanation.results import describe_change, list_rows, tell_ends
 from quark.cli.analysis_view import print_trimmed
-from quark.cli.analyze import FAILED_CHECK
-from quark.cli.compare import fail_on_ends, tell_doubt
+from quark.cli.compare import fail_where_worse
 from quark.cli.completion import complete_runs
 from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import (
@@ -131,18 +130,11 @@ def why(
         print_explanation(result)
     if fail_on_worse:
         ends = ("the first", result.before), ("the second", result.after)
-        fail_on_ends(tell_ends(*ends, running=True))
-        _refuse_worse(result)
-
-
-def _refuse_worse(result: ChangeExplanation) -> None:
-    from quark.analysis.comparison.significance import may_be_worse
-
-    if result.verdict == "worse":
-        sys.exit(FAILED_CHECK)
-    if result.verdict == "cannot_tell" and result.metric and may_be_worse(result.metric):
-        click.echo(tell_doubt(result.metric), err=True)
-        sys.exit(FAILED_CHECK)
+        fail_where_worse(
+            tell_ends(*ends, running=True),
+            is_worse=result.verdict == "worse",
+            doubtful=result.metric if result.verdict == "cannot_tell" else None,
+        )
 
 
 def _load_numpy() -> None:
