@@ -23,7 +23,7 @@ from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line, clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from quark.provenance.sources import KeptSource, KeptSources, SourceDiff
 
@@ -196,11 +196,16 @@ def _print_diff(
     )
 
 
+def print_diff_lines(lines: Iterable[str]) -> None:
+    """Print lines of a diff, in colours."""
+    for line in lines:
+        click.secho(clean_text(line), fg=_STYLES.get(line[:1]))
+
+
 def _print_file_diff(diff: SourceDiff) -> None:
     old = "" if diff.kind != "moved" or diff.before is None else f" from {diff.before.path}"
     click.secho(clean_line(f"{diff.kind} {diff.path}{old}"), bold=True)
-    for line in diff.lines:
-        click.secho(clean_text(line), fg=_STYLES.get(line[:1]))
+    print_diff_lines(diff.lines)
     if not diff.lines and diff.kind != "moved":
         reasons = {file.reason for file in (diff.before, diff.after) if file and file.reason}
         click.echo(clean_line(f"  no lines to show: {'; '.join(sorted(reasons))}"))

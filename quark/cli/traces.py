@@ -10,6 +10,7 @@ import click
 
 from quark.cli.completion import complete_metrics, complete_projects
 from quark.cli.options import argument, option, takes_options
+from quark.cli.sources import print_diff_lines
 from quark.cli.store_access import (
     AS_JSON,
     STORAGE_DIR,
@@ -23,7 +24,6 @@ from quark_core.system.terminal_text import clean_line
 if TYPE_CHECKING:
     from quark.analysis.trace_statistics import TraceStatistics, TraceVersion
 
-_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 _SHOWN_DIGITS = 8
 _LEVELS = {
     "text": "its text was not kept: comments count as changes",
@@ -107,8 +107,7 @@ def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
     console.print(table)
     if with_diff:
         for before, after in pairwise(statistics.versions):
-            for line in diff_versions(before, after):
-                click.secho(clean_line(line), fg=_STYLES.get(line[:1]))
+            print_diff_lines(diff_versions(before, after))
 
 
 def _describe(version: TraceVersion, *, is_first: bool) -> list[str]:
