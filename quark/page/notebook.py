@@ -24,6 +24,7 @@ from quark.page.report import (
     GLYPHS,
     compose_report,
     escape,
+    list_grave,
     open_reader_source,
     open_session_source,
     show_comparison,
@@ -102,12 +103,7 @@ def _show_state(report: RunReport | None) -> str:
     if report is None:
         return ""
     contents = report.contents[0]
-    findings = [
-        finding
-        for finding in contents.data["analysis"]["findings"]
-        if finding["severity"] != "info" and not finding["is_note"]
-    ]
-    return list_findings(findings) + draw_lines(contents.list_lines())
+    return list_findings(list_grave(contents.data)) + draw_lines(contents.list_lines())
 
 
 # --- reports in frames

@@ -94,7 +94,8 @@ def _tell_scores(data: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def _list_grave(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def list_grave(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The findings of a run that are more than notes."""
     findings = data["analysis"]["findings"]
     return [each for each in findings if each["severity"] != "info" and not each["is_note"]]
 
@@ -126,7 +127,7 @@ def tell_run_in_words(data: Mapping[str, Any]) -> str:
     lines = [f"{_name_run(data)} ({data['run']['id']}): {', '.join(_list_facts(data))}"]
     if scores := _tell_scores(data):
         lines.append(f"health: {'; '.join(scores)}")
-    grave = _list_grave(data)
+    grave = list_grave(data)
     if not grave:
         lines.append(_tell_nothing(data))
     for finding in grave[:_MOST_FINDINGS]:
@@ -183,7 +184,7 @@ def write_run(data: Mapping[str, Any]) -> str:
             "| " + " | ".join(cells) + " |",
             "",
         ]
-    grave = _list_grave(data)
+    grave = list_grave(data)
     if not grave:
         return "\n".join([*lines, _mark(_tell_nothing(data)), ""])
     lines += ["| finding | where | since | what to do |", "|---|---|---|---|"]
@@ -255,7 +256,7 @@ def show_run(contents: RunContents) -> str:
     parts.append(f"<ul>{held}{lacks}</ul>")
     if scores := _tell_scores(data):
         parts.append(f"<p>health: {escape('; '.join(scores))}</p>")
-    grave = _list_grave(data)
+    grave = list_grave(data)
     if not grave:
         parts.append(f"<p>{escape(_tell_nothing(data))}</p>")
     parts += [_show_finding(finding, contents) for finding in grave[:_MOST_FINDINGS]]
