@@ -32,9 +32,11 @@ from quark_backends.service.server.ingest_validation import (
     check_reserved,
     find_metric_keys,
 )
-from quark_backends.service.server.requests import Call, check_nesting
+from quark_backends.service.server.requests import check_nesting
 from quark_backends.service.server.responses import ServiceFailure
-from quark_backends.service.server.stores import OpenStore, WorkspaceStore
+from quark_backends.service.server.service import Call
+from quark_backends.service.server.stores import OpenStore
+from quark_backends.store.run_store import RunStore
 from quark_core.backends.contract import Batch, Generation
 from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import check_notes, check_tags
@@ -234,7 +236,7 @@ class CheckedBatches(msgspec.Struct, frozen=True):
 
 
 async def ingest(call: Call) -> ASGIApp:
-    """Store batches, all of them or none."""
+    """Store batches, all of them or none; answered once they are committed."""
     run_id = call.run_id
     service, limits = call.service, call.service.config.limits
     async with call.body() as body:
@@ -308,7 +310,7 @@ async def _store(call: Call, run_id: str, checked: CheckedBatches) -> tuple[int,
 
 
 async def write_generation(call: Call) -> ASGIApp:
-    """Keep the outputs of one analysis."""
+    """Keep the outputs of one analysis, visible all at once."""
     run_id = call.run_id
     async with call.body() as body:
         request = body.decode(GenerationRequest)
@@ -348,7 +350,7 @@ async def _load_keys(call: Call, opened: OpenStore, run_id: str) -> Sequence[str
     return list(summary.metrics)
 
 
-def _is_repeat(store: WorkspaceStore, batches: Sequence[Batch]) -> bool:
+def _is_repeat(store: RunStore, batches: Sequence[Batch]) -> bool:
     """Whether each batch is stored already, with the same records but for their time.
 
     Raises:
@@ -357,7 +359,7 @@ def _is_repeat(store: WorkspaceStore, batches: Sequence[Batch]) -> bool:
     return all(_is_stored(store, batch) for batch in batches)
 
 
-def _is_stored(store: WorkspaceStore, batch: Batch) -> bool:
+def _is_stored(store: RunStore, batch: Batch) -> bool:
     try:
         found = store.read_batches(batch.run_id, batch.writer_id, batch.number, 1)
     except RunNotFoundError:
