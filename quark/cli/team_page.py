@@ -484,7 +484,7 @@ class TeamPage:
             place = _Place(config.store_url, config.artifact_url, workspace)
             source = _make_source(WorkspaceReader(store, self._service.vault, workspace), place)
             editor = store if config.allow_edit else None
-            app = make_app(source, static=self._static, editor=editor)
+            app = make_app(source, editor=editor)
             page = _WorkspacePage(leases, app, app.state.page)
             self._pages[workspace] = page
             return page
