@@ -44,7 +44,7 @@ from quark.page.routes.page_source import PageSource, Reopening
 from quark.page.routes.parameters import Parameters
 from quark.page.routes.runs import list_rows
 from quark.page.static_files import load_installed_files
-from quark_backends.service.protocol import ErrorCode, status_of
+from quark_backends.service.protocol import ErrorCode
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.deployment import Deployment
 from quark_backends.service.server.responses import ServiceFailure
@@ -411,7 +411,7 @@ class TeamPage:
                 after_s = str(max(1, round(refused.retry_after_s)))
                 extra.append((b"retry-after", after_s.encode()))
                 said += f"; come again in {after_s} s"
-            status = status_of(refused.code)
+            status = refused.code.status
             await self._ask_for_key(scope, send, place, status=status, mistake=said, extra=extra)
 
     async def _begin(
