@@ -94,7 +94,6 @@ class PageApplication:
 
     Args:
         source: What is looked at.
-        static: The page's files.
         analyzer: Computes analyses that are not stored.
         editor: Changes runs; None where nobody may.
     """
@@ -102,12 +101,11 @@ class PageApplication:
     def __init__(
         self,
         source: PageSource,
-        static: StaticFiles,
         analyzer: RunAnalyzer,
         editor: PageEditor | None = None,
     ) -> None:
         self.source = source
-        self.static = static
+        self.static = load_installed_files()
         self.editor = editor
         self.desk = AnalysisDesk(source, analyzer)
         self.comparisons = ComparisonDesk(source, self.desk)
@@ -208,7 +206,6 @@ class PageApplication:
 def make_app(
     source: PageSource,
     *,
-    static: StaticFiles | None = None,
     base: str = "",
     analyzer: RunAnalyzer | None = None,
     editor: PageEditor | None = None,
@@ -217,14 +214,11 @@ def make_app(
 
     Args:
         source: What is looked at.
-        static: The page's files; by default those that come with Quark.
         base: Path that every address begins with, such as `/quark`, or "".
         analyzer: Computes analyses that are not stored; by default a process of its own.
         editor: Changes runs; None where nobody may.
     """
-    page = PageApplication(
-        source, static or load_installed_files(), analyzer or AnalysisProcess(source), editor
-    )
+    page = PageApplication(source, analyzer or AnalysisProcess(source), editor)
 
     @asynccontextmanager
     async def live(_: Starlette) -> AsyncIterator[None]:

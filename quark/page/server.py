@@ -22,7 +22,6 @@ from quark_core.system.folders import find_private_folder
 
 if TYPE_CHECKING:
     from quark.page.routes.page_source import PageSource
-    from quark.page.static_files import StaticFiles
 
 DEFAULT_PORT = 7410
 
@@ -39,7 +38,6 @@ class PageServer:
         bound: A listening socket; closed at the end.
         base: Path that every address begins with, or "".
         hosts: Names besides those of the loopback by which clients may call it.
-        static: The page's files; by default those that come with Quark.
         on_trade: Called after a token was traded for a cookie.
         allow_edit: Whether the page may change runs, and ask them to stop.
         keeps_sessions: Whether browsers that are signed in stay so when a server of the same
@@ -56,7 +54,6 @@ class PageServer:
         *,
         base: str = "",
         hosts: Iterable[str] = (),
-        static: StaticFiles | None = None,
         on_trade: Callable[[], None] | None = None,
         allow_edit: bool = False,
         keeps_sessions: bool = False,
@@ -71,7 +68,7 @@ class PageServer:
         kept = _find_kept(source, self._port, base) if keeps_sessions else None
         self.sessions = Sessions(on_trade, kept=kept)
         editor = RootEditor(source.storage_dir) if allow_edit else None
-        inner = make_app(source, static=static, base=base, editor=editor)
+        inner = make_app(source, base=base, editor=editor)
         self._tables = inner.state.page.tables
         app = Guard(
             inner,

@@ -47,74 +47,58 @@ _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class ErrorCode(StrEnum):
-    """What went wrong, for programs; the message says it for people."""
+    """What went wrong, for programs; the message says it for people.
 
-    MALFORMED = "malformed"
-    """400: the request cannot be read."""
-    INVALID_ARGUMENT = "invalid_argument"
-    """400: it can, and asks for something that makes no sense; `field` names it."""
-    UNAUTHORIZED = "unauthorized"
-    """401: no key, or one that is unknown, revoked or expired."""
-    FORBIDDEN = "forbidden"
-    """403: the key lacks the scope."""
-    NOT_FOUND = "not_found"
-    """404: no such route."""
-    RUN_NOT_FOUND = "run_not_found"
-    """404: the workspace has no such run."""
-    PAYLOAD_NOT_FOUND = "payload_not_found"
-    """404: the run has no such payload."""
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    """405."""
-    TIMEOUT = "timeout"
-    """408: the body came too slowly."""
-    CONFLICT = "conflict"
-    """409: the batch, the attempt or the payload is there already, and is another one."""
-    INVALID_STATE = "invalid_state"
-    """409: the run is in a state that does not allow it, such as alive."""
-    TOO_LARGE = "too_large"
-    """413: a limit of this server; the message names it."""
-    UNSUPPORTED = "unsupported"
-    """415: a media type or an encoding that the server does not take."""
-    RANGE = "range"
-    """416: a range that the payload does not have."""
-    MISDIRECTED = "misdirected"
-    """421: the request names a host that this server does not answer for."""
-    REJECTED = "rejected"
-    """422: the batch can never be stored."""
-    RATE_LIMITED = "rate_limited"
-    """429: later; `retry_after_s` says when."""
-    INTERNAL = "internal"
-    """500: a bug of the server; its log has the same `request_id`."""
-    UNAVAILABLE = "unavailable"
-    """503: the store is busy or out of reach, or the server is about to end."""
+    Attributes:
+        status: Of HTTP.
+    """
 
+    status: int
 
-_STATUS = {
-    ErrorCode.MALFORMED: 400,
-    ErrorCode.INVALID_ARGUMENT: 400,
-    ErrorCode.UNAUTHORIZED: 401,
-    ErrorCode.FORBIDDEN: 403,
-    ErrorCode.NOT_FOUND: 404,
-    ErrorCode.RUN_NOT_FOUND: 404,
-    ErrorCode.PAYLOAD_NOT_FOUND: 404,
-    ErrorCode.METHOD_NOT_ALLOWED: 405,
-    ErrorCode.TIMEOUT: 408,
-    ErrorCode.CONFLICT: 409,
-    ErrorCode.INVALID_STATE: 409,
-    ErrorCode.TOO_LARGE: 413,
-    ErrorCode.UNSUPPORTED: 415,
-    ErrorCode.RANGE: 416,
-    ErrorCode.MISDIRECTED: 421,
-    ErrorCode.REJECTED: 422,
-    ErrorCode.RATE_LIMITED: 429,
-    ErrorCode.INTERNAL: 500,
-    ErrorCode.UNAVAILABLE: 503,
-}
+    def __new__(cls, text: str, status: int) -> ErrorCode:
+        """A code, by its text and status."""
+        code = str.__new__(cls, text)
+        code._value_, code.status = text, status
+        return code
 
-
-def status_of(code: ErrorCode) -> int:
-    """The HTTP status of an error."""
-    return _STATUS[code]
+    MALFORMED = "malformed", 400
+    """The request cannot be read."""
+    INVALID_ARGUMENT = "invalid_argument", 400
+    """It can, and asks for something that makes no sense; `field` names it."""
+    UNAUTHORIZED = "unauthorized", 401
+    """No key, or one that is unknown, revoked or expired."""
+    FORBIDDEN = "forbidden", 403
+    """The key lacks the scope."""
+    NOT_FOUND = "not_found", 404
+    """No such route."""
+    RUN_NOT_FOUND = "run_not_found", 404
+    """The workspace has no such run."""
+    PAYLOAD_NOT_FOUND = "payload_not_found", 404
+    """The run has no such payload."""
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405
+    """The route does not take this method."""
+    TIMEOUT = "timeout", 408
+    """The body came too slowly."""
+    CONFLICT = "conflict", 409
+    """The batch, the attempt or the payload is there already, and is another one."""
+    INVALID_STATE = "invalid_state", 409
+    """The run is in a state that does not allow it, such as alive."""
+    TOO_LARGE = "too_large", 413
+    """A limit of this server; the message names it."""
+    UNSUPPORTED = "unsupported", 415
+    """A media type or an encoding that the server does not take."""
+    RANGE = "range", 416
+    """A range that the payload does not have."""
+    MISDIRECTED = "misdirected", 421
+    """The request names a host that this server does not answer for."""
+    REJECTED = "rejected", 422
+    """The batch can never be stored."""
+    RATE_LIMITED = "rate_limited", 429
+    """Later; `retry_after_s` says when."""
+    INTERNAL = "internal", 500
+    """A bug of the server; its log has the same `request_id`."""
+    UNAVAILABLE = "unavailable", 503
+    """The store is busy or out of reach, or the server is about to end."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

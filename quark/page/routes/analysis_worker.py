@@ -12,16 +12,18 @@ import os
 import queue
 import sys
 import threading
+from dataclasses import fields
 from io import RawIOBase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quark.page.pack import encode_json
-from quark.page.routes.run_analysis import AnalysisReply, AnalyzeRun, analyze, compare
+from quark.page.routes.run_analysis import AnalyzeRun, analyze, compare
 from quark_core.errors import QuarkError, RunNotFoundError
 from quark_core.hosting.protocol import (
+    Reply,
     dump_value,
     extend_import_path,
     read_frame,
@@ -31,10 +33,6 @@ from quark_core.hosting.protocol import (
 
 if TYPE_CHECKING:
     from quark.page.routes.page_source import PageSource
-
-# The process that analyzes runs for the page: `python -m quark.page.routes.analysis_worker`.
-#
-# It ends at once, in the middle of whatever it does, when the page's server is gone.
 
 _log = logging.getLogger("quark")
 
@@ -62,38 +60,31 @@ class _Worker:
             except OSError:
                 return 1
 
-    def _serve(self, message: AnalyzeRun) -> AnalysisReply:
+    def _serve(self, message: AnalyzeRun) -> Reply:
         try:
-            reply = self._analyze(message)
+            found = self._analyze(message)
+            return Reply(value=dump_value((found, _measure_peak())))
         except MemoryError:
-            return AnalysisReply("no_memory")
+            return Reply("no_memory")
         except RunNotFoundError as error:
-            return AnalysisReply("no_run", str(error))
+            return Reply("no_run", str(error))
         except QuarkError as error:
-            return AnalysisReply("unreadable", str(error))
+            return Reply("unreadable", str(error))
         except Exception as error:  # noqa: BLE001 - a plugin's rule may raise anything
             _log.exception("run %s cannot be analyzed", message.run_id)
-            return AnalysisReply("failed", f"{type(error).__name__}: {error}")
-        return msgspec.structs.replace(reply, peak_bytes=_measure_peak())
+            return Reply("failed", f"{type(error).__name__}: {error}")
 
-    def _analyze(self, message: AnalyzeRun) -> AnalysisReply:
+    def _analyze(self, message: AnalyzeRun) -> Any:
         if self._source is None:
             self._source = _open(message)
         if message.pair is not None:
-            result = compare(self._source.open_run, message.pair)
-            return AnalysisReply(comparison=encode_json(result))
+            return encode_json(compare(self._source.open_run, message.pair))
         if not message.run_id:
-            return AnalysisReply()
+            return None
         found = analyze(self._source.open_run(message.run_id))
         assert found.coverage is not None
-        return AnalysisReply(
-            at=found.at,
-            phase_notes=found.phase_notes,
-            note=found.note,
-            records=dump_value((found.alerts, found.scores, found.phases)),
-            rules=found.coverage.count,
-            without_data=found.coverage.without_data,
-        )
+        said = {each.name: getattr(found, each.name) for each in fields(found)}
+        return {**said, "coverage": (found.coverage.count, found.coverage.without_data)}
 
 
 def _listen(source: RawIOBase, messages: queue.SimpleQueue[AnalyzeRun]) -> None:

@@ -7,25 +7,30 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from quark.analysis.metric_roles import find_main_metric
 from quark.page.pack import choose_floats, encode_pack
 from quark.page.recent import Recent
-from quark.page.routes.curves import GroupCurve, RunCurve, join_attempts, merge_runs
-from quark.page.routes.parameters import MAX_ENTRIES, MAX_KEYS, MAX_RUNS, Parameters
+from quark.page.routes.curves import (
+    GROUP_AXES,
+    CurveAsk,
+    GroupCurve,
+    RunCurve,
+    join_attempts,
+    merge_runs,
+)
+from quark.page.routes.parameters import MAX_RUNS, Parameters
 from quark.page.routes.run_analysis import ComparedPair
 from quark.page.routes.run_details import place_metric
 from quark.page.routes.runs import describe_row, describe_standing
-from quark_core.backends.curves import CurveQuery
 from quark_core.errors import QuarkError, SchemaValidationError
 from quark_core.records import parse_time
 from quark_core.records.names import decode_name
 from quark_core.records.runs import is_seed
 from quark_core.runs.following import read_series_many
-from quark_core.runs.reading import encode_key
 from quark_core.search.resolution import write_name
 
 if TYPE_CHECKING:
@@ -38,7 +43,6 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import SupportsRead
     from quark_core.backends.run_summary import MetricSummary, RunSummary, StoredRun
 
-_ENTRIES = 1_000
 _MOST_SIDES = 50
 _MOST_GROUP_KEYS = 10
 _MOST_METRICS = 2_000
@@ -47,11 +51,6 @@ _MOST_VALUES = 8
 _NAME_CHARACTERS = 80
 _ALL_BUT_SEED = "seed"
 _GROUPS = "groups"
-_AXES: dict[str, Literal["step", "epoch", "relative"]] = {
-    "step": "step",
-    "epoch": "epoch",
-    "relative": "relative",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,28 +421,15 @@ def pack_group_curves(source: PageSource, parameters: Parameters) -> bytes:
         RunNotFoundError: There is no such run.
     """
     sides = read_sides(source, parameters, may_be_known=True)
-    keys = [encode_key(key, "key") for key in parameters.get_texts("key", MAX_KEYS)]
+    ask = CurveAsk.read(parameters, GROUP_AXES)
+    keys, entries = ask.query.keys, ask.query.entries or 0
     if not keys:
         raise SchemaValidationError("key must name a metric")
-    axis = _AXES[parameters.get_word("x", "step", tuple(_AXES))]
-    entries = parameters.get_bounded("entries", _ENTRIES, MAX_ENTRIES)
-    low, high = parameters.get_number("low"), parameters.get_number("high")
-    if low is not None and high is not None and low > high:
-        raise SchemaValidationError(f"low must not be above high, got {low:g} and {high:g}")
-    scale = 1e6 if axis == "relative" else 1.0
-    query = CurveQuery.build(
-        keys,
-        entries=entries,
-        axis="relative_us" if axis == "relative" else axis,
-        # Bounds are of whole steps: what lies between two of them is not outside.
-        low=None if low is None else -int(-low * scale // 1),
-        high=None if high is None else int(high * scale // 1),
-    )
     shows_runs = parameters.get_flag("members")
     listed: list[dict[str, Any]] = []
     columns: dict[str, NDArray[Any]] = {}
     for number, side in enumerate(sides):
-        read = [_read_run(source, run, query, axis) for run in side.runs]
+        read = [_read_run(source, run, ask) for run in side.runs]
         for key in keys:
             runs = {
                 run.run_id: found[key]
@@ -460,22 +446,17 @@ def pack_group_curves(source: PageSource, parameters: Parameters) -> bytes:
     return encode_pack({"curves": listed}, columns)
 
 
-def _read_run(
-    source: PageSource,
-    run: RunSummary,
-    query: CurveQuery,
-    axis: Literal["step", "epoch", "relative"],
-) -> dict[str, RunCurve]:
+def _read_run(source: PageSource, run: RunSummary, ask: CurveAsk) -> dict[str, RunCurve]:
     """What a run has of the metrics within a window."""
-    logged = tuple(key for key in query.keys if key in run.metrics)
+    logged = tuple(key for key in ask.query.keys if key in run.metrics)
     if not logged:
         return {}
-    found = read_series_many(source.reader, run.run_id, replace(query, keys=logged))
+    found = read_series_many(source.reader, run.run_id, replace(ask.query, keys=logged))
     curves: dict[str, list[Any]] = {}
     for curve in found.curves:
         curves.setdefault(curve.key, []).append(curve)
     start_us = parse_time(run.stored.run.created_at)
-    joined = {key: join_attempts(each, axis, start_us) for key, each in curves.items()}
+    joined = {key: join_attempts(each, ask.x, start_us) for key, each in curves.items()}
     return {key: curve for key, curve in joined.items() if curve is not None}
 
 

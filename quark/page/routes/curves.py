@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,7 +29,6 @@ from quark_core.backends.curves import (
     check_cursor,
     reduce_curves,
 )
-from quark_core.backends.curves import Axis as curves_Axis
 from quark_core.errors import RunNotFoundError, SchemaValidationError
 from quark_core.records import EventRecord, MetricRecord
 from quark_core.records.names import decode_name
@@ -217,17 +216,30 @@ _MOST_CURSOR = 16_384
 _MOST_MARKS = 512
 # A backend that reads every point to find out is not asked each second.
 _RESTS_S = 4.0
-_AXES: dict[str, curves_Axis] = {
+_AXES: dict[str, str] = {
     "step": "step",
     "time": "time_us",
     "epoch": "epoch",
 }
+GROUP_AXES: dict[str, str] = {
+    "step": "step",
+    "epoch": "epoch",
+    "relative": "relative_us",
+}
+"""What curves of several runs can be over."""
 _ATTEMPTS = ("current", "all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ask:
-    """What is asked for of curves."""
+class CurveAsk:
+    """What is asked for of curves.
+
+    Attributes:
+        query: Of the store.
+        x: The axis, as the address names it.
+        extremes: Whether the steps of lowest and highest points are wanted.
+        bounds_news: Whether what came since a cursor is bounded, too.
+    """
 
     query: CurveQuery
     x: str
@@ -235,12 +247,17 @@ class _Ask:
     bounds_news: bool
 
     @classmethod
-    def read(cls, parameters: Parameters) -> _Ask:
-        x = parameters.get_word("x", "step", tuple(_AXES))
+    def read(cls, parameters: Parameters, axes: Mapping[str, str] = _AXES) -> CurveAsk:
+        """What the parameters of a request ask for, over one of some axes.
+
+        Raises:
+            SchemaValidationError: A bad parameter.
+        """
+        x = parameters.get_word("x", "step", tuple(axes))
         low, high = (parameters.get_number(name) for name in ("low", "high"))
         if low is not None and high is not None and low > high:
             raise SchemaValidationError(f"low must not be above high, got {low:g} and {high:g}")
-        scale = 1e6 if x == "time" else 1.0
+        scale = 1e6 if axes[x].endswith("_us") else 1.0
         word = parameters.get_text("ranks") or "mean"
         ranks: RankChoice = None
         if word == EACH_RANK:
@@ -251,7 +268,7 @@ class _Ask:
         query = CurveQuery.build(
             [encode_key(key, "key") for key in parameters.get_texts("key", MAX_KEYS)],
             entries=parameters.get_bounded("entries", _ENTRIES, MAX_ENTRIES),
-            axis=_AXES[x],
+            axis=axes[x],
             # Bounds are of whole steps: what lies between two of them is not outside.
             low=None if low is None else -int(-low * scale // 1),
             high=None if high is None else int(high * scale // 1),
@@ -275,7 +292,7 @@ def pack_series(
         SchemaValidationError: A bad parameter.
         RunNotFoundError: There is no such run.
     """
-    ask = _Ask.read(parameters)
+    ask = CurveAsk.read(parameters)
     if not ask.query.keys:
         raise SchemaValidationError("key must name a metric")
     summary = source.summarize(run_id)
@@ -344,7 +361,7 @@ class ChangeDesk:
             raise SchemaValidationError(
                 "cursor must be one that was given with the run or its curves"
             )
-        ask = _Ask.read(parameters)
+        ask = CurveAsk.read(parameters)
         cursor = PageCursor.decode(text, run_id)
         mark = read_mark(self._source.reader, run_id)
         if self._is_still(text, mark):
@@ -375,7 +392,7 @@ class ChangeDesk:
         return pack_curves(list(map(_show, curves)), head, x=ask.x)
 
     def _read(
-        self, summary: RunSummary, cursor: PageCursor, ask: _Ask
+        self, summary: RunSummary, cursor: PageCursor, ask: CurveAsk
     ) -> tuple[dict[str, Any], Sequence[Curve]]:
         """What came, and where to go on."""
         reader, run_id, query = self._source.reader, summary.run_id, ask.query
@@ -464,8 +481,6 @@ def pack_sparks(source: PageSource, parameters: Parameters) -> bytes:
 #
 # A group is put together by itself, on its own places: what other groups there are changes nothing.
 
-Axis = Literal["step", "epoch", "relative"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCurve:
@@ -515,7 +530,7 @@ class GroupCurve:
     exact: bool
 
 
-def join_attempts(curves: Sequence[Curve], axis: Axis, start_us: int = 0) -> RunCurve | None:
+def join_attempts(curves: Sequence[Curve], axis: str, start_us: int = 0) -> RunCurve | None:
     """The curves of a run's attempts as one, in the order of the axis; None without an entry.
 
     Args:
@@ -551,7 +566,7 @@ def join_attempts(curves: Sequence[Curve], axis: Axis, start_us: int = 0) -> Run
     )
 
 
-def _place(curve: Curve, axis: Axis, start_us: int) -> NDArray[Any]:
+def _place(curve: Curve, axis: str, start_us: int) -> NDArray[Any]:
     import numpy as np
 
     if axis == "relative":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -307,7 +307,6 @@ class GridDesk:
         grid = read_grid(self._source.reader, run_id, query)
         base = self._find_base(summary, query, grid)
         marks = self._find_marks(summary, grid)
-        starts = grid.starts
         head = {
             "kind": kind,
             "field": field,
@@ -316,24 +315,12 @@ class GridDesk:
                 {"name": name, "type": None, "module": name.rpartition(".")[0]}
                 for name in grid.names
             ],
-            "row_count": len(grid.names) + grid.left_out,
             "depth": grid.depth,
-            "bins": len(starts),
-            "steps": [int(starts[0]), int(grid.ends[-1])] if len(starts) else None,
-            "exact": grid.exact,
+            "bins": len(grid.starts),
             "fields": self._list_fields(run_id),
             "marks": marks,
         }
-        return encode_pack(
-            head,
-            {
-                "step": starts.astype("f8"),
-                "end": grid.ends.astype("f8"),
-                "cells": grid.values.astype("f4"),
-                "bad": grid.marks == NOT_FINITE,
-                "base": base,
-            },
-        )
+        return _pack_grid(grid, head, bad=grid.marks == NOT_FINITE, base=base)
 
     def _find_base(self, summary: RunSummary, query: GridQuery, grid: Grid) -> NDArray[Any]:
         """For each row its own beginning: of the whole run, however small the window is."""
@@ -401,6 +388,19 @@ class GridDesk:
                         {"kind": kind, "field": field, "summary": summary_type, "title": title}
                     )
         return found
+
+
+def _pack_grid(grid: Grid, head: Mapping[str, Any], **columns: NDArray[Any]) -> bytes:
+    """A map: what is said of it, its cells, and what else there is of each row or cell."""
+    starts = grid.starts
+    said = {
+        **head,
+        "row_count": len(grid.names) + grid.left_out,
+        "steps": [int(starts[0]), int(grid.ends[-1])] if len(starts) else None,
+        "exact": grid.exact,
+    }
+    cells = {"step": starts.astype("f8"), "end": grid.ends.astype("f8")}
+    return encode_pack(said, {**cells, "cells": grid.values.astype("f4"), **columns})
 
 
 def _measure_bases(grid: Grid) -> dict[str, float]:
@@ -498,6 +498,8 @@ def pack_system(source: PageSource, run_id: str, parameters: Parameters) -> byte
         SchemaValidationError: A bad parameter.
         RunNotFoundError: There is no such run.
     """
+    import numpy as np
+
     field = parameters.get_word("field", "step_time_ms", tuple(FIELDS))
     low, high = parameters.get_integer("low"), parameters.get_integer("high")
     if low is not None and high is not None and low > high:
@@ -516,34 +518,18 @@ def pack_system(source: PageSource, run_id: str, parameters: Parameters) -> byte
             bins=parameters.get_bounded("bins", _SYSTEM_BINS, _MOST_BINS),
         ),
     )
-    starts = grid.starts
+    medians = _measure_medians(grid)
+    known = [median for median in medians if np.isfinite(median)]
+    # What a rank that lags is held against: the median of the medians of all.
+    typical = float(np.median(known)) if known else float("nan")
     head = {
         "field": field,
         "title": FIELDS[field],
         "rows": [{"name": f"rank {name}", "type": None, "module": ""} for name in grid.names],
-        "ranks": _describe_ranks(grid),
-        "row_count": len(grid.names) + grid.left_out,
-        "steps": [int(starts[0]), int(grid.ends[-1])] if len(starts) else None,
-        "exact": grid.exact,
+        "ranks": _describe_ranks(grid, medians, typical),
         "fields": _list_fields(source, run_id),
     }
-    columns = {
-        "step": starts.astype("f8"),
-        "end": grid.ends.astype("f8"),
-        "cells": grid.values.astype("f4"),
-        "base": _measure_typical(grid),
-    }
-    return encode_pack(head, columns)
-
-
-def _measure_typical(grid: Grid) -> Any:
-    """For each rank the median of the medians of all: what a rank that lags is held against."""
-    import numpy as np
-
-    medians = _measure_medians(grid)
-    known = [median for median in medians if np.isfinite(median)]
-    typical = float(np.median(known)) if known else float("nan")
-    return np.full(len(grid.names), typical, dtype="f4")
+    return _pack_grid(grid, head, base=np.full(len(grid.names), typical, dtype="f4"))
 
 
 def _measure_medians(grid: Grid) -> list[float]:
@@ -556,13 +542,10 @@ def _measure_medians(grid: Grid) -> list[float]:
     return medians
 
 
-def _describe_ranks(grid: Grid) -> list[dict[str, Any]]:
+def _describe_ranks(grid: Grid, medians: Sequence[float], typical: float) -> list[dict[str, Any]]:
     """Each rank with its pace; the silent first, then the slowest."""
     import numpy as np
 
-    medians = _measure_medians(grid)
-    known = [median for median in medians if np.isfinite(median)]
-    typical = float(np.median(known)) if known else float("nan")
     lasts = []
     for row in grid.values:
         seen = np.flatnonzero(np.isfinite(row))

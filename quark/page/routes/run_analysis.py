@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -12,7 +13,7 @@ import msgspec
 
 from quark_core.errors import RunNotFoundError, SessionStoreError
 from quark_core.hosting.child_process import ChildGone, ChildProcess
-from quark_core.hosting.protocol import load_value
+from quark_core.hosting.protocol import Reply, load_value
 from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, format_time
 
 if TYPE_CHECKING:
@@ -263,29 +264,8 @@ class AnalyzeRun(msgspec.Struct, frozen=True):
     argument: str = ""
 
 
-class AnalysisReply(msgspec.Struct, frozen=True):
-    """What became of it.
-
-    Attributes:
-        outcome: `ok`, `no_run`, `unreadable`, `no_memory` or `failed`.
-        text: What the error says.
-        at, phase_notes, note: As `Analysis` has them.
-        records: What `dump_value` made of its alerts, scores and phases.
-        rules, without_data: Its coverage.
-        comparison: The result of a comparison, as JSON.
-        peak_bytes: The most memory that the process has held; 0 where nobody knows.
-    """
-
-    outcome: str = "ok"
-    text: str = ""
-    at: str | None = None
-    phase_notes: tuple[str, ...] = ()
-    note: str | None = None
-    records: bytes = b""
-    rules: int = 0
-    without_data: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-    comparison: bytes = b""
-    peak_bytes: int = 0
+class _NoResult(SessionStoreError):
+    """An analysis or a comparison that has come to no result here; the message says why."""
 
 
 class AnalysisProcess:
@@ -312,62 +292,21 @@ class AnalysisProcess:
     def analyze(self, run_id: str) -> Analysis:
         """See `RunAnalyzer`."""
         try:
-            reply = self._ask(run_id)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            return _fail(f"the process that analyzes cannot be started: {reason}")
-        except ChildGone as error:
-            self._give_up(self._child)
-            return _fail(self._explain(error, run_id))
-        if reply.outcome != "ok" or reply.peak_bytes > self._limits.kept_bytes:
-            self.rest()
-        match reply.outcome:
-            case "ok":
-                return _read(reply)
-            case "no_run":
-                raise RunNotFoundError(reply.text)
-            case "unreadable":
-                raise SessionStoreError(reply.text)
-            case "no_memory":
-                return _fail(
-                    f"its analysis needs more than the {self._limits.memory_bytes / _MIB:.0f} MiB "
-                    f"that it has here; {_offer(run_id)}"
-                )
-        return _fail(reply.text)
+            found = self._ask(run_id)
+        except _NoResult as error:
+            return Analysis(state="failed", note=str(error))
+        count, without_data = found.pop("coverage")
+        return Analysis(**found, coverage=RuleCoverage(count=count, without_data=without_data))
 
     def compare(self, pair: ComparedPair) -> dict[str, Any]:
         """See `RunAnalyzer`."""
-        try:
-            reply = self._ask("", pair)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise SessionStoreError(
-                f"the process that compares cannot be started: {reason}"
-            ) from error
-        except ChildGone as error:
-            self._give_up(self._child)
-            raise SessionStoreError(_tell_lost(error, self._limits)) from error
-        if reply.outcome != "ok" or reply.peak_bytes > self._limits.kept_bytes:
-            self.rest()
-        match reply.outcome:
-            case "ok":
-                found: dict[str, Any] = msgspec.json.decode(reply.comparison)
-                return found
-            case "no_run":
-                raise RunNotFoundError(reply.text)
-            case "no_memory":
-                raise SessionStoreError(
-                    f"the comparison needs more than the {self._limits.memory_bytes / _MIB:.0f} "
-                    "MiB that it has here; `quark compare` has no such bounds"
-                )
-        raise SessionStoreError(reply.text)
+        found: dict[str, Any] = msgspec.json.decode(self._ask("", pair))
+        return found
 
     def prepare(self) -> None:
         """See `RunAnalyzer`; what goes wrong is told by the next analysis."""
-        try:
+        with suppress(SessionStoreError):
             self._ask("")
-        except (OSError, ChildGone):
-            self._give_up(self._child)
 
     def rest(self) -> None:
         """See `RunAnalyzer`: the process ends."""
@@ -381,19 +320,61 @@ class AnalysisProcess:
         if child is not None:
             child.end(wait_s=0.0)
 
-    def _ask(self, run_id: str, pair: ComparedPair | None = None) -> AnalysisReply:
-        reopening = self._source.reopening
+    def _ask(self, run_id: str, pair: ComparedPair | None = None) -> Any:
+        """What the process has found: the parts of an `Analysis`, or a comparison as JSON.
+
+        Raises:
+            RunNotFoundError: The store has no such run.
+            SessionStoreError: The store cannot be read, or there is no result.
+        """
+        reopening, limits = self._source.reopening, self._limits
         message = AnalyzeRun(
             run_id=run_id,
             pair=pair,
             storage_dir=str(self._source.storage_dir),
             backend=self._source.specification,
-            memory_bytes=self._limits.memory_bytes,
+            memory_bytes=limits.memory_bytes,
             import_path=tuple(sys.path),
             opener="" if reopening is None else reopening.opener,
             argument="" if reopening is None else reopening.argument,
         )
-        return self._find_child().request(message, AnalysisReply, self._limits.time_s)
+        what, does = (
+            ("its analysis", "analyzes") if pair is None else ("the comparison", "compares")
+        )
+        offer = f"quark analyze {run_id}" if pair is None else "quark compare"
+        unbounded = f"; `{offer}` has no such bounds"
+        try:
+            reply = self._find_child().request(message, Reply, limits.time_s)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise _NoResult(f"the process that {does} cannot be started: {reason}") from error
+        except ChildGone as error:
+            self._give_up(self._child)
+            if error.was_late:
+                said = f"{what} was ended after {limits.time_s:g} s, which is all that it has here"
+            elif error.exit_status is None:
+                raise _NoResult(f"the process that {does} cannot be used: {error}") from error
+            else:
+                ended = _describe_exit(error.exit_status)
+                said = f"the process that {does} ended in the middle of it ({ended})"
+            raise _NoResult(said + unbounded) from error
+        if reply.outcome == "ok":
+            found, peak_bytes = load_value(reply.value)
+            if peak_bytes > limits.kept_bytes:
+                self.rest()
+            return found
+        self.rest()
+        match reply.outcome:
+            case "no_run":
+                raise RunNotFoundError(reply.text)
+            case "unreadable":
+                raise SessionStoreError(reply.text)
+            case "no_memory":
+                mib = limits.memory_bytes / _MIB
+                raise _NoResult(
+                    f"{what} needs more than the {mib:.0f} MiB that it has here{unbounded}"
+                )
+        raise _NoResult(reply.text)
 
     def _find_child(self) -> ChildProcess:
         with self._lock:
@@ -410,53 +391,6 @@ class AnalysisProcess:
                 return
             self._child = None
         child.end()
-
-    def _explain(self, error: ChildGone, run_id: str) -> str:
-        if error.was_late:
-            return (
-                f"its analysis was ended after {self._limits.time_s:g} s, which is all that it "
-                f"has here; {_offer(run_id)}"
-            )
-        if error.exit_status is None:
-            return f"the process that analyzes cannot be used: {error}"
-        return (
-            f"the process that analyzes ended in the middle of it "
-            f"({_describe_exit(error.exit_status)}); {_offer(run_id)}"
-        )
-
-
-def _tell_lost(error: ChildGone, limits: AnalysisLimits) -> str:
-    """Why a comparison has no result."""
-    if error.was_late:
-        return (
-            f"the comparison was ended after {limits.time_s:g} s, which is all that it has here; "
-            "`quark compare` has no such bounds"
-        )
-    status = error.exit_status
-    said = str(error) if status is None else _describe_exit(status)
-    return f"the process that compares ended in the middle of it ({said})"
-
-
-def _read(reply: AnalysisReply) -> Analysis:
-    alerts, scores, phases = load_value(reply.records)
-    return Analysis(
-        state="computed",
-        at=reply.at,
-        alerts=alerts,
-        scores=scores,
-        phases=phases,
-        phase_notes=reply.phase_notes,
-        coverage=RuleCoverage(count=reply.rules, without_data=reply.without_data),
-        note=reply.note,
-    )
-
-
-def _fail(note: str) -> Analysis:
-    return Analysis(state="failed", note=note)
-
-
-def _offer(run_id: str) -> str:
-    return f"`quark analyze {run_id}` has no such bounds"
 
 
 def _describe_exit(status: int) -> str:

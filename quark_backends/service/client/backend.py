@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 from urllib.parse import quote
@@ -12,7 +14,12 @@ from urllib.parse import quote
 import msgspec
 
 from quark_backends.service.calls import CALL_ROUTE, describe_search, encode_value
-from quark_backends.service.client.derived_calls import derive_calls
+from quark_backends.service.client.derived_calls import (
+    ServiceCaller,
+    cut,
+    derive_calls,
+    refuse_writing,
+)
 from quark_backends.service.client.http_client import (
     BACKEND,
     Call,
@@ -25,11 +32,12 @@ from quark_backends.service.client.http_client import (
 )
 from quark_backends.service.client.transfer import BatchSender
 from quark_backends.service.client.transport import UserKey, check_key_is_for, find_address
-from quark_backends.service.client.trash import CollectsTrash
 from quark_backends.service.protocol import (
     MSGPACK,
     PROTOCOL_VERSION,
     ROWS,
+    CollectReply,
+    CollectRequest,
     GenerationReply,
     GenerationRequest,
     OutputBody,
@@ -48,7 +56,15 @@ from quark_core.backends.contract import (
     SupportsSearch,
 )
 from quark_core.backends.coordination import SupportsCoordination
-from quark_core.backends.edits import SupportsBelonging, SupportsEdits, SupportsRemoval
+from quark_core.backends.edits import (
+    Collection,
+    CollectionProgress,
+    RunUsage,
+    StoreUsage,
+    SupportsBelonging,
+    SupportsEdits,
+    SupportsRemoval,
+)
 from quark_core.backends.methods import read_signature
 from quark_core.config import settings
 from quark_core.errors import (
@@ -57,6 +73,7 @@ from quark_core.errors import (
     SchemaValidationError,
     SessionStoreError,
     StoreUnauthorizedError,
+    StoreUnavailableError,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +90,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("quark")
 
 _SERIES_POINTS = 100_000
+_PATIENCE = 5
+_FIRST_PAUSE_S = 0.2
 _WORKSPACE = Call(method="GET", path="/v1/workspace")
 
 
@@ -92,7 +111,7 @@ class _DerivedCalls(SupportsSearch, SupportsChanges, Protocol):
     SupportsRemoval,
     SupportsCoordination,
 )
-class ServiceBackend(CollectsTrash):
+class ServiceBackend(ServiceCaller):
     """A workspace of a persistence service, for one storage root.
 
     Lists and searches keep to the project store that the storage root names;
@@ -336,6 +355,66 @@ class ServiceBackend(CollectsTrash):
         """None: payloads are sent."""
         return None
 
+    # The trash of all stores of the workspace, for keys with the scope.
+
+    def list_trash(self) -> list[RunUsage]:
+        """See `SupportsRemoval`."""
+        found: list[RunUsage] = self.call("list_trash", {})
+        return found
+
+    def measure_store(self) -> StoreUsage:
+        """See `SupportsRemoval`; of the whole workspace."""
+        found: StoreUsage = self.call("measure_store", {})
+        return replace(found, store_root=self._address.store_root)
+
+    def collect_trash(
+        self,
+        *,
+        older_than_s: float = 0.0,
+        run_ids: Sequence[str] | None = None,
+        dry_run: bool = False,
+        on_progress: CollectionProgress | None = None,
+    ) -> Collection:
+        """See `SupportsRemoval`. The service works while it is asked, a few seconds each time."""
+        plan = self._collect(CollectRequest(older_than_s=older_than_s, dry_run=True))
+        wanted = None if run_ids is None else set(run_ids)
+        planned = tuple(run for run in plan.removed if wanted is None or run.run_id in wanted)
+        if dry_run:
+            return _to_collection(plan, planned, plan, plan.leftovers)
+        if self._read_only:
+            raise refuse_writing(self._address.url)
+        total_bytes = sum(usage.total_bytes for usage in planned)
+        leftovers = dict(plan.leftovers)
+        reply = plan
+        # What comes into the trash while it works is left to the next call.
+        for part in cut([usage.run_id for usage in planned]) or [[]]:
+            request = CollectRequest(older_than_s=older_than_s, run_ids=part)
+            is_done = False
+            while not is_done:
+                reply = self._collect(request)
+                is_done = reply.done
+                if on_progress is not None:
+                    done_bytes = max(0, plan.before_bytes - reply.after_bytes)
+                    on_progress("removing runs", done_bytes, max(done_bytes, total_bytes))
+        # Whatever was killed or lost its reply on the way, what is left says what is gone.
+        left = {usage.run_id for usage in self.list_trash()}
+        removed = tuple(usage for usage in planned if usage.run_id not in left)
+        return _to_collection(plan, removed, reply, leftovers)
+
+    def _collect(self, request: CollectRequest) -> CollectReply:
+        """One turn, asked for again where the service is busy: it goes on where it was."""
+        body = msgspec.msgpack.encode(request)
+        call = Call(method="POST", path="/v1/trash/collect", body=body)
+        for attempt in range(_PATIENCE):
+            try:
+                with self._reading():
+                    return self._fetch(call, CollectReply)
+            except StoreUnavailableError:
+                if attempt == _PATIENCE - 1:
+                    raise
+                time.sleep(_FIRST_PAUSE_S * 2**attempt)
+        raise AssertionError  # pragma: no cover - the last attempt returns or raises
+
     def _check_workspace(self) -> None:
         """See that the service takes the key, and learn its limits.
 
@@ -417,6 +496,19 @@ class ServiceBackend(CollectsTrash):
                     describe(error, self._address.url), backend=BACKEND
                 ) from None
             raise to_write_error(error, self._address.url) from None
+
+
+def _to_collection(
+    plan: CollectReply, removed: tuple[RunUsage, ...], last: CollectReply, leftovers: dict[str, int]
+) -> Collection:
+    return Collection(
+        runs=removed,
+        skipped=last.skipped,
+        leftovers=leftovers,
+        before_bytes=plan.before_bytes,
+        after_bytes=last.after_bytes,
+        notes=tuple(last.notes),
+    )
 
 
 def _claim_folder(storage_dir: Path) -> None:

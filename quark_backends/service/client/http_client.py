@@ -353,17 +353,17 @@ class Reply:
         """Media type of the body."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-    def read_all(self, limit_bytes: int = _REPLY_BYTES) -> bytes:
+    def read_all(self) -> bytes:
         """The whole body, within the call's deadline.
 
         Raises:
-            Unreachable: It is larger than the limit, or does not come.
+            Unreachable: It is larger than any reply, or does not come.
         """
         pieces, size = [], 0
         while piece := self._next():
             size += len(piece)
-            if size > limit_bytes:
-                raise _too_long(limit_bytes)
+            if size > _REPLY_BYTES:
+                raise _too_long()
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -447,14 +447,14 @@ class ServiceClient:
         """Whether there is something that says who calls."""
         return self.key.is_set or self._auth is not None
 
-    def ask(self, call: Call, *, limit_bytes: int = _REPLY_BYTES) -> tuple[bytes, Reply]:
+    def ask(self, call: Call) -> tuple[bytes, Reply]:
         """The body of a reply, and the reply.
 
         Raises:
             Unreachable: No whole reply comes within the time.
             Refused: It is a refusal.
         """
-        return self.use(call, lambda reply: (reply.read_all(limit_bytes), reply))
+        return self.use(call, lambda reply: (reply.read_all(), reply))
 
     def use(self, call: Call, read: Callable[[Reply], T]) -> T:
         """What a function makes of a reply; it is called again where the reply breaks off.
@@ -595,7 +595,7 @@ def _read_early(response: httpx.Response) -> httpx.Response:
     for piece in response.stream:
         body += piece
         if len(body) > _REPLY_BYTES:
-            raise _too_long(_REPLY_BYTES)
+            raise _too_long()
     response.close()
     return httpx.Response(
         response.status_code,
@@ -605,9 +605,9 @@ def _read_early(response: httpx.Response) -> httpx.Response:
     )
 
 
-def _too_long(limit_bytes: int) -> Unreachable:
+def _too_long() -> Unreachable:
     return Unreachable(
-        f"its reply is longer than {limit_bytes} bytes, which no such reply is", answered=True
+        f"its reply is longer than {_REPLY_BYTES} bytes, which no such reply is", answered=True
     )
 
 

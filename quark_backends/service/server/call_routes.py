@@ -18,15 +18,12 @@ from quark_backends.service.calls import (
     make_arguments,
     unpack,
 )
-from quark_backends.service.protocol import JSON, MSGPACK, NEXT_PAGE, REMOVAL_LIMIT_RUNS, ErrorCode
+from quark_backends.service.protocol import MSGPACK, NEXT_PAGE, REMOVAL_LIMIT_RUNS, ErrorCode
 from quark_backends.service.server import read_routes, removal_routes
 from quark_backends.service.server.config import ANY_SCOPE, Scope
 from quark_backends.service.server.requests import (
     SMALL_BYTES,
-    Call,
-    Parameter,
     RequestBody,
-    ServiceRoute,
     check_nesting,
     check_numbers,
     check_run_id,
@@ -34,7 +31,8 @@ from quark_backends.service.server.requests import (
     refuse_invalid,
 )
 from quark_backends.service.server.responses import ServiceFailure, encode_within
-from quark_backends.service.server.stores import WorkspaceStore
+from quark_backends.service.server.service import Call, Parameter, ServiceRoute
+from quark_backends.store.run_store import RunStore
 from quark_core.backends.coordination import MOST_ENTRIES, check_entries, check_new_trials
 from quark_core.backends.edits import (
     BelongingEdit,
@@ -122,7 +120,7 @@ async def _list_trials(call: Call, _method: str, arguments: Arguments) -> ASGIAp
     return await call.answer(lambda: page, following=None if is_last else str(following))
 
 
-def _read_trials(store: WorkspaceStore, sweep_id: str, start: int, limit: int) -> Iterator[Any]:
+def _read_trials(store: RunStore, sweep_id: str, start: int, limit: int) -> Iterator[Any]:
     """A page of trials, read in parts: of large ones it holds few."""
     for first in range(start, start + limit, _PART_TRIALS):
         wanted = min(_PART_TRIALS, start + limit - first)
@@ -337,17 +335,18 @@ _OF_STORE = Parameter(name="store", schema=_TEXT, summary="Only of runs of this 
 
 
 def _make_route(method: str, rule: Rule) -> ServiceRoute:
-    said = find_method(method).__doc__ or ""
+    async def serve(call: Call) -> ASGIApp:
+        return await _serve(method, rule, call)
+
+    serve.__doc__ = find_method(method).__doc__
     return ServiceRoute(
         method="POST",
         path=f"{CALL_ROUTE}{method}",
-        handler=partial(_serve, method, rule),
-        summary=said.partition("\n")[0],
+        handler=serve,
         scope=rule.scope,
         request=make_arguments(method),
         reply=find_result(method),
         parameters=(_AFTER, _OF_STORE) if method in OF_STORE else (_AFTER,),
-        media=(JSON, MSGPACK),
         notes=rule.notes,
     )
 

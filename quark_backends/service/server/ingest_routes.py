@@ -32,9 +32,11 @@ from quark_backends.service.server.ingest_validation import (
     check_reserved,
     find_metric_keys,
 )
-from quark_backends.service.server.requests import Call, check_nesting
+from quark_backends.service.server.requests import check_nesting
 from quark_backends.service.server.responses import ServiceFailure
-from quark_backends.service.server.stores import OpenStore, WorkspaceStore
+from quark_backends.service.server.service import Call
+from quark_backends.service.server.stores import OpenStore
+from quark_backends.store.run_store import RunStore
 from quark_core.backends.contract import Batch, Generation
 from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import check_notes, check_tags
@@ -89,22 +91,6 @@ class JsonIngest(msgspec.Struct, frozen=True):
     """`POST /v1/runs/{run_id}/batches` as JSON: all of them are stored, or none."""
 
     batches: Annotated[list[JsonBatch], Meta(min_length=1, max_length=ACKNOWLEDGED_LIMIT_BATCHES)]
-
-
-def encode_json_batches(run_id: str, batches: Sequence[JsonBatch], limits: Limits) -> list[Batch]:
-    """The batches, checked by the record types and encoded.
-
-    Raises:
-        ServiceFailure: A record that does not fit; `field` says which.
-    """
-    return check_batches(
-        run_id,
-        [
-            _encode(run_id, batch, f"batches[{index}]", limits)
-            for index, batch in enumerate(batches)
-        ],
-        limits,
-    )
 
 
 def _encode(run_id: str, batch: JsonBatch, field: str, limits: Limits) -> WireBatch:
@@ -234,7 +220,7 @@ class CheckedBatches(msgspec.Struct, frozen=True):
 
 
 async def ingest(call: Call) -> ASGIApp:
-    """Store batches, all of them or none."""
+    """Store batches, all of them or none; answered once they are committed."""
     run_id = call.run_id
     service, limits = call.service, call.service.config.limits
     async with call.body() as body:
@@ -250,7 +236,7 @@ async def ingest(call: Call) -> ASGIApp:
             rows, size = sum(len(batch.records) for batch in asked), len(body.data)
             service.guard.spend_rows(call.principal, rows)
             is_small = False
-            check = partial(_routes_encode, call, run_id, asked)
+            check = partial(_encode_json, call, run_id, asked)
         if is_small:
             count, removed = await _store(call, run_id, check())
         else:
@@ -267,23 +253,18 @@ def _check(call: Call, run_id: str, wire: Sequence[WireBatch]) -> CheckedBatches
     return CheckedBatches(batches, find_metric_keys(batches))
 
 
-def _routes_encode(call: Call, run_id: str, asked: Sequence[JsonBatch]) -> CheckedBatches:
-    batches = encode_json_batches(run_id, asked, call.service.config.limits)
-    check_reserved(batches, call.principal)
-    timed = all(batch.is_timed for batch in asked)
-    return CheckedBatches(batches, find_metric_keys(batches), timed)
-
-
-async def store_batches(call: Call, run_id: str, batches: list[Batch]) -> None:
-    """Store checked batches of one run that a route has made; returns once they are committed.
+def _encode_json(call: Call, run_id: str, asked: Sequence[JsonBatch]) -> CheckedBatches:
+    """The batches, checked by the record types and encoded.
 
     Raises:
-        ServiceFailure: The key or the run would go beyond a limit.
-        BackendRejected: One of them can never be stored.
-        BackendUnavailable: The store is busy or out of reach.
+        ServiceFailure: A record that does not fit; `field` says which.
     """
-    call.service.guard.spend_rows(call.principal, sum(batch.count for batch in batches))
-    await _store(call, run_id, CheckedBatches(batches, set(), timed=False))
+    limits = call.service.config.limits
+    wire = [
+        _encode(run_id, batch, f"batches[{index}]", limits) for index, batch in enumerate(asked)
+    ]
+    checked = _check(call, run_id, wire)
+    return CheckedBatches(checked.batches, checked.keys, all(batch.is_timed for batch in asked))
 
 
 async def _store(call: Call, run_id: str, checked: CheckedBatches) -> tuple[int, bool]:
@@ -308,7 +289,7 @@ async def _store(call: Call, run_id: str, checked: CheckedBatches) -> tuple[int,
 
 
 async def write_generation(call: Call) -> ASGIApp:
-    """Keep the outputs of one analysis."""
+    """Keep the outputs of one analysis, visible all at once."""
     run_id = call.run_id
     async with call.body() as body:
         request = body.decode(GenerationRequest)
@@ -348,7 +329,7 @@ async def _load_keys(call: Call, opened: OpenStore, run_id: str) -> Sequence[str
     return list(summary.metrics)
 
 
-def _is_repeat(store: WorkspaceStore, batches: Sequence[Batch]) -> bool:
+def _is_repeat(store: RunStore, batches: Sequence[Batch]) -> bool:
     """Whether each batch is stored already, with the same records but for their time.
 
     Raises:
@@ -357,7 +338,7 @@ def _is_repeat(store: WorkspaceStore, batches: Sequence[Batch]) -> bool:
     return all(_is_stored(store, batch) for batch in batches)
 
 
-def _is_stored(store: WorkspaceStore, batch: Batch) -> bool:
+def _is_stored(store: RunStore, batch: Batch) -> bool:
     try:
         found = store.read_batches(batch.run_id, batch.writer_id, batch.number, 1)
     except RunNotFoundError:
@@ -510,7 +491,7 @@ async def start_run(call: Call) -> ASGIApp:
         config = snapshot_config(request.config).to_data()
         return _make_batch(run_id, writer_id, 0, [("start", start), ("config", config)])
 
-    await _run_routes_store(call, run_id, make)
+    await _store_made(call, run_id, make)
     stored: StoredRun = await call.ask("load_run", run_id)
     return call.reply(stored.to_dict())
 
@@ -568,9 +549,9 @@ async def add_log(call: Call) -> ASGIApp:
             None,
             normalize_object(said, "payload"),
         )
-        return _run_routes_encode(writer_id, attempt, [record])
+        return _encode_made(writer_id, attempt, [record])
 
-    await _run_routes_store(call, run_id, make)
+    await _store_made(call, run_id, make)
     return call.reply(Acknowledged(1))
 
 
@@ -580,7 +561,7 @@ async def _apply(call: Call, actions: list[tuple[str, Mapping[str, Any] | None]]
     stored: StoredRun = await call.ask("load_run", run_id)
     writer_id, _ = _name_writer(call)
     attempt = stored.run.attempt
-    await _run_routes_store(call, run_id, lambda: _make_batch(run_id, writer_id, attempt, actions))
+    await _store_made(call, run_id, lambda: _make_batch(run_id, writer_id, attempt, actions))
     return call.reply(Acknowledged(1))
 
 
@@ -607,7 +588,7 @@ def _make_batch(
     actions: list[tuple[str, Mapping[str, Any] | None]],
 ) -> WireBatch:
     moment_us = now_us()
-    return _run_routes_encode(
+    return _encode_made(
         writer_id,
         attempt,
         [
@@ -626,7 +607,7 @@ def _make_batch(
     )
 
 
-def _run_routes_encode(writer_id: str, attempt: int, records: list[StreamRecord]) -> WireBatch:
+def _encode_made(writer_id: str, attempt: int, records: list[StreamRecord]) -> WireBatch:
     records = [redact_record(record) for record in records]
     for record in records:
         validate_record(record)
@@ -635,15 +616,21 @@ def _run_routes_encode(writer_id: str, attempt: int, records: list[StreamRecord]
     )
 
 
-async def _run_routes_store(call: Call, run_id: str, make: Callable[[], WireBatch]) -> None:
-    """Store a batch, made on a thread: what is in it is redacted, however much that is."""
+async def _store_made(call: Call, run_id: str, make: Callable[[], WireBatch]) -> None:
+    """Store a batch, made on a thread: what is in it is redacted, however much that is.
 
-    def prepare() -> list[Batch]:
-        batches = check_batches(run_id, [make()], call.service.config.limits)
-        check_reserved(batches, call.principal)
-        return batches
+    Raises:
+        ServiceFailure: The key or the run would go beyond a limit.
+        BackendRejected: It can never be stored.
+        BackendUnavailable: The store is busy or out of reach.
+    """
 
-    await store_batches(call, run_id, await call.service.threads.write(prepare))
+    def prepare() -> CheckedBatches:
+        return msgspec.structs.replace(_check(call, run_id, [make()]), timed=False)
+
+    checked = await call.service.threads.write(prepare)
+    call.service.guard.spend_rows(call.principal, sum(each.count for each in checked.batches))
+    await _store(call, run_id, checked)
 
 
 def _derive_project_id(project: str) -> str:

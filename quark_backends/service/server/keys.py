@@ -9,30 +9,16 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
-from starlette.types import ASGIApp
 
-from quark_backends.service.protocol import (
-    ErrorCode,
-    KeyInfo,
-    KeyList,
-    KeyRequest,
-    NewKey,
-    RotateRequest,
-)
+from quark_backends.service.protocol import ErrorCode
 from quark_backends.service.server.config import ANY_SCOPE, Limits, Principal, Scope
-from quark_backends.service.server.deployment import ControlDatabase, StoredKey
-from quark_backends.service.server.requests import Call, WorkThreads
+from quark_backends.service.server.deployment import ControlDatabase, PageSession, StoredKey
+from quark_backends.service.server.requests import WorkThreads
 from quark_backends.service.server.responses import ServiceFailure
 from quark_core.errors import QuarkError, SchemaValidationError
-from quark_core.records import format_time
 from quark_core.records.base import now_us
-
-if TYPE_CHECKING:
-    from quark_backends.service.server.application import Service
-    from quark_backends.service.server.deployment import PageSession
 
 # Keys: how they are made, checked and limited.
 #
@@ -50,8 +36,11 @@ _NOTHING = "-"
 _REMEMBERED = 10_000
 _NOTE_USE_S = 300.0
 _BURST = 10.0
-_MICROSECONDS = 1_000_000
+MICROSECONDS = 1_000_000
 _MAX_NAME = 200
+
+SESSION_S = 12 * 3600
+"""How long a login to the page lasts, unless its key ends before."""
 
 
 def check_scopes(scopes: Iterable[str]) -> frozenset[Scope]:
@@ -122,7 +111,7 @@ def rotate_key(
         # A key that was to live for a time is followed by one that lives as long.
         expires_us=None if old.expires_us is None else moment_us + old.expires_us - old.created_us,
     )
-    control.end_key(old.id, expires_us=moment_us + int(overlap_s * _MICROSECONDS))
+    control.end_key(old.id, expires_us=moment_us + int(overlap_s * MICROSECONDS))
     return made
 
 
@@ -256,6 +245,49 @@ class KeyGuard:
             except QuarkError as error:
                 _log.debug("the use of keys is not noted: %s", error)
 
+    # Logins to the page: a key is traded for something that a browser keeps, and ends with the key.
+    #
+    # Kept is a hash of that, in the control database, where every process of every server of it
+    # finds it. Nothing is remembered in between: a key that is revoked, by whatever process or
+    # command, lets nobody in from that moment on.
+
+    async def begin_session(self, key: str, secret: str) -> PageSession:
+        """Log in to the page.
+
+        Args:
+            key: The key.
+            secret: What the browser will keep: new, and not to be guessed.
+
+        Raises:
+            ServiceFailure: The key is not valid (whyever), may not read, or asks too often.
+            SessionStoreError: Keys cannot be looked up now.
+        """
+        principal = await self.admit(f"Bearer {key}", "read")
+        # What is known of a key that was revoked a moment ago may be too old.
+        session = await self._threads.key(
+            self._control.add_session,
+            _digest(secret),
+            principal.key_id,
+            lasts_us=SESSION_S * MICROSECONDS,
+        )
+        if session is None:
+            raise ServiceFailure(
+                ErrorCode.UNAUTHORIZED, "the key is missing or not valid, or was revoked"
+            )
+        return session
+
+    async def find_session(self, secret: str) -> PageSession | None:
+        """The login that a browser shows, with its key as it is now; None where it is over.
+
+        Raises:
+            SessionStoreError: The control database cannot be reached.
+        """
+        return await self._threads.key(self._control.find_session, _digest(secret))
+
+    async def end_session(self, secret: str) -> None:
+        """Log out; what is over already is no mistake."""
+        await self._threads.key(self._control.end_session, _digest(secret))
+
     async def _look_up(self, key_id: str) -> _Known | None:
         found = await self._threads.key(self._control.find_key, key_id)
         known = self._known.get(key_id)
@@ -297,132 +329,3 @@ def _too_often(what: str, per_s: float, wait_s: float) -> ServiceFailure:
         f"the key sends more than {per_s:g} {what} per second; come again in {wait_s:.1f} s",
         retry_after_s=round(wait_s, 3),
     )
-
-
-async def list_keys(call: Call) -> ASGIApp:
-    """The keys of the workspace, oldest first, without their secrets."""
-    control = call.service.control
-    found = await call.service.threads.key(control.list_keys, call.principal.workspace)
-    return call.reply(KeyList([_describe(each) for each in found]))
-
-
-async def create_key(call: Call) -> ASGIApp:
-    """Make a key; this reply is the only place where all of it is told."""
-    request = await call.decode(KeyRequest)
-    expires_us = None
-    if request.expires_in_s is not None:
-        expires_us = now_us() + int(request.expires_in_s * _MICROSECONDS)
-    text, made = await call.service.threads.key(
-        make_key,
-        call.service.control,
-        workspace=call.principal.workspace,
-        name=request.name,
-        scopes=request.scopes,
-        expires_us=expires_us,
-    )
-    return call.reply(NewKey(text, _describe(made)))
-
-
-async def rotate(call: Call) -> ASGIApp:
-    """Make a key like another one, which lives on for the time that is asked for."""
-    request = await call.decode(RotateRequest)
-    old = await _find(call)
-    text, made = await call.service.threads.key(
-        rotate_key, call.service.control, old, overlap_s=request.overlap_s
-    )
-    call.service.guard.forget(old.id)
-    return call.reply(NewKey(text, _describe(made)))
-
-
-async def revoke_key(call: Call) -> ASGIApp:
-    """Revoke a key; other processes believe in it until what they know is too old."""
-    old = await _find(call)
-    control = call.service.control
-    await call.service.threads.key(control.end_key, old.id, revoked_us=now_us())
-    call.service.guard.forget(old.id)
-    found = await call.service.threads.key(control.find_key, old.id)
-    return call.reply(_describe(found or old))
-
-
-async def _find(call: Call) -> StoredKey:
-    """The key that the path names, if the workspace has it."""
-    key_id = call.path_text("key_id")
-    control: ControlDatabase = call.service.control
-    found = await call.service.threads.key(control.find_key, key_id)
-    if found is None or found.workspace != call.principal.workspace:
-        raise ServiceFailure(ErrorCode.NOT_FOUND, "the workspace has no such key", field="key_id")
-    return found
-
-
-def _describe(key: StoredKey) -> KeyInfo:
-    def spell(moment_us: int | None) -> str | None:
-        return None if moment_us is None else format_time(moment_us)
-
-    return KeyInfo(
-        id=key.id,
-        name=key.name,
-        scopes=tuple(sorted(key.scopes)),
-        created_at=format_time(key.created_us),
-        expires_at=spell(key.expires_us),
-        revoked_at=spell(key.revoked_us),
-        last_used_at=spell(key.last_used_us),
-    )
-
-
-# Logins to the page: a key is traded for something that a browser keeps, and ends with the key.
-#
-# Kept is a hash of that, in the control database, where every process of every server of it finds
-# it. Nothing is remembered in between: a key that is revoked, by whatever process or command, lets
-# nobody in from that moment on.
-
-SESSION_S = 12 * 3600
-"""How long a login lasts, unless its key ends before."""
-
-
-class PageSessions:
-    """Begins, finds and ends logins; of one event loop.
-
-    Args:
-        service: What the routes share.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._control = service.control
-
-    async def begin(self, key: str, secret: str) -> PageSession:
-        """Log in.
-
-        Args:
-            key: The key.
-            secret: What the browser will keep: new, and not to be guessed.
-
-        Raises:
-            ServiceFailure: The key is not valid (whyever), may not read, or asks too often.
-            SessionStoreError: Keys cannot be looked up now.
-        """
-        principal = await self._service.guard.admit(f"Bearer {key}", "read")
-        # The guard may still believe in a key that was revoked a moment ago.
-        session = await self._service.threads.key(
-            self._control.add_session,
-            _digest(secret),
-            principal.key_id,
-            lasts_us=SESSION_S * _MICROSECONDS,
-        )
-        if session is None:
-            raise ServiceFailure(
-                ErrorCode.UNAUTHORIZED, "the key is missing or not valid, or was revoked"
-            )
-        return session
-
-    async def find(self, secret: str) -> PageSession | None:
-        """The login that a browser shows, with its key as it is now; None where it is over.
-
-        Raises:
-            SessionStoreError: The control database cannot be reached.
-        """
-        return await self._service.threads.key(self._control.find_session, _digest(secret))
-
-    async def end(self, secret: str) -> None:
-        """Log out; what is over already is no mistake."""
-        await self._service.threads.key(self._control.end_session, _digest(secret))

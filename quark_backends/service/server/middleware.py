@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,9 +28,7 @@ from quark_backends.service.server.responses import (
     make_failure_reply,
     to_failure,
 )
-
-if TYPE_CHECKING:
-    from quark_backends.service.server.application import Service
+from quark_backends.service.server.service import Service
 
 # What surrounds every request: host, id, the limits of its head, its errors and its metrics.
 #

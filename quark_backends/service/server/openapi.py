@@ -24,9 +24,8 @@ from quark_backends.service.protocol import (
     WorkspaceReply,
 )
 from quark_backends.service.server.ingest_routes import JsonIngest
-from quark_backends.service.server.requests import Call, Parameter, ServiceRoute
 from quark_backends.service.server.responses import ServiceFailure
-from quark_core.records import RECORD_TYPES
+from quark_backends.service.server.service import Call, Parameter, ServiceRoute
 from quark_core.records.columns import Columns
 from quark_core.version import __version__
 
@@ -36,9 +35,7 @@ _BINARY = {"type": "string", "format": "binary"}
 _PLACES: dict[str, dict[str, Any]] = {
     "run_id": {"type": "string", "pattern": f"^{RUN_ID.pattern}$"},
     "sha256": {"type": "string", "pattern": f"^{SHA256.pattern}$"},
-    "writer_id": {"type": "string", "minLength": 1, "maxLength": 128},
     "key_id": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
-    "sweep_id": {"type": "string", "minLength": 1, "maxLength": 128},
 }
 _ERRORS = {
     "400": "The request cannot be read, or asks for something that makes no sense.",
@@ -119,12 +116,6 @@ def show(routes: Sequence[ServiceRoute]) -> str:
     )
 
 
-def _describe_place(name: str) -> dict[str, Any]:
-    if name == "kind":
-        return {"type": "string", "enum": sorted(RECORD_TYPES)}
-    return _PLACES[name]
-
-
 def _describe_other(kind: Any) -> dict[str, Any]:
     """The schema of what msgspec does not know: arrays, rows of records, and JSON objects."""
     origin = get_origin(kind) or kind
@@ -141,14 +132,14 @@ def _describe_route(route: ServiceRoute, schemas: Mapping[Any, Any]) -> dict[str
         "summary": route.summary,
         "parameters": [
             *(
-                {"name": name, "in": "path", "required": True, "schema": _describe_place(name)}
+                {"name": name, "in": "path", "required": True, "schema": _PLACES[name]}
                 for name in _PARAMETER.findall(route.path)
             ),
             *(
                 {
                     "name": each.name,
                     "in": each.place,
-                    "required": each.required,
+                    "required": False,
                     "schema": each.schema,
                     "description": each.summary,
                 }
@@ -259,7 +250,7 @@ async def report_health(call: Call) -> ASGIApp:
 
 
 async def report_readiness(call: Call) -> ASGIApp:
-    """The process takes work: it is not about to end, and its database answers."""
+    """The process takes work; 503 where it is about to end."""
     if call.service.is_draining:
         raise ServiceFailure(ErrorCode.UNAVAILABLE, "the server is about to end", retry_after_s=5.0)
     await call.service.probe()
@@ -267,7 +258,7 @@ async def report_readiness(call: Call) -> ASGIApp:
 
 
 async def show_metrics(call: Call) -> ASGIApp:
-    """Metrics of the server for Prometheus."""
+    """Figures for Prometheus, over all processes of the server."""
     return PlainTextResponse(
         call.service.metrics.to_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
     )

@@ -1,33 +1,23 @@
-"""Payloads of artifacts: stored by workspace, run and content, and their routes."""
+"""Payloads of artifacts, stored by workspace, run and content."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import hashlib
 import os
-import re
 import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, TypeVar
 
-from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from quark_backends.service.protocol import ErrorCode, PayloadReply
-from quark_backends.service.server.requests import Call, WorkThreads
-from quark_backends.service.server.responses import ServiceFailure, make_reply
-from quark_core.errors import RunNotFoundError, SessionStoreError
-
-# Keeps the payloads of artifacts, by workspace, run and content.
-#
-# `PayloadVault` is all that the service asks for; a folder is one that has it,
-# and an object store can take its place.
+from quark_backends.service.protocol import ErrorCode
+from quark_backends.service.server.requests import WorkThreads
+from quark_backends.service.server.responses import ServiceFailure
+from quark_core.errors import SessionStoreError
 
 T = TypeVar("T")
 
@@ -42,61 +32,7 @@ _ONLY_FOLDERS = getattr(os, "O_DIRECTORY", 0)
 _CLOSED_BY_EXEC = getattr(os, "O_CLOEXEC", 0)
 
 
-class PayloadVault(Protocol):
-    """Payloads by workspace, run and SHA-256, all three checked by whoever calls."""
-
-    async def put(
-        self, workspace: str, run_id: str, sha256: str, pieces: AsyncIterator[bytes]
-    ) -> tuple[int, bool]:
-        """Keep a payload; returns its size and whether it is new. It is there whole or not at all.
-
-        Raises:
-            ServiceFailure: It has another hash.
-            SessionStoreError: It cannot be kept now.
-        """
-
-    async def measure(self, workspace: str, run_id: str, sha256: str) -> int | None:
-        """The size of a payload in bytes, or None where there is none.
-
-        Raises:
-            SessionStoreError: It cannot be found out now.
-        """
-
-    def read(
-        self, workspace: str, run_id: str, sha256: str, start: int, size_bytes: int
-    ) -> AsyncIterator[bytes]:
-        """So many bytes of a payload that is there, in pieces.
-
-        Raises:
-            SessionStoreError: It cannot be read.
-        """
-
-    async def measure_runs(self, workspace: str) -> dict[str, int]:
-        """What the payloads of each run take up in bytes, for every run that has any.
-
-        Raises:
-            SessionStoreError: It cannot be found out now.
-        """
-
-    async def forget_run(self, workspace: str, run_id: str) -> None:
-        """Let all payloads of a run go; where there are none, there is none to let go.
-
-        Raises:
-            SessionStoreError: Some of them cannot be deleted now.
-        """
-
-    async def sweep(self) -> None:
-        """Let go what was on its way in when a server was killed."""
-
-    def open(self, workspace: str, run_id: str, sha256: str) -> BinaryIO | None:
-        """A payload, open for reading by whoever has a thread of its own; None where it is not.
-
-        Raises:
-            SessionStoreError: It cannot be read.
-        """
-
-
-class FolderVault:
+class PayloadVault:
     """A folder of payloads: `workspace/run_id/ab/abcd…`; any number of processes may use it.
 
     A payload is written beside, brought to the disk and renamed. No link is
@@ -114,7 +50,12 @@ class FolderVault:
     async def put(
         self, workspace: str, run_id: str, sha256: str, pieces: AsyncIterator[bytes]
     ) -> tuple[int, bool]:
-        """See `PayloadVault`."""
+        """Keep a payload; returns its size and whether it is new. It is there whole or not at all.
+
+        Raises:
+            ServiceFailure: It has another hash.
+            SessionStoreError: It cannot be kept now.
+        """
         digest = hashlib.sha256()
         size_bytes = 0
         if await self.measure(workspace, run_id, sha256) is not None:
@@ -136,7 +77,11 @@ class FolderVault:
         return size_bytes, True
 
     async def measure(self, workspace: str, run_id: str, sha256: str) -> int | None:
-        """See `PayloadVault`."""
+        """The size of a payload in bytes, or None where there is none.
+
+        Raises:
+            SessionStoreError: It cannot be found out now.
+        """
 
         def find() -> int | None:
             descriptor = self._open(workspace, run_id, sha256)
@@ -152,7 +97,11 @@ class FolderVault:
     async def read(
         self, workspace: str, run_id: str, sha256: str, start: int, size_bytes: int
     ) -> AsyncIterator[bytes]:
-        """See `PayloadVault`."""
+        """So many bytes of a payload that is there, in pieces.
+
+        Raises:
+            SessionStoreError: It cannot be read.
+        """
         descriptor = await self._call(lambda: self._open(workspace, run_id, sha256))
         if descriptor is None:
             raise SessionStoreError(f"payload {sha256} is gone")
@@ -169,7 +118,11 @@ class FolderVault:
             os.close(descriptor)
 
     async def measure_runs(self, workspace: str) -> dict[str, int]:
-        """See `PayloadVault`."""
+        """What the payloads of each run take up in bytes, for every run that has any.
+
+        Raises:
+            SessionStoreError: It cannot be found out now.
+        """
         from quark_backends.store.upkeep.usage import measure_tree
 
         def measure() -> dict[str, int]:
@@ -185,7 +138,11 @@ class FolderVault:
         return await self._call(measure)
 
     async def forget_run(self, workspace: str, run_id: str) -> None:
-        """See `PayloadVault`."""
+        """Let all payloads of a run go; where there are none, there is none to let go.
+
+        Raises:
+            SessionStoreError: Some of them cannot be deleted now.
+        """
 
         def forget() -> None:
             folder = _descend(self._root, (workspace,), make=False)
@@ -199,7 +156,7 @@ class FolderVault:
         await self._call(forget)
 
     async def sweep(self) -> None:
-        """See `PayloadVault`."""
+        """Let go what was on its way in when a server was killed."""
 
         def sweep() -> None:
             folder = _descend(self._root, (_ARRIVING,), make=False)
@@ -218,7 +175,11 @@ class FolderVault:
         await self._call(sweep)
 
     def open(self, workspace: str, run_id: str, sha256: str) -> BinaryIO | None:
-        """See `PayloadVault`."""
+        """A payload, open for reading by whoever has a thread of its own; None where it is not.
+
+        Raises:
+            SessionStoreError: It cannot be read.
+        """
         try:
             descriptor = self._open(workspace, run_id, sha256)
         except OSError as error:
@@ -345,173 +306,3 @@ def _check_hash(found: str, sha256: str) -> None:
             f"the body has the SHA-256 {found}, not the one that the path names; nothing was kept",
             field="sha256",
         )
-
-
-_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
-
-
-async def put_payload(call: Call) -> ASGIApp:
-    """Keep a payload."""
-    run_id, sha256 = call.run_id, call.sha256
-    limit = call.service.config.limits.artifact_bytes
-    declared = call.request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
-    if call.request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise ServiceFailure(
-            ErrorCode.UNSUPPORTED,
-            "a payload is sent as it is, without Content-Encoding",
-            field="Content-Encoding",
-        )
-    await _check_kept(call)
-    with call.service.bodies.arrive(call.principal.key_id):
-        size_bytes, is_new = await call.service.vault.put(
-            call.principal.workspace, run_id, sha256, _read_pieces(call, limit)
-        )
-    try:
-        await _check_kept(call)
-    except RunNotFoundError:
-        # The run was removed while this came, and nobody would ever take it away.
-        await call.service.vault.forget_run(call.principal.workspace, run_id)
-        raise
-    return make_reply(PayloadReply(sha256, size_bytes), call.media, status=201 if is_new else 200)
-
-
-async def head_payload(call: Call) -> ASGIApp:
-    """The size of a payload."""
-    size_bytes = await _measure(call)
-    return Response(headers=_describe(call.sha256, size_bytes))
-
-
-async def get_payload(call: Call) -> ASGIApp:
-    """A payload, or one range of it."""
-    size_bytes = await _measure(call)
-    headers = _describe(call.sha256, size_bytes)
-    start, end, status = 0, size_bytes, 200
-    asked = call.request.headers.get("range")
-    condition = call.request.headers.get("if-range")
-    if asked is not None and condition in (None, headers["ETag"]):
-        found = _parse_range(asked, size_bytes)
-        if found is not None:
-            start, end = found
-            status = 206
-            headers["Content-Range"] = f"bytes {start}-{end - 1}/{size_bytes}"
-    headers["Content-Length"] = str(end - start)
-    return _PayloadReply(call, status, headers, start, end - start)
-
-
-class _PayloadReply:
-    """Streams a part of a payload; whoever takes nothing of it for a while is let go."""
-
-    def __init__(
-        self, call: Call, status: int, headers: dict[str, str], start: int, size_bytes: int
-    ) -> None:
-        self._call = call
-        self._status = status
-        self._headers = headers
-        self._start = start
-        self._size_bytes = size_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope, receive
-        call = self._call
-        stall_s = call.service.config.limits.reader_stall_s
-        pieces = call.service.vault.read(
-            call.principal.workspace, call.run_id, call.sha256, self._start, self._size_bytes
-        )
-        headers = [
-            (name.lower().encode("latin-1"), value.encode("latin-1"))
-            for name, value in self._headers.items()
-        ]
-        await send({"type": "http.response.start", "status": self._status, "headers": headers})
-        async for piece in pieces:
-            async with asyncio.timeout(stall_s):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _check_kept(call: Call) -> None:
-    """See that the run is there, in the trash or not: out of it, it comes back with its payloads.
-
-    Raises:
-        RunNotFoundError: It never was, or is removed for good.
-    """
-    async with call.store() as opened:
-        await call.service.threads.read(opened.store.trash.check_kept, call.run_id)
-
-
-async def _measure(call: Call) -> int:
-    await call.ask("load_run", call.run_id)
-    found = await call.service.vault.measure(call.principal.workspace, call.run_id, call.sha256)
-    if found is None:
-        raise ServiceFailure(
-            ErrorCode.PAYLOAD_NOT_FOUND,
-            f"run {call.run_id} has no payload {call.sha256}",
-            field="sha256",
-        )
-    return found
-
-
-def _describe(sha256: str, size_bytes: int) -> dict[str, str]:
-    return {
-        "Content-Type": "application/octet-stream",
-        "Content-Length": str(size_bytes),
-        "Content-Disposition": "attachment",
-        "X-Content-Type-Options": "nosniff",
-        "Accept-Ranges": "bytes",
-        "ETag": f'"{sha256}"',
-    }
-
-
-def _parse_range(text: str, size_bytes: int) -> tuple[int, int] | None:
-    """First byte and the one after the last; None where the whole is sent, as for several ranges.
-
-    Raises:
-        ServiceFailure: The payload has no such range.
-    """
-    match = _RANGE.fullmatch(text.strip())
-    if match is None or match.groups() == ("", ""):
-        return None
-    first, last = match.groups()
-    if first == "":
-        start, end = max(0, size_bytes - int(last)), size_bytes
-    else:
-        start = int(first)
-        end = min(int(last) + 1, size_bytes) if last else size_bytes
-        if last and int(last) < start:
-            return None
-    if start >= size_bytes or start == end:
-        raise ServiceFailure(
-            ErrorCode.RANGE, f"the payload has {size_bytes} bytes, not {text[:60]!r}", field="Range"
-        )
-    return start, end
-
-
-async def _read_pieces(call: Call, limit: int) -> AsyncIterator[bytes]:
-    """The body as it arrives, counted; each piece has its own time."""
-    size_bytes = 0
-    pieces = call.request.stream()
-    timeout_s = call.service.config.limits.body_timeout_s
-    while True:
-        try:
-            async with asyncio.timeout(timeout_s):
-                piece = await anext(pieces, None)
-        except TimeoutError:
-            raise ServiceFailure(
-                ErrorCode.TIMEOUT,
-                f"nothing of the payload arrived for {timeout_s:g} s "
-                "(limit body_timeout_s of this server)",
-            ) from None
-        if piece is None:
-            return
-        size_bytes += len(piece)
-        if size_bytes > limit:
-            raise _too_large(limit)
-        yield piece
-
-
-def _too_large(limit: int) -> ServiceFailure:
-    return ServiceFailure(
-        ErrorCode.TOO_LARGE,
-        f"the payload has more than {limit} bytes (limit artifact_bytes of this server)",
-    )

@@ -30,13 +30,6 @@ from quark_backends.store.upkeep.backup import BackupFolder
 from quark_core.config.redaction import redact_text
 from quark_core.errors import SessionStoreError
 
-# Writes the schemas of a service's PostgreSQL database into a backup, and reads them back.
-#
-# All of them are as of one moment: one transaction reads them, with COPY. They
-# come back into tables that the migrations make, of the version that was copied,
-# under other names; one transaction then gives all of them theirs. No program of
-# PostgreSQL's is needed, which would have to be as new as the server.
-
 CONTROL_SCHEMA = "quark_control"
 """The schema of workspaces and keys."""
 

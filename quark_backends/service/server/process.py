@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-    from quark_backends.service.server.application import MakePage, Service
+    from quark_backends.service.server.application import MakePage
+    from quark_backends.service.server.service import Service
 
 _log = logging.getLogger("quark.service")
 

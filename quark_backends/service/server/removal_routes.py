@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from quark_backends.service.protocol import CollectReply, CollectRequest
-from quark_backends.service.server.requests import Call
+from quark_backends.service.server.service import Call
 from quark_core.backends.edits import Collection, RunUsage
 
 # The store has the last word: it says which runs are in the trash, and which are
@@ -67,7 +67,7 @@ async def list_damaged(call: Call, _method: str, _arguments: dict[str, Any]) -> 
 
 
 async def collect_trash(call: Call) -> ASGIApp:
-    """Remove what is in the trash for good, for a few seconds."""
+    """Remove what is in the trash for good."""
     request = await call.decode(CollectRequest)
     service, workspace = call.service, call.principal.workspace
     async with _upkeep(call), call.store() as opened:

@@ -19,7 +19,6 @@ from quark_backends.service.protocol import (
     ErrorBody,
     ErrorCode,
     ErrorReply,
-    status_of,
 )
 from quark_core.errors import (
     ArtifactNotFoundError,
@@ -142,7 +141,7 @@ def make_failure_reply(failure: ServiceFailure, media: str, request_id: str) -> 
         retry_after_s=failure.retry_after_s,
         request_id=request_id,
     )
-    return make_reply(ErrorReply(body), media, status=status_of(failure.code), headers=headers)
+    return make_reply(ErrorReply(body), media, status=failure.code.status, headers=headers)
 
 
 def to_failure(error: Exception, request_id: str) -> ServiceFailure:

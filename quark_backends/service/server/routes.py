@@ -9,10 +9,10 @@ from starlette.types import ASGIApp
 
 from quark_backends.service.protocol import (
     JSON,
-    MSGPACK,
     Acknowledged,
     CollectReply,
     CollectRequest,
+    ErrorCode,
     GenerationReply,
     GenerationRequest,
     IngestRequest,
@@ -24,9 +24,10 @@ from quark_backends.service.protocol import (
     RotateRequest,
     WorkspaceReply,
 )
-from quark_backends.service.server import ingest_routes, keys, openapi, payloads, removal_routes
+from quark_backends.service.server import ingest_routes, openapi, payload_routes, removal_routes
 from quark_backends.service.server.call_routes import CALL_ROUTES
 from quark_backends.service.server.config import ANY_SCOPE
+from quark_backends.service.server.deployment import StoredKey
 from quark_backends.service.server.ingest_routes import (
     HeartbeatRequest,
     LogRequest,
@@ -34,57 +35,43 @@ from quark_backends.service.server.ingest_routes import (
     StatusRequest,
     TagRequest,
 )
-from quark_backends.service.server.requests import Call, Parameter, ServiceRoute
+from quark_backends.service.server.keys import MICROSECONDS, make_key, rotate_key
+from quark_backends.service.server.responses import ServiceFailure
+from quark_backends.service.server.service import Call, Parameter, ServiceRoute
 from quark_core.backends.run_summary import StoredRun
+from quark_core.records import format_time
+from quark_core.records.base import now_us
 
-_BOTH = (JSON, MSGPACK)
 _BYTES = ("application/octet-stream",)
 
 
 async def _show_run(call: Call) -> ASGIApp:
+    """One run: what the URI of a run leads to."""
     return await call.read("load_run", call.run_id)
 
 
 _WORKSPACE = ServiceRoute(
-    method="GET",
-    path="/v1/workspace",
-    handler=openapi.describe_workspace,
-    summary="Whom the key lets in, and what the server takes.",
-    scope=ANY_SCOPE,
-    reply=WorkspaceReply,
-    media=_BOTH,
+    "GET", "/v1/workspace", openapi.describe_workspace, ANY_SCOPE, reply=WorkspaceReply
 )
 
-_RUN = ServiceRoute(
-    method="GET",
-    path="/v1/runs/{run_id}",
-    handler=_show_run,
-    summary="One run: what the URI of a run leads to.",
-    scope="read",
-    reply=StoredRun,
-    media=_BOTH,
-)
+_RUN = ServiceRoute("GET", "/v1/runs/{run_id}", _show_run, "read", reply=StoredRun)
 
 _WRITES = (
     ServiceRoute(
-        method="POST",
-        path="/v1/runs/{run_id}/batches",
-        handler=ingest_routes.ingest,
-        summary="Store batches, all of them or none; answered once they are committed.",
-        scope="ingest",
+        "POST",
+        "/v1/runs/{run_id}/batches",
+        ingest_routes.ingest,
+        "ingest",
         request=IngestRequest,
         reply=Acknowledged,
-        media=_BOTH,
     ),
     ServiceRoute(
-        method="POST",
-        path="/v1/runs/{run_id}/generations",
-        handler=ingest_routes.write_generation,
-        summary="Keep the outputs of one analysis, visible all at once.",
-        scope="ingest",
+        "POST",
+        "/v1/runs/{run_id}/generations",
+        ingest_routes.write_generation,
+        "ingest",
         request=GenerationRequest,
         reply=GenerationReply,
-        media=_BOTH,
     ),
 )
 
@@ -98,119 +85,154 @@ _IDEMPOTENT = (
 )
 
 
-def _control(path: str, handler: Any, request: Any, summary: str) -> ServiceRoute:
+def _control(path: str, handler: Any, request: Any) -> ServiceRoute:
     return ServiceRoute(
-        method="POST",
-        path=f"/v1/runs/{{run_id}}/{path}",
-        handler=handler,
-        summary=summary,
-        scope="ingest",
+        "POST",
+        f"/v1/runs/{{run_id}}/{path}",
+        handler,
+        "ingest",
         request=request,
         reply=Acknowledged,
         parameters=_IDEMPOTENT,
-        media=_BOTH,
     )
 
 
 _CONTROL = (
     ServiceRoute(
-        method="POST",
-        path="/v1/runs",
-        handler=ingest_routes.start_run,
-        summary="Start a run.",
-        scope="ingest",
+        "POST",
+        "/v1/runs",
+        ingest_routes.start_run,
+        "ingest",
         request=StartRequest,
         reply=dict[str, Any],
         parameters=_IDEMPOTENT,
-        media=_BOTH,
         status=201,
     ),
-    _control("tags", ingest_routes.add_tags, TagRequest, "Add tags to a run."),
-    _control("logs", ingest_routes.add_log, LogRequest, "Add a log line to a run."),
-    _control("status", ingest_routes.set_status, StatusRequest, "End a run."),
-    _control("heartbeat", ingest_routes.beat, HeartbeatRequest, "Say that a run lives."),
+    _control("tags", ingest_routes.add_tags, TagRequest),
+    _control("logs", ingest_routes.add_log, LogRequest),
+    _control("status", ingest_routes.set_status, StatusRequest),
+    _control("heartbeat", ingest_routes.beat, HeartbeatRequest),
 )
 
 _COLLECT = ServiceRoute(
-    method="POST",
-    path="/v1/trash/collect",
-    handler=removal_routes.collect_trash,
-    summary="Remove what is in the trash for good.",
-    scope="admin",
+    "POST",
+    "/v1/trash/collect",
+    removal_routes.collect_trash,
+    "admin",
     request=CollectRequest,
     reply=CollectReply,
-    media=_BOTH,
     notes="Works for a few seconds; where the reply is not done, the same request goes on.",
 )
 
+
+async def _list_keys(call: Call) -> ASGIApp:
+    """The keys of the workspace, without their secrets."""
+    control = call.service.control
+    found = await call.service.threads.key(control.list_keys, call.principal.workspace)
+    return call.reply(KeyList([_describe_key(each) for each in found]))
+
+
+async def _create_key(call: Call) -> ASGIApp:
+    """Make a key for the workspace; only this reply tells all of it."""
+    request = await call.decode(KeyRequest)
+    expires_us = None
+    if request.expires_in_s is not None:
+        expires_us = now_us() + int(request.expires_in_s * MICROSECONDS)
+    text, made = await call.service.threads.key(
+        make_key,
+        call.service.control,
+        workspace=call.principal.workspace,
+        name=request.name,
+        scopes=request.scopes,
+        expires_us=expires_us,
+    )
+    return call.reply(NewKey(text, _describe_key(made)))
+
+
+async def _rotate_key(call: Call) -> ASGIApp:
+    """Make a key like this one, which lives on for a time."""
+    request = await call.decode(RotateRequest)
+    old = await _find_key(call)
+    text, made = await call.service.threads.key(
+        rotate_key, call.service.control, old, overlap_s=request.overlap_s
+    )
+    call.service.guard.forget(old.id)
+    return call.reply(NewKey(text, _describe_key(made)))
+
+
+async def _revoke_key(call: Call) -> ASGIApp:
+    """Revoke a key."""
+    old = await _find_key(call)
+    control = call.service.control
+    await call.service.threads.key(control.end_key, old.id, revoked_us=now_us())
+    call.service.guard.forget(old.id)
+    found = await call.service.threads.key(control.find_key, old.id)
+    return call.reply(_describe_key(found or old))
+
+
+async def _find_key(call: Call) -> StoredKey:
+    """The key that the path names, if the workspace has it."""
+    key_id = call.path_text("key_id")
+    control = call.service.control
+    found = await call.service.threads.key(control.find_key, key_id)
+    if found is None or found.workspace != call.principal.workspace:
+        raise ServiceFailure(ErrorCode.NOT_FOUND, "the workspace has no such key", field="key_id")
+    return found
+
+
+def _describe_key(key: StoredKey) -> KeyInfo:
+    def spell(moment_us: int | None) -> str | None:
+        return None if moment_us is None else format_time(moment_us)
+
+    return KeyInfo(
+        id=key.id,
+        name=key.name,
+        scopes=tuple(sorted(key.scopes)),
+        created_at=format_time(key.created_us),
+        expires_at=spell(key.expires_us),
+        revoked_at=spell(key.revoked_us),
+        last_used_at=spell(key.last_used_us),
+    )
+
+
 _KEYS = (
+    ServiceRoute("GET", "/v1/keys", _list_keys, "admin", reply=KeyList),
     ServiceRoute(
-        method="GET",
-        path="/v1/keys",
-        handler=keys.list_keys,
-        summary="The keys of the workspace, without their secrets.",
-        scope="admin",
-        reply=KeyList,
-        media=_BOTH,
+        "POST", "/v1/keys", _create_key, "admin", request=KeyRequest, reply=NewKey, status=201
     ),
     ServiceRoute(
-        method="POST",
-        path="/v1/keys",
-        handler=keys.create_key,
-        summary="Make a key for the workspace; only this reply tells all of it.",
-        scope="admin",
-        request=KeyRequest,
-        reply=NewKey,
-        media=_BOTH,
-        status=201,
-    ),
-    ServiceRoute(
-        method="POST",
-        path="/v1/keys/{key_id}/rotate",
-        handler=keys.rotate,
-        summary="Make a key like this one, which lives on for a time.",
-        scope="admin",
+        "POST",
+        "/v1/keys/{key_id}/rotate",
+        _rotate_key,
+        "admin",
         request=RotateRequest,
         reply=NewKey,
-        media=_BOTH,
         status=201,
     ),
-    ServiceRoute(
-        method="DELETE",
-        path="/v1/keys/{key_id}",
-        handler=keys.revoke_key,
-        summary="Revoke a key.",
-        scope="admin",
-        reply=KeyInfo,
-        media=_BOTH,
-    ),
+    ServiceRoute("DELETE", "/v1/keys/{key_id}", _revoke_key, "admin", reply=KeyInfo),
 )
 
 _PAYLOADS = (
     ServiceRoute(
-        method="PUT",
-        path="/v1/runs/{run_id}/payloads/{sha256}",
-        handler=payloads.put_payload,
-        summary="Keep the payload of an artifact; 201 where it is new.",
-        scope="ingest",
+        "PUT",
+        "/v1/runs/{run_id}/payloads/{sha256}",
+        payload_routes.put_payload,
+        "ingest",
         request=bytes,
         reply=PayloadReply,
-        media=_BOTH,
     ),
     ServiceRoute(
-        method="HEAD",
-        path="/v1/runs/{run_id}/payloads/{sha256}",
-        handler=payloads.head_payload,
-        summary="The size of a payload.",
-        scope="read",
+        "HEAD",
+        "/v1/runs/{run_id}/payloads/{sha256}",
+        payload_routes.head_payload,
+        "read",
         media=_BYTES,
     ),
     ServiceRoute(
-        method="GET",
-        path="/v1/runs/{run_id}/payloads/{sha256}",
-        handler=payloads.get_payload,
-        summary="A payload, or one range of it.",
-        scope="read",
+        "GET",
+        "/v1/runs/{run_id}/payloads/{sha256}",
+        payload_routes.get_payload,
+        "read",
         reply=bytes,
         parameters=(
             Parameter(
@@ -226,12 +248,12 @@ _PAYLOADS = (
 
 
 async def _describe_openapi(call: Call) -> ASGIApp:
-    """The description of this service for programs."""
+    """This description for programs."""
     return call.reply(openapi.describe(ROUTES))
 
 
 async def _show_docs(call: Call) -> ASGIApp:
-    """The description of this service for people."""
+    """This description for people."""
     del call
     return HTMLResponse(
         openapi.show(ROUTES),
@@ -240,48 +262,11 @@ async def _show_docs(call: Call) -> ASGIApp:
 
 
 _SERVER = (
-    ServiceRoute(
-        method="GET",
-        path="/healthz",
-        handler=openapi.report_health,
-        summary="The process serves.",
-        scope=None,
-        reply=openapi.HealthReply,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/readyz",
-        handler=openapi.report_readiness,
-        summary="The process takes work; 503 where it is about to end.",
-        scope=None,
-        reply=openapi.HealthReply,
-        media=_BOTH,
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/metrics",
-        handler=openapi.show_metrics,
-        summary="Figures for Prometheus, over all processes of the server.",
-        scope=None,
-        media=("text/plain",),
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/openapi.json",
-        handler=_describe_openapi,
-        summary="This description for programs.",
-        scope=None,
-        media=(JSON,),
-    ),
-    ServiceRoute(
-        method="GET",
-        path="/docs",
-        handler=_show_docs,
-        summary="This description for people.",
-        scope=None,
-        media=("text/html",),
-    ),
+    ServiceRoute("GET", "/healthz", openapi.report_health, None, reply=openapi.HealthReply),
+    ServiceRoute("GET", "/readyz", openapi.report_readiness, None, reply=openapi.HealthReply),
+    ServiceRoute("GET", "/metrics", openapi.show_metrics, None, media=("text/plain",)),
+    ServiceRoute("GET", "/openapi.json", _describe_openapi, None, media=(JSON,)),
+    ServiceRoute("GET", "/docs", _show_docs, None, media=("text/html",)),
 )
 
 ROUTES: tuple[ServiceRoute, ...] = (

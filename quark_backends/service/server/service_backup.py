@@ -37,12 +37,6 @@ from quark_core.errors import SessionStoreError
 if TYPE_CHECKING:
     from quark_backends.service.server.deployment import Deployment
 
-# Copies all that a service keeps into one folder, while it serves, and puts it back.
-#
-# Databases come first, payloads second: a payload is there before the record
-# that names it, and is taken away only with its run. So every payload that a
-# copied record names is in the copy, unless its run was removed meanwhile.
-
 _SQLITE = "service on SQLite"
 _POSTGRESQL = "service on PostgreSQL"
 _CONTROL = "service.db"

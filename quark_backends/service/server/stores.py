@@ -5,35 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from quark_backends.service.protocol import ErrorCode
+from quark_backends.service.server.payloads import PayloadVault
 from quark_backends.service.server.requests import WorkThreads
 from quark_backends.service.server.responses import ServiceFailure
-from quark_core.backends.contract import (
-    Batch,
-    SupportsChanges,
-    SupportsGrid,
-    SupportsPages,
-    SupportsSearch,
-    SupportsSeries,
-)
-from quark_core.backends.coordination import SupportsCoordination
-from quark_core.backends.edits import SupportsBelonging, SupportsEdits
+from quark_core.backends.contract import Batch
 from quark_core.errors import ArtifactNotFoundError, BackendRejected, BackendUnavailable
 
 if TYPE_CHECKING:
-    from quark_backends.service.server.payloads import PayloadVault
-    from quark_backends.store.upkeep.trash import StoreTrash
+    from quark_backends.store.run_store import RunStore
     from quark_core.backends.contract import Generation, Payload
-    from quark_core.backends.edits import StoredGroup, StoredProject
-    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
-    from quark_core.backends.run_summary import RunSummary, StoredRun
-    from quark_core.records.columns import Columns
-    from quark_core.records.query import RunSearch
 
 _log = logging.getLogger("quark.service")
 
@@ -46,256 +32,95 @@ _WAITING_BYTES = 128 * 2**20
 _RETRY_AFTER_S = 1.0
 
 
-class WorkspaceStore(
-    SupportsSeries,
-    SupportsChanges,
-    SupportsGrid,
-    SupportsSearch,
-    SupportsPages,
-    SupportsEdits,
-    SupportsBelonging,
-    SupportsCoordination,
-    Protocol,
-):
-    """What the service asks of a store; from any thread, several at once, as the backend's."""
-
-    @property
-    def trash(self) -> StoreTrash:
-        """Measures and removes its runs."""
-
-    @property
-    def let_go(self) -> set[str]:
-        """Removed runs whose late batches were acknowledged, and not stored."""
-
-    def coordinate_together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Make calls of `SupportsCoordination`; of each what it returned or raised."""
-
-    def write_group(self, batches: Sequence[Batch]) -> None:
-        """Store batches in one transaction: all of them or, when it raises, none."""
-
-    def write_generation(self, generation: Generation) -> int:
-        """Keep the outputs of one analysis; returns its number."""
-
-    def read_batches(
-        self, run_id: str, writer_id: str, start: int, limit: int, limit_bytes: int | None = None
-    ) -> list[Batch]:
-        """A writer's batches in order: from a number on, so many, of so many bytes."""
-
-    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
-        """Outputs of one kind."""
-
-    def iterate_outputs(
-        self, run_id: str, kind: str, analyzer: str | None = None, *, limit: int | None = None
-    ) -> Iterator[Columns]:
-        """What `read_outputs` returns, in parts; those that hold the last so many records."""
-
-    def list_groups(
-        self, project: str | None = None, store_name: str | None = None
-    ) -> list[StoredGroup]:
-        """The groups that there are."""
-
-    def load_project(self, project: str, store_name: str | None = None) -> StoredProject:
-        """What is known of a project."""
-
-    def list_runs(
-        self,
-        *,
-        project: str | None = None,
-        limit: int | None = None,
-        store_name: str | None = None,
-        after: tuple[int, str] | None = None,
-    ) -> list[StoredRun]:
-        """Runs, newest first, after the one of this moment (in microseconds) and id."""
-
-    def measure_runs(self, **which: Any) -> list[int]:
-        """About how many bytes each of the runs has that `list_runs` returns."""
-
-    def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
-        """The runs that fit."""
-
-    def iterate_search(
-        self, search: RunSearch, store_name: str | None = None, *, start: int = 0
-    ) -> Generator[RunSummary, None, None]:
-        """What `search` returns from one on, a few runs at a time in memory."""
-
-    def search_page(self, search: PageSearch, store_name: str | None = None) -> RunPage:
-        """One page of the runs that fit, of each the chosen columns."""
-
-    def list_names(
-        self, project: str | None, text: str, limit: int, store_name: str | None = None
-    ) -> RunNames:
-        """The names that runs have."""
-
-    def close(self) -> None:
-        """Give up connections; called once."""
-
-
 class _Request(NamedTuple):
-    batches: Sequence[Batch]
+    asked: Any
+    amount: int
     size_bytes: int
-    done: asyncio.Future[None]
+    done: asyncio.Future[Any]
 
 
-class _GroupCommit:
-    """One writer of one store; belongs to one event loop.
+class _Groups:
+    """Serves what many requests ask for on one thread, group after group; of one event loop.
 
-    A sync of the disk takes as long for many requests as for one. What comes
-    while a transaction runs is taken up by the next.
+    What comes while a group is served is taken up by the next. In SQLite, where one writes at a
+    time anyway, each group takes one hand-over to a thread, and one sync of the disk, which takes
+    as long for many requests as for one.
 
     Args:
-        write_group: Stores batches in one transaction.
+        serve: Does what is asked, and returns for each what came of it, or its error.
         threads: Where it is called, one call at a time.
+        most: What a group amounts to at most, unless its first request is more by itself.
     """
 
     def __init__(
-        self, write_group: Callable[[Sequence[Batch]], None], threads: WorkThreads
+        self, serve: Callable[[Sequence[Any]], list[Any]], threads: WorkThreads, most: int
     ) -> None:
-        self._write_group = write_group
+        self._serve = serve
         self._threads = threads
+        self._most = most
         self._waiting: deque[_Request] = deque()
         self._waiting_bytes = 0
-        self._writer: asyncio.Task[None] | None = None
+        self._server: asyncio.Task[None] | None = None
 
-    async def write(self, batches: Sequence[Batch]) -> None:
-        """Store batches, all of them or none; returns once they are committed and synced.
+    async def ask(self, asked: Any, *, amount: int = 1, size_bytes: int = 0) -> Any:
+        """What came of it, once all of its group is on the disk.
 
         Raises:
-            BackendRejected: One of them can never be stored.
-            BackendUnavailable: The store is busy, or too much waits for it.
+            BackendUnavailable: Too much waits.
+            Exception: Its error.
         """
-        size_bytes = sum(len(batch.body) for batch in batches)
         if self._waiting and self._waiting_bytes + size_bytes > _WAITING_BYTES:
             raise BackendUnavailable(
                 "more batches wait for the store than it can write", retry_after_s=_RETRY_AFTER_S
             )
         done = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Request(batches, size_bytes, done))
+        self._waiting.append(_Request(asked, amount, size_bytes, done))
         self._waiting_bytes += size_bytes
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write_waiting())
+        if self._server is None:
+            self._server = asyncio.create_task(self._serve_waiting())
         # A request that is given up must not take the others of its group along.
-        await asyncio.shield(done)
+        return await asyncio.shield(done)
 
     async def finish(self) -> None:
-        """Wait until all that was accepted is committed."""
-        if self._writer is not None:
-            await self._writer
+        """Wait until all that was accepted is served."""
+        if self._server is not None:
+            await self._server
 
-    async def _write_waiting(self) -> None:
+    async def _serve_waiting(self) -> None:
         try:
             while self._waiting:
                 group = self._take_group()
-                outcomes = await self._threads.write(self._store, group)
-                for request, outcome in zip(group, outcomes, strict=True):
-                    if request.done.cancelled():
+                try:
+                    found = await self._threads.write(self._serve, [each.asked for each in group])
+                except Exception as error:  # noqa: BLE001 - handed to whoever waits
+                    found = [error] * len(group)
+                for request, outcome in zip(group, found, strict=True):
+                    if request.done.done():
                         continue
-                    if outcome is None:
-                        request.done.set_result(None)
-                    else:
+                    if isinstance(outcome, Exception):
                         request.done.set_exception(outcome)
                         # Whoever waited may be gone; nobody else need hear of it.
                         request.done.exception()
+                    else:
+                        request.done.set_result(outcome)
         finally:
-            self._writer = None
+            self._server = None
 
     def _take_group(self) -> list[_Request]:
         group: list[_Request] = []
-        batches = size_bytes = 0
+        amount = size_bytes = 0
         while self._waiting:
             first = self._waiting[0]
-            if group and (
-                batches + len(first.batches) > _GROUP_BATCHES
-                or size_bytes + first.size_bytes > _GROUP_BYTES
-            ):
+            is_full = amount + first.amount > self._most or (
+                size_bytes + first.size_bytes > _GROUP_BYTES
+            )
+            if group and is_full:
                 break
             group.append(self._waiting.popleft())
-            batches += len(first.batches)
+            amount += first.amount
             size_bytes += first.size_bytes
         self._waiting_bytes -= size_bytes
         return group
-
-    def _store(self, group: Sequence[_Request]) -> list[Exception | None]:
-        """Store a group in one transaction; where one is refused, each request by itself."""
-        try:
-            self._write_group([batch for request in group for batch in request.batches])
-        except BackendRejected as error:
-            if len(group) == 1:
-                return [error]
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits
-            return [error] * len(group)
-        else:
-            return [None] * len(group)
-        outcomes: list[Exception | None] = []
-        for request in group:
-            try:
-                self._write_group(request.batches)
-            except Exception as error:  # noqa: BLE001 - handed to whoever waits
-                outcomes.append(error)
-            else:
-                outcomes.append(None)
-        return outcomes
-
-
-class _CallGroup:
-    """Makes the calls of many requests on one thread, one group after the other; of one event loop.
-
-    What comes while a group is called is called by the next. In SQLite, where one writes at a
-    time anyway, each group then takes one hand-over to a thread and one sync of the disk.
-
-    Args:
-        call_together: Makes calls, and returns of each what it returned or raised.
-        threads: Where it is called.
-    """
-
-    def __init__(
-        self,
-        call_together: Callable[[Sequence[Callable[[], Any]]], list[Any]],
-        threads: WorkThreads,
-    ) -> None:
-        self._call_together = call_together
-        self._threads = threads
-        self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
-        self._caller: asyncio.Task[None] | None = None
-
-    async def call(self, call: Callable[[], T]) -> T:
-        """What a call returns, once all of its group are on the disk.
-
-        Raises:
-            Exception: As the call.
-        """
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append((call, done))
-        if self._caller is None:
-            self._caller = asyncio.create_task(self._call_waiting())
-        return await done
-
-    async def finish(self) -> None:
-        """Wait until all calls are made."""
-        if self._caller is not None:
-            await self._caller
-
-    async def _call_waiting(self) -> None:
-        try:
-            while self._waiting:
-                group = [
-                    self._waiting.popleft() for _ in range(min(_GROUP_CALLS, len(self._waiting)))
-                ]
-                found = await self._call_group([call for call, _ in group])
-                for (_, done), outcome in zip(group, found, strict=True):
-                    if done.done():
-                        continue  # whoever asked is gone
-                    if isinstance(outcome, Exception):
-                        done.set_exception(outcome)
-                    else:
-                        done.set_result(outcome)
-        finally:
-            self._caller = None
-
-    async def _call_group(self, calls: list[Callable[[], Any]]) -> list[Any]:
-        try:
-            return await self._threads.write(self._call_together, calls)
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits
-            return [error] * len(calls)
 
 
 class OpenStore:
@@ -303,14 +128,13 @@ class OpenStore:
 
     Attributes:
         store: The store.
-        write: Stores batches, as `_GroupCommit.write` does.
     """
 
-    def __init__(self, store: WorkspaceStore, threads: WorkThreads, *, groups: bool) -> None:
+    def __init__(self, store: RunStore, threads: WorkThreads, *, groups: bool) -> None:
         self.store = store
         self._threads = threads
-        self._commits = _GroupCommit(store.write_group, threads) if groups else None
-        self._calls = _CallGroup(store.coordinate_together, threads) if groups else None
+        self._commits = _Groups(self._store, threads, _GROUP_BATCHES) if groups else None
+        self._calls = _Groups(store.coordinate_together, threads, _GROUP_CALLS) if groups else None
         self.leases = 0
 
     async def write(self, batches: Sequence[Batch]) -> None:
@@ -323,21 +147,41 @@ class OpenStore:
         if self._commits is None:
             await self._threads.write(self.store.write_group, batches)
         else:
-            await self._commits.write(batches)
+            size_bytes = sum(len(batch.body) for batch in batches)
+            await self._commits.ask(batches, amount=len(batches), size_bytes=size_bytes)
 
     async def coordinate(self, call: Callable[[], T]) -> T:
         """What a call of a method of `SupportsCoordination` that changes something returns."""
         if self._calls is None:
             return await self._threads.write(call)
-        return await self._calls.call(call)
+        found: T = await self._calls.ask(call)
+        return found
 
     async def close(self) -> None:
         """Finish what is being written and close the store."""
-        if self._commits is not None:
-            await self._commits.finish()
-        if self._calls is not None:
-            await self._calls.finish()
+        for groups in (self._commits, self._calls):
+            if groups is not None:
+                await groups.finish()
         await self._threads.write(self.store.close)
+
+    def _store(self, group: Sequence[Sequence[Batch]]) -> list[Exception | None]:
+        """Store a group in one transaction; where one is refused, each request by itself."""
+        try:
+            self.store.write_group([batch for batches in group for batch in batches])
+        except BackendRejected as error:
+            if len(group) == 1:
+                return [error]
+        else:
+            return [None] * len(group)
+        outcomes: list[Exception | None] = []
+        for batches in group:
+            try:
+                self.store.write_group(batches)
+            except Exception as error:  # noqa: BLE001 - handed to whoever waits
+                outcomes.append(error)
+            else:
+                outcomes.append(None)
+        return outcomes
 
 
 class WorkspaceStores:
@@ -352,7 +196,7 @@ class WorkspaceStores:
 
     def __init__(
         self,
-        open_store: Callable[[str], WorkspaceStore],
+        open_store: Callable[[str], RunStore],
         threads: WorkThreads,
         *,
         limit: int,
@@ -442,7 +286,7 @@ class WorkspaceReader:
         workspace: The workspace's name.
     """
 
-    def __init__(self, store: WorkspaceStore, vault: PayloadVault | None, workspace: str) -> None:
+    def __init__(self, store: RunStore, vault: PayloadVault | None, workspace: str) -> None:
         self._vault = vault
         self._workspace = workspace
         self.load_run = store.load_run

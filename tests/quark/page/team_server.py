@@ -8,9 +8,6 @@ import httpx
 from service_fixtures import ingest, serving
 
 from quark.cli.team_page import make_team_page
-from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.deployment import Deployment
-from quark_core.records.base import now_us
 from quark_core.testing.fakes import BatchMaker
 
 
@@ -19,15 +16,6 @@ def serving_team(folder, **settings):
     """A server as `quark serve --ui` runs it, in a thread."""
     with serving(folder, make_page=make_team_page, ui=True, **settings) as server:
         yield server
-
-
-def revoke(server, key):
-    """What `quark keys revoke` does: in the database, past the server."""
-    deployment = Deployment(ServiceConfig(store_url=server.store_url, artifact_url="."))
-    try:
-        deployment.control.end_key(find_id(key), revoked_us=now_us())
-    finally:
-        deployment.close()
 
 
 def find_id(key):

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from page_client import log_plain_run
-from page_sweeps import draw_trials, fill_sweep, make_worker, open_store
+from page_sweeps import draw_trials, fill_sweep, make_worker, open_store, settle_all
 
 import quark
 from quark.page.routes import sweeps as desk
@@ -143,6 +143,10 @@ def test_the_verdict_is_told_with_its_words(tmp_path, look):
     assert client.json(f"/api/sweeps/{sweep_id}/verdict") == told
 
 
+def complete(store, sweep_id, *values):
+    settle_all(store, sweep_id, [TrialResult(state="completed", values=each) for each in values])
+
+
 def fill_seeds(root, name="seeds"):
     """Three configurations with three seeds each, the first of which is the best."""
     with open_store(root) as store:
@@ -151,13 +155,11 @@ def fill_seeds(root, name="seeds"):
         trials = [NewTrial(parameters={"lr": lr, "seed": seed})
                   for lr in (1, 2, 3) for seed in range(3)]  # fmt: skip
         store.add_trials(sweep.id, trials, key="all")
-        for number, trial in enumerate(trials):
-            claimed = store.claim_trial(
-                sweep.id, request_id=f"r{number}", worker=make_worker(0), lease_s=60.0
-            )
-            value = 1.0 - 0.1 * trial.parameters["lr"] + 0.001 * trial.parameters["seed"]
-            result = TrialResult(state="completed", values=(value,))
-            store.settle_trial(sweep.id, number, claimed.token, result, lease_s=60.0)
+        values = [
+            1.0 - 0.1 * trial.parameters["lr"] + 0.001 * trial.parameters["seed"]
+            for trial in trials
+        ]
+        complete(store, sweep.id, *((value,) for value in values))
     return sweep.id
 
 
@@ -179,12 +181,11 @@ def test_of_several_metrics_the_front_is_told(tmp_path, look):
         store.add_trials(
             sweep.id, [NewTrial(parameters={"x": at}) for at in range(len(values))], key="all"
         )
-        for number, (acc, ms, broken) in enumerate(values):
-            claimed = store.claim_trial(
-                sweep.id, request_id=f"r{number}", worker=make_worker(0), lease_s=60.0
-            )
-            result = TrialResult(state="completed", values=(acc, ms), constraints=(broken,))
-            store.settle_trial(sweep.id, number, claimed.token, result, lease_s=60.0)
+        results = [
+            TrialResult(state="completed", values=(acc, ms), constraints=(broken,))
+            for acc, ms, broken in values
+        ]
+        settle_all(store, sweep.id, results)
     client = look(tmp_path)
     told = client.json(f"/api/sweeps/{sweep.id}/verdict")
     assert sorted(told["front"]) == [0, 5]
@@ -208,12 +209,7 @@ def test_rungs_are_told_by_where_trials_come_from(tmp_path, look, origins, rungs
         sweep = store.open_sweep("p", "r", {"metric": "a", "mode": "max"}, max_failures=1)
         trials = [NewTrial(parameters={"x": 1}, origin=origin) for origin in origins]
         store.add_trials(sweep.id, trials, key="all")
-        for number in range(len(trials)):
-            claimed = store.claim_trial(
-                sweep.id, request_id=f"r{number}", worker=make_worker(0), lease_s=60.0
-            )
-            result = TrialResult(state="completed", values=(0.1 * (number + 1),))
-            store.settle_trial(sweep.id, number, claimed.token, result, lease_s=60.0)
+        complete(store, sweep.id, *((0.1 * (number + 1),) for number in range(len(trials))))
     told = look(tmp_path).json(f"/api/sweeps/{sweep.id}")["rungs"]
     names = ("rung", "budget", "trials", "ended", "went_on")
     assert [
@@ -314,9 +310,8 @@ def test_whatever_a_store_holds_is_told_as_text(tmp_path, look):
         origin = {"rung": "a", "budget": [1], "parent": {}}
         parameters = {"__proto__": "x" * 5000, "n": {"a": [1, {"b": None}]}, "t": True}
         store.add_trials(sweep.id, [NewTrial(parameters=parameters, origin=origin)], key="a")
-        claimed = store.claim_trial(sweep.id, request_id="r", worker=make_worker(0), lease_s=60.0)
-        result = TrialResult(state="completed", values=(1e308, -1e308), reason=chr(27))
-        store.settle_trial(sweep.id, 0, claimed.token, result, lease_s=60.0)
+        odd_result = TrialResult(state="completed", values=(1e308, -1e308), reason=chr(27))
+        settle_all(store, sweep.id, [odd_result])
     client = look(tmp_path)
     told = client.json(f"/api/sweeps/{sweep.id}")
     (row,) = read_rows(told).values()

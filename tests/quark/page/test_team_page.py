@@ -9,10 +9,10 @@ from click.testing import CliRunner
 from hostile_folders import make_artifact
 from service_fixtures import ingest, serving_process
 from sqlalchemy import create_engine, text
-from team_server import Person, add_run, find_id, revoke, serving_team
+from team_server import Person, add_run, find_id, serving_team
 
+from quark.cli import team_page
 from quark.cli.main import cli
-from quark.page import team
 from quark_core.records.base import now_us
 from quark_core.testing.fakes import BatchMaker
 
@@ -98,7 +98,7 @@ def test_behind_tls_the_cookie_is_for_tls_and_this_host_only(server):
 def test_keys_that_let_nobody_in_all_look_the_same(server):
     good = server.make_key("default", "read")
     revoked = server.make_key("default", "read")
-    revoke(server, revoked)
+    server.revoke(revoked)
     expired = server.make_key("default", "read", expires_us=now_us() - 1)
     said = set()
     with Person(server) as someone:
@@ -150,7 +150,7 @@ def test_a_session_ends_at_once(server, person, how):
     assert person.get("/api/runs").status_code == 200
     engine = create_engine(server.store_url)
     if how == "revoke":
-        revoke(server, person.key)
+        server.revoke(person.key)
     elif how == "delete over HTTP":
         with server.client("default", "admin") as admin:
             assert admin.delete(f"/v1/keys/{find_id(person.key)}").status_code == 200
@@ -178,7 +178,7 @@ def test_a_session_lasts_no_longer_than_its_key(server):
 def test_an_answer_that_takes_long_is_broken_off_when_its_key_is_revoked(
     server, person, monkeypatch
 ):
-    monkeypatch.setattr(team, "_CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(team_page, "_CHECK_EVERY_S", 0.0)
     payload = b"x" * (32 * 2**20)
     sha256 = hashlib.sha256(payload).hexdigest()
     maker = BatchMaker("r")
@@ -191,7 +191,7 @@ def test_an_answer_that_takes_long_is_broken_off_when_its_key_is_revoked(
         assert answer.status_code == 200
         parts = answer.iter_raw(4096)
         next(parts)
-        revoke(server, person.key)
+        server.revoke(person.key)
         with pytest.raises(httpx.RemoteProtocolError):
             list(parts)
 
@@ -416,5 +416,5 @@ def test_over_postgres_it_is_the_same(tmp_path, postgres_service_url):
             assert someone.post("/api/runs/r/edit", {"name": "x"}).json()["run"]["name"] == "x"
             assert someone.post("/api/runs/r/stop").json()["run"]["stop"] is not None
             assert someone.get("/api/runs/r/series?key=loss").status_code == 200
-            revoke(server, key)
+            server.revoke(key)
             check_locked(someone)

@@ -34,6 +34,7 @@ from quark_backends.service.server.config import Limits, ServiceConfig
 from quark_backends.service.server.deployment import Deployment
 from quark_backends.service.server.keys import make_key
 from quark_backends.service.server.process import bind_socket, make_server
+from quark_core.records.base import now_us
 
 START_S = 60.0
 
@@ -58,6 +59,14 @@ class Keys:
         finally:
             deployment.close()
         return key
+
+    def revoke(self, key):
+        """What `quark keys revoke` does: in the database, past the server."""
+        deployment = Deployment(ServiceConfig(store_url=self.store_url, artifact_url="."))
+        try:
+            deployment.control.end_key(key.split("_")[1], revoked_us=now_us())
+        finally:
+            deployment.close()
 
     def client(self, workspace="default", *scopes, key=None, **arguments):
         """An httpx client with a key of a workspace, a new one by default."""
@@ -260,9 +269,6 @@ def error_of(response):
 
 def make_databases(store_url):
     """The databases of a service, as its first start makes them."""
-    from quark_backends.service.server.config import ServiceConfig
-    from quark_backends.service.server.deployment import Deployment
-
     deployment = Deployment(ServiceConfig(store_url=store_url))
     deployment.upgrade()
     deployment.close()

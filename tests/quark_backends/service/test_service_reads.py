@@ -138,21 +138,6 @@ def test_queries_that_make_no_sense(client, kind, query, field):
         assert field in (told.get("field") or told["message"]), reply.text
 
 
-def test_a_run_that_is_not_there(client):
-    for accept in (ROWS, "application/json"):
-        reply = call(client, "read", accept=accept, run_id="nobody", kind="metric", query={})
-        assert (reply.status_code, error_of(reply)["code"]) == (404, "run_not_found")
-    for method, arguments in (
-        ("load_run", {}),
-        ("summarize", {}),
-        ("read_series", {"key": "x", "max_points": None}),
-        ("read_batches", {"writer_id": "w", "start": 0, "limit": 9}),
-        ("read_outputs", {"kind": "alert"}),
-    ):
-        reply = call(client, method, run_id="nobody", **arguments)
-        assert (reply.status_code, error_of(reply)["code"]) == (404, "run_not_found"), method
-
-
 def test_curves(client):
     asked = {"run_id": "run1", "key": "loss", "max_points": 100}
     series = decode(call(client, "read_series", accept=MSGPACK, **asked), "read_series")

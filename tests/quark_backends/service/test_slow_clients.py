@@ -316,13 +316,3 @@ def test_a_long_head_behind_a_request_ends_its_connection_and_no_more(tmp_path, 
         with server.client(key=key) as client:
             assert call(client, "list_runs").status_code == 200
     assert not [record for record in caplog.records if record.exc_info]
-
-
-@pytest.mark.parametrize("name", ["Authorization", "Content-Type", "Idempotency-Key", "Range"])
-def test_a_header_that_is_there_twice_is_refused(tmp_path, name):
-    with serving(tmp_path) as server, server.client() as client:
-        given = client.headers.get(name, "application/json")
-        headers = [*client.headers.items(), (name, given), (name, "other")]
-        refused = client.request("GET", "/v1/workspace", headers=headers)
-        assert refused.status_code == 400
-        assert error_of(refused)["message"] == f"the request has several {name} headers"

@@ -7,25 +7,12 @@ import pytest
 from chaos_proxy import ChaosProxy
 from service_fixtures import serving
 
-from quark_backends.service.server.config import ServiceConfig
-from quark_backends.service.server.deployment import Deployment
-from quark_core.records.base import now_us
-
 
 @pytest.fixture
 def server(tmp_path):
     """A server of its own, in this process."""
     with serving(tmp_path / "server") as running:
-        running.revoke = lambda key: _revoke(running.store_url, key)
         yield running
-
-
-def _revoke(store_url, key):
-    deployment = Deployment(ServiceConfig(store_url=store_url, artifact_url="."))
-    try:
-        deployment.control.end_key(key.split("_")[1], revoked_us=now_us())
-    finally:
-        deployment.close()
 
 
 @pytest.fixture

@@ -18,6 +18,32 @@ from quark_core.records.codec import encode_records
 from quark_core.records.json_object import JsonObject
 from quark_core.runs.open_run import StopLookout
 
+MOMENT_US = 1_767_225_600_000_000
+
+
+def make_origin(session):
+    """Where a record comes from that no training of this session has made."""
+    return session.run_id, "edit-0", 0, 0, 0, MOMENT_US
+
+
+def make_change(session, action, data):
+    """A lifecycle record that changes a run."""
+    return LifecycleRecord(*make_origin(session), action, JsonObject(data))
+
+
+def make_event(session, event_type, payload):
+    """An event that tells of a change."""
+    told = (None, None, None, JsonObject(payload))
+    return EventRecord(*make_origin(session), event_type, "info", *told)
+
+
+def make_batches(*records):
+    """A batch of each record."""
+    return [
+        Batch(record.run_id, "edit-0", 0, 0, number, record.KIND, 1, encode_records([record]))
+        for number, record in enumerate(records)
+    ]
+
 
 def beat(session):
     lookout = StopLookout(session.open_run)
@@ -93,10 +119,7 @@ def test_a_key_without_the_scope_neither_edits_nor_stops(service, tmp_path, monk
 def test_no_edit_comes_in_among_the_batches_of_a_training(service, tmp_path, action, data):
     with quark.start_run(project="p", storage_dir=tmp_path, name="a") as session:
         session.flush()
-        record = LifecycleRecord(
-            session.run_id, "edit-0", 0, 0, 0, 1_767_225_600_000_000, action, JsonObject(data)
-        )
-        batch = Batch(session.run_id, "edit-0", 0, 0, 0, "lifecycle", 1, encode_records([record]))
+        (batch,) = make_batches(make_change(session, action, data))
         with service.client("default", "ingest", "read") as client:
             refused = ingest(client, batch)
         assert refused.status_code == 403
@@ -121,10 +144,7 @@ def test_no_training_makes_up_what_others_have_done(service, tmp_path, event_typ
     said = {**said, "by": said["by"].replace("KEY", service.key.split("_")[1])}
     with quark.start_run(project="p", storage_dir=tmp_path, name="a") as session:
         session.flush()
-        moment = 1_767_225_600_000_000
-        origin = (session.run_id, "edit-0", 0, 0, 0, moment)
-        record = EventRecord(*origin, event_type, "info", None, None, None, JsonObject(said))
-        batch = Batch(session.run_id, "edit-0", 0, 0, 0, "event", 1, encode_records([record]))
+        (batch,) = make_batches(make_event(session, event_type, said))
         for scopes in (("ingest",), ("ingest", "write")):
             with service.client("default", *scopes) as client:
                 if way == "batches":
@@ -142,15 +162,10 @@ def test_an_edit_that_an_import_brings_has_its_event_with_it(service, tmp_path):
     changes = {"name": {"before": "a", "after": "b"}}
     with quark.start_run(project="p", storage_dir=tmp_path, name="a") as session:
         session.flush()
-        moment = 1_767_225_600_000_000
-        said = JsonObject({"by": "import", "changes": changes})
-        origin = (session.run_id, "i", 0, 0, 0, moment)
-        edit = LifecycleRecord(*origin, "edit", said)
-        told = EventRecord(*origin, "run_edited", "info", None, None, None, said)
-        batches = [
-            Batch(session.run_id, "i", 0, 0, number, record.KIND, 1, encode_records([record]))
-            for number, record in enumerate((edit, told))
-        ]
+        said = {"by": "import", "changes": changes}
+        batches = make_batches(
+            make_change(session, "edit", said), make_event(session, "run_edited", said)
+        )
         with service.client("default", "ingest", "write") as client:
             assert ingest(client, *batches).status_code == 200
         assert quark.open_run(session.run_id, storage_dir=tmp_path).context.run.name == "b"
@@ -160,17 +175,10 @@ def test_an_event_that_tells_another_reason_tells_of_nothing(service, tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         session.flush()
         said = {"by": "import", "changes": {}}
-        stop = JsonObject({**said, "id": "s", "reason": "it diverges"})
-        origin = (session.run_id, "i", 0, 0, 0, 1_767_225_600_000_000)
-        told = JsonObject({**said, "reason": "it is done"})
-        records = [
-            LifecycleRecord(*origin, "stop", stop),
-            EventRecord(*origin, "stop_requested", "info", None, None, None, told),
-        ]
-        batches = [
-            Batch(session.run_id, "i", 0, 0, number, record.KIND, 1, encode_records([record]))
-            for number, record in enumerate(records)
-        ]
+        batches = make_batches(
+            make_change(session, "stop", {**said, "id": "s", "reason": "it diverges"}),
+            make_event(session, "stop_requested", {**said, "reason": "it is done"}),
+        )
         with service.client("default", "ingest", "write") as client:
             assert ingest(client, *batches).status_code == 403
 
@@ -214,9 +222,6 @@ def test_commands_reach_the_service(service, tmp_path):
 def test_no_malformed_edit_is_stored(service, tmp_path, action, data):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         session.flush()
-        record = LifecycleRecord(
-            session.run_id, "edit-0", 0, 0, 0, 1_767_225_600_000_000, action, JsonObject(data)
-        )
-        batch = Batch(session.run_id, "edit-0", 0, 0, 0, "lifecycle", 1, encode_records([record]))
+        (batch,) = make_batches(make_change(session, action, data))
         with service.client("default") as client:
             assert ingest(client, batch).status_code == 422

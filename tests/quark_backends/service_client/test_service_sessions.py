@@ -17,7 +17,6 @@ from quark_core.errors import (
     RunNotFoundError,
     SessionStoreError,
 )
-from quark_core.testing.fakes import BatchMaker
 
 
 def train(folder, *, steps=20, **arguments):
@@ -252,23 +251,6 @@ def test_a_run_that_is_alive_cannot_be_resumed(service, tmp_path):
         pytest.raises(InvalidRunStateError, match="alive in this process"),
     ):
         quark.resume_run(run_id=session.run_id, storage_dir=tmp_path)
-
-
-def test_replay_gives_batches_back(service, tmp_path):
-    from quark_backends.service.client.backend import ServiceBackend
-    from quark_core.backends.contract import BackendConfig
-
-    backend = ServiceBackend(BackendConfig(storage_dir=tmp_path, location=service.url))
-    maker = BatchMaker("r")
-    batches = [maker.start(), *[maker.metrics(("m", i, 1.0)) for i in range(250)]]
-    backend.write_group(batches[:100])
-    backend.write_group(batches[100:])
-    assert backend.read_batches("r", "writer0", 3, 240) == batches[3:243]
-    assert backend.read_batches("r", "writer0", 250, 10) == batches[250:]
-    assert backend.read_batches("r", "writer0", 251, 10) == []
-    backend.close()
-    assert backend.load_run("r").run.id == "r"
-    backend.close()
 
 
 @pytest.mark.long

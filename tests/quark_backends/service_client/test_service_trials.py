@@ -91,23 +91,6 @@ def test_trials_and_entries_of_many_pages_come_in_their_order(store, monkeypatch
     assert read == texts
 
 
-def test_eight_workers_get_each_trial_once(service, open_store):
-    stores = [open_store(service.url, service.key) for _ in range(8)]
-    sweep_id = make_sweep(stores[0], 120)
-    given = collections.Counter()
-    together = threading.Barrier(8)
-
-    def work(store):
-        together.wait()
-        while (trial := claim(store, sweep_id)) is not None:
-            given[trial.number, trial.token] += 1
-            store.settle_trial(sweep_id, trial.number, trial.token, DONE, lease_s=1.0)
-
-    run_all(work, stores)
-    assert given == {(number, 1): 1 for number in range(120)}
-    assert stores[0].load_sweep(sweep_id).counts == {"completed": 120}
-
-
 def run_all(work, items):
     """Run a function on a thread for each item; what one of them raises is raised here."""
     errors = []

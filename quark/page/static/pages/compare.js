@@ -1,24 +1,178 @@
 // @ts-check
 /** Runs and groups of runs side by side: the verdict, what was set differently, and every curve. */
 
+import { MetricChart } from "../charts/metric_chart.js";
 import { readTheme } from "../charts/theme.js";
 import { styleLine } from "../data/colours.js";
+import { readCurves } from "../data/curves.js";
+import { subtractCurve } from "../data/differences.js";
 import { html } from "../data/html.js";
-import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
+import { decodePack } from "../data/pack.js";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
 import { useSaid } from "./answers.js";
 import { CopyButton, HealthBadge, SeverityBadge, StateBadge } from "./badges.js";
 import { MetricGroup, groupMetrics, listOpen, readNames, writeNames } from "./chart_list.js";
-import { CompareTile } from "./compare_charts.js";
 import { Parallel, Scatter } from "./compare_runs.js";
 import { LayerChanges, PhasePair, Verdict } from "./compare_verdict.js";
-import { Explanation } from "./compare_why.js";
-import { Refused, askJson, follow, isPassing } from "./connection.js";
+import { Refused, ask, askJson, follow, isPassing } from "./connection.js";
 import { FindMetric, Smooth, chooseAxis } from "./controls.js";
-import { GroupStore } from "./group_store.js";
+import { useTile } from "./drawing.js";
 import { listMoves, takeKeys } from "./keyboard.js";
 import { useLate } from "./late.js";
 import { change, go, makeLink } from "./links.js";
 import { writeMany, writeNumber, writeStep, writeValue } from "./texts.js";
+import { WantedCurves } from "./wanted_curves.js";
+
+// One metric of all sides: a line for each, the band of its runs, or what it is beside the baseline.
+
+// The curves of sides that the page of comparisons shows: of metrics in sight only.
+
+/** @typedef {{ x: string, low: number | null, high: number | null, members: boolean, entries: number }} GroupView */
+/** @typedef {{ curves: Curve[], asked: string, message: string }} KeptGroup */
+
+const MOST_KEYS = 12;
+const GATHER_MS = 8;
+const AGAIN_MS = 2000;
+
+/** What was asked for as x stands where a chart looks for it. @param {Curve} curve @param {string} x @returns {Curve} */
+function placeCurve(curve, x) {
+  return x === "relative" ? { ...curve, time: curve.step } : x === "epoch" ? { ...curve, epoch: curve.step } : curve;
+}
+
+/** @extends {WantedCurves<KeptGroup, GroupView>} */
+export class GroupStore extends WantedCurves {
+  /** @param {string[]} sides ids of each, parted by commas @param {GroupView} view @param {() => void} changed */
+  constructor(sides, view, changed) {
+    super(view, changed);
+    this.sides = sides;
+    this.times = 0;
+  }
+
+  get asked() {
+    return JSON.stringify([this.view, this.times]);
+  }
+
+  /** What is in sight is read anew: its runs have gone on. */
+  refresh() {
+    this.times += 1;
+    this.restart();
+  }
+
+  gather() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      const keys = [...this.wanted.keys()].filter((key) => this.kept.get(key)?.asked !== this.asked);
+      for (let at = 0; at < keys.length; at += MOST_KEYS) this.fetch(keys.slice(at, at + MOST_KEYS));
+    }, GATHER_MS);
+  }
+
+  /** @param {string[]} keys */
+  async fetch(keys) {
+    const { view, asked } = this;
+    const { signal } = this.turn;
+    try {
+      const answer = await ask("api/compare/curves", {
+        side: this.sides, key: keys, x: view.x, low: view.low, high: view.high,
+        members: view.members ? 1 : 0, entries: view.entries,
+      }, signal);
+      const curves = readCurves(decodePack(await answer.arrayBuffer())).map((curve) => placeCurve(curve, view.x));
+      if (signal.aborted) return;
+      for (const key of keys) this.kept.set(key, { curves: curves.filter((curve) => curve.key === key), asked, message: "" });
+    } catch (error) {
+      if (signal.aborted) return;
+      const message = error instanceof Error ? error.message : String(error);
+      const kept = isPassing(error) ? "" : asked;
+      // A server that is busy or lost is asked again, for what is still in sight.
+      if (!kept) this.timer = setTimeout(() => this.gather(), AGAIN_MS);
+      for (const key of keys) this.kept.set(key, { curves: this.kept.get(key)?.curves ?? [], asked: kept, message });
+    }
+    this.changed();
+  }
+}
+
+/** @typedef {import("../data/curves.js").Curve} Curve */
+
+/**
+ * Which curves are drawn and how: a side keeps its colour whatever other sides are hidden.
+ * @param {Curve[]} curves @param {{ sides: any[], hidden: Set<number>, base: number, isDifference: boolean }} look
+ */
+export function chooseCurves(curves, { sides, hidden, base, isDifference }) {
+  const baseline = curves.find((curve) => curve.side === base && !curve.run);
+  const shown = curves.filter((curve) => !hidden.has(curve.side) && !(isDifference && curve.side === base));
+  const drawn = isDifference && baseline ? shown.map((curve) => subtractCurve(curve, baseline)) : isDifference ? [] : shown;
+  const faces = drawn.map((curve) => ({
+    name: writeSide(sides[curve.side], curve.runs), index: curve.side, isThin: Boolean(curve.run),
+  }));
+  return { curves: drawn, faces };
+}
+
+/** @param {any} side @param {number} runs that have the metric */
+function writeSide(side, runs) {
+  if (side.runs.length === 1) return side.name;
+  return `${side.name} (n=${runs}${runs < side.runs.length ? ` of ${side.runs.length}` : ""})`;
+}
+
+/** @param {{ metric: any, chart: any }} props */
+export function CompareTile({ metric, chart }) {
+  const { host, drawn, width, isNear } = useTile();
+  const { store, view, look } = chart;
+  useLayoutEffect(() => isNear ? store.want(metric.key) : undefined, [isNear, metric.key, store]);
+  const kept = store.read(metric.key);
+  const { curves, faces } = chooseCurves(kept?.curves ?? [], look);
+  const hasCurves = curves.length > 0;
+  useLayoutEffect(() => {
+    if (!host.current || (!isNear && !drawn.current)) return;
+    if (!hasCurves) {
+      drawn.current?.destroy();
+      drawn.current = null;
+      return;
+    }
+    const props = {
+      title: look.isDifference ? `${metric.name} less ${look.sides[look.base].name}` : metric.name,
+      curves, faces, window: view.window, whole: chart.whole, x: /** @type {any} */ (view.x), start_s: 0,
+      isLog: view.isLog && !look.isDifference, smooth: view.smooth, threshold: look.isDifference ? 0 : null,
+      onZoom: chart.zoom,
+    };
+    if (drawn.current) drawn.current.update(props);
+    else drawn.current = new MetricChart(host.current, { ...props, width: width.current });
+  }, [kept, isNear, view, look, hasCurves, metric.name]);
+  const says = kept?.message || (kept ? "no side that is shown has a value here" : "…");
+  return html`<div class="tile" data-metric=${metric.key}>
+    <div ref=${host} class="tile-chart"></div>
+    ${!hasCurves && html`<h3 class="chart-title">${metric.name}</h3><p class="quiet">${says}</p>`}
+  </div>`;
+}
+
+// Why one side's result is not that of another: verdict, since when, and what is to blame.
+
+const CAUSES = new Set(["Probably", "Possibly", "Unlikely", "Differs"]);
+
+/** @param {string} text */
+function capitalise(text) {
+  return text.slice(0, 1).toUpperCase() + text.slice(1);
+}
+
+/** @param {{ judged: string, baseline: string, names: [string, string], version: number }} props */
+export function Explanation({ judged, baseline, names, version }) {
+  const said = useSaid("api/compare/why", { side: [judged, baseline] }, version);
+  if (!said) return html`<p class="quiet" aria-busy="true">It is being looked into …</p>`;
+  if (said.state === "failed") return html`<p class="mistake" role="alert">${said.note}</p>`;
+  const { result } = said;
+  const causes = result.rows.filter((/** @type {any} */ row) => CAUSES.has(row.label));
+  const others = result.rows.filter((/** @type {any} */ row) => !CAUSES.has(row.label));
+  return html`<section class="why" aria-labelledby="why-title"><h2 id="why-title">Why ${names[0]} is not as ${names[1]}</h2>
+    <p class="why-verdict" data-verdict=${result.verdict}><strong>${result.headline}</strong></p>
+    <p>${capitalise(result.reason)}.</p>
+    <p>${capitalise(result.first_difference.summary)}.</p>
+    ${causes.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="Causes"><table class="plain-table causes"><thead><tr>
+      <th scope="col">standing</th><th scope="col">kind</th><th scope="col">what differs</th><th scope="col">why</th></tr></thead>
+      <tbody>${causes.map((/** @type {any} */ row, /** @type {number} */ number) => html`<tr key=${number} data-standing=${row.label}>
+        <th scope="row">${row.label}</th><td>${row.kind}</td><td><code>${row.place}</code></td><td>${row.words}</td></tr>`)}</tbody></table></div>`}
+    ${others.length > 0 && html`<dl class="why-rest">${others.map((/** @type {any} */ row, /** @type {number} */ number) => html`<dt key=${`t${number}`}>${row.label}</dt>
+      <dd key=${`d${number}`}>${row.label === "To be sure" ? html`<code>${row.place}</code>` : row.place}${row.words && html` <span class="quiet">${row.words}</span>`}</dd>`)}</dl>`}
+    ${result.notes.length > 0 && html`<ul class="remarks">${result.notes.map((/** @type {string} */ note) => html`<li key=${note} class="quiet">${note}</li>`)}</ul>`}
+  </section>`;
+}
 
 const LIVE_MS = 5000;
 const ENTRIES = 1000;

@@ -3,12 +3,11 @@
 
 import { frameRange } from "../charts/zooming.js";
 import { html } from "../data/html.js";
-import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
-import { CopyButton, StateBadge } from "./badges.js";
-import { Batches } from "./batches.js";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
+import { useAnswer } from "./answers.js";
+import { CopyButton, FreeText, StateBadge } from "./badges.js";
 import { ChartList, listFirst, readNames, writeNames } from "./chart_list.js";
 import { Refused, SignInNeeded, ask, askJson, follow, poll } from "./connection.js";
-import { Console } from "./console.js";
 import { Controls } from "./controls.js";
 import { EditButtons, EditNotes } from "./edit_run.js";
 import { Findings, Health, isGrave } from "./findings.js";
@@ -16,13 +15,140 @@ import { listMoves, takeKeys } from "./keyboard.js";
 import { useLate } from "./late.js";
 import { change, go, makeLink } from "./links.js";
 import { readMetrics } from "./metrics.js";
+import { useRarely } from "./pace.js";
 import { Phases } from "./phases.js";
-import { PluginView } from "./plugin_view.js";
 import { Config, Traceback } from "./run_facts.js";
-import { Artifacts, Delivery, Events, TABS, TabBar, VIEW } from "./run_tabs.js";
+import { Artifacts, Delivery, Events, TABS, TabBar, VIEW, usePages } from "./run_tabs.js";
 import { SeriesStore } from "./series_store.js";
 import { Account, makeShareLink, useSession } from "./session.js";
-import { spell, writeDuration, writeNumber, writeStep, writeTime } from "./texts.js";
+import { spell, writeCount, writeDuration, writeMany, writeNumber, writeStep, writeTime, writeValue } from "./texts.js";
+
+// What a run has printed: the newest lines, older ones on demand, and those that come.
+
+const LOOK_MS = 2000;
+const NEAR_PX = 40;
+const STREAMS = ["stdout", "stderr"];
+
+/** Counts up while a run goes on and the page is seen. @param {boolean} isRunning */
+function useLooks(isRunning) {
+  const [looks, setLooks] = useState(0);
+  useEffect(() => {
+    if (!isRunning) return () => {};
+    const timer = setInterval(() => {
+      if (!document.hidden) setLooks((old) => old + 1);
+    }, LOOK_MS);
+    return () => clearInterval(timer);
+  }, [isRunning]);
+  return looks;
+}
+
+/** @param {{ run: string, query: URLSearchParams, change: (changes: Record<string, string>) => void, isRunning: boolean, absent: Record<string, string> }} props */
+export function Console({ run, query, change, isRunning, absent }) {
+  const text = query.get("text") ?? "";
+  const stream = STREAMS.find((name) => name === query.get("stream")) ?? "";
+  const looks = useLooks(isRunning);
+  const { rows, next, mistake, isReady, more } = usePages(`api/runs/${encodeURIComponent(run)}/console`,
+    { stream: stream || null, text: text || null }, "lines", "before", isRunning ? looks : -1);
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  const isAtEnd = useRef(true);
+  useLayoutEffect(() => {
+    if (box.current && isAtEnd.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [rows]);
+  const note = () => {
+    const { scrollTop = 0, scrollHeight = 0, clientHeight = 0 } = box.current ?? {};
+    isAtEnd.current = scrollHeight - scrollTop - clientHeight < NEAR_PX;
+  };
+  const hasRanks = rows.some((row) => row.rank);
+  return html`<div class="bar">
+      <label>stream <select value=${stream} onChange=${(/** @type {any} */ event) => change({ stream: event.currentTarget.value })}>
+        <option value="">both</option>${STREAMS.map((item) => html`<option key=${item} value=${item}>${item}</option>`)}</select></label>
+      <label>text <input id="find-line" type="text" value=${text}
+        onInput=${(/** @type {any} */ event) => change({ text: event.currentTarget.value })} /></label></div>
+    ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
+    ${next && html`<button class="plain more" onClick=${more}>older</button>`}
+    ${isReady && !rows.length && !mistake && html`<p class="notice-line">No line was kept${stream || text ? " that fits" : ""}. ${!stream && !text && absent?.console}</p>`}
+    ${rows.length > 0 && html`<div class="console" ref=${box} onScroll=${note} tabindex="0" role="region" aria-label="What the run has printed">
+      <ol>${rows.map((row) => html`<li key=${row.id} class=${row.stream} title=${`${writeTime(row.at)} ${row.stream}`}>
+        ${row.left_out > 0 && html`<p class="quiet">… ${writeCount(row.left_out)} lines were left out here …</p>`}
+        ${hasRanks && html`<span class="quiet">rank ${row.rank} </span>`}<${FreeText} text=${row.text} /></li>`)}</ol></div>`}`;
+}
+
+// The batches of a run: the hard ones, what each class costs, what was seen how often.
+
+const REASONS = new Map([
+  ["non_finite_loss", "its loss is not finite"], ["high_loss_percentile", "among the highest losses"],
+  ["z_score_outlier", "far from the mean"], ["iqr_outlier", "above what is usual"],
+]);
+const MOST_CLASSES = 30;
+
+/** @param {{ run: string, version: number, absent: Record<string, string> }} props absent: why there is nothing of a kind */
+export function Batches({ run, version, absent }) {
+  const { value: data, mistake } = useAnswer(
+    (signal) => askJson(`api/runs/${encodeURIComponent(run)}/batches`, {}, signal), [run, useRarely(version)]);
+  if (mistake) return html`<p class="mistake" role="alert">${mistake}</p>`;
+  if (!data) return html`<p class="quiet">…</p>`;
+  const { summary } = data;
+  if (!summary.batch_count) return html`<p class="notice-line">${absent?.batch ?? "No batch was logged. quark.DataDiagnostics keeps the loss, the sample ids and the classes of each batch."}</p>`;
+  return html`<p>${writeMany(summary.batch_count, "batch", "batches")}${summary.exposure.sample_count ? `, ${writeMany(summary.exposure.sample_count, "sample")}` : ""}${
+      summary.loss_summary ? `; loss ${writeNumber(summary.loss_summary.mean)} on average` : ""}</p>
+    <${Hard} summary=${summary} /><${Classes} exposure=${summary.exposure} losses=${data.class_losses} /><${Exposure} exposure=${summary.exposure} />`;
+}
+
+/** @param {{ summary: any }} props */
+function Hard({ summary }) {
+  const { hard_batches: batches, hard_batch_count: count } = summary;
+  if (!count) return html`<p class="quiet">No batch is much harder than the others.</p>`;
+  return html`<section aria-labelledby="hard-title"><h2 id="hard-title">${writeMany(count, "hard batch", "hard batches")}</h2>
+    <div class="scrolls" tabindex="0" role="region" aria-label="Hard batches"><table class="plain-table hard"><thead><tr><th scope="col" class="number">step</th>
+      <th scope="col" class="number">loss</th><th scope="col">why</th><th scope="col">samples</th><th scope="col">classes</th></tr></thead>
+    <tbody>${batches.map((/** @type {any} */ batch) => html`<tr key=${batch.record_id}><td class="number">${writeStep(batch.step)}${batch.rank ? ` (rank ${batch.rank})` : ""}</td>
+      <td class="number">${writeNumber(batch.loss)}</td><td>${batch.reasons.map((/** @type {string} */ reason) => REASONS.get(reason) ?? reason).join(", ")}</td>
+      <td>${batch.sample_ids.map(writeValue).join(", ")}${batch.sample_count > batch.sample_ids.length ? ` and ${batch.sample_count - batch.sample_ids.length} more` : ""}</td>
+      <td>${Object.entries(batch.class_counts ?? {}).map(([label, many]) => `${label}: ${many}`).join(", ")}</td></tr>`)}</tbody></table></div>
+    ${count > batches.length && html`<p class="quiet">The ${batches.length} hardest of ${count}.</p>`}</section>`;
+}
+
+/** @param {{ exposure: any, losses: Record<string, number> }} props */
+function Classes({ exposure, losses }) {
+  const classes = Object.entries(exposure.class_counts);
+  if (!classes.length) return null;
+  const most = Math.max(...Object.values(losses).filter(Number.isFinite), 0);
+  const sorted = [...classes].sort((a, b) => (losses[b[0]] ?? -1) - (losses[a[0]] ?? -1));
+  return html`<section aria-labelledby="classes-title"><h2 id="classes-title">Classes, by the loss of the batches that hold them</h2>
+    <div class="scrolls" tabindex="0" role="region" aria-label="Classes"><table class="plain-table classes"><thead><tr><th scope="col">class</th><th scope="col" class="number">loss</th><td></td>
+      <th scope="col" class="number">samples</th><th scope="col" class="number">share</th></tr></thead>
+    <tbody>${sorted.slice(0, MOST_CLASSES).map(([label, many]) => html`<tr key=${label}><th scope="row">${label}</th><td class="number">${writeNumber(losses[label])}</td>
+      <td><meter min="0" max=${most || 1} value=${losses[label] ?? 0} aria-label=${`loss of ${label}`}></meter></td><td class="number">${writeStep(Number(many))}</td>
+      <td class="number">${writeNumber(exposure.class_fractions[label])}</td></tr>`)}</tbody></table></div>
+    ${exposure.class_count > MOST_CLASSES && html`<p class="quiet">${Math.min(sorted.length, MOST_CLASSES)} of ${exposure.class_count} classes</p>`}</section>`;
+}
+
+/** @param {{ exposure: any }} props */
+function Exposure({ exposure }) {
+  if (!exposure.unique_sample_count) return null;
+  return html`<section aria-labelledby="seen-title"><h2 id="seen-title">What was seen</h2>
+    <p>${writeMany(exposure.unique_sample_count, "different sample")}, each ${exposure.repeat_min} to ${exposure.repeat_max} times, ${writeNumber(exposure.repeat_mean)} on average</p>
+    ${exposure.repeat_max > exposure.repeat_min && html`<p class="quiet">Most often: ${exposure.most_seen_samples.map((/** @type {any} */ sample) => `${sample.sample_id} (${sample.count})`).join(", ")}</p>`}</section>`;
+}
+
+// A tab that a plugin adds to a run: a table.
+
+/** @typedef {{ columns: string[], rows: unknown[][], count: number }} ViewTable */
+
+/** @param {{ run: string, query: URLSearchParams, version: unknown }} props */
+export function PluginView({ run, query, version }) {
+  const name = String(query.get("tab")).slice(VIEW.length);
+  const path = `api/runs/${encodeURIComponent(run)}/views/${encodeURIComponent(name)}`;
+  const { value, mistake } = useAnswer((signal) => /** @type {Promise<ViewTable>} */ (askJson(path, {}, signal)), [path, version]);
+  if (mistake) return html`<p class="mistake" role="alert">${mistake}</p>`;
+  if (!value) return html`<p class="quiet">…</p>`;
+  const { columns, rows, count } = value;
+  const kinds = columns.map((_, at) => rows.some((row) => typeof row[at] === "number") ? "number" : "");
+  return html`<div class="scrolls" tabindex="0" role="region" aria-label="Table"><table class="plain-table view"><thead><tr>
+    ${columns.map((column, at) => html`<th key=${at} scope="col" class=${kinds[at]}>${spell(column)}</th>`)}</tr></thead>
+    <tbody>${rows.map((row, line) => html`<tr key=${line}>${row.map((cell, at) => html`<td key=${at} class=${kinds[at]}>${spell(writeValue(cell))}</td>`)}</tr>`)}</tbody></table></div>
+    ${count > rows.length && html`<p class="quiet">The first ${rows.length} of ${writeMany(count, "row")}</p>`}`;
+}
 
 const RUNNING_MS = 1000;
 const ENDED_MS = 5000;

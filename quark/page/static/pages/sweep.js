@@ -1,21 +1,128 @@
 // @ts-check
 /** One sweep: is the best really the best, its trials over parallel axes, who has which. */
 
-import { listMarks, shadeRate } from "../charts/trial_lines.js";
+import { registerChart } from "../charts/registry.js";
 import { readTheme } from "../charts/theme.js";
+import { listMarks, shadeRate } from "../charts/trial_lines.js";
 import { html } from "../data/html.js";
-import { brushTrials, listColumns, makeAxis, readBrushes, readTrials, sortTrials, writeBrush } from "../data/trial_axes.js";
+import { placeTicks } from "../data/ticks.js";
+import { brushTrials, followBest, listColumns, makeAxis, nameValue, readBrushes, readCell, readTrials, sortTrials, writeBrush } from "../data/trial_axes.js";
 import { useEffect, useMemo, useRef, useState } from "../vendor/hooks.js";
+import { useAnswer } from "./answers.js";
 import { StateBadge } from "./badges.js";
-import { BestChart } from "./best_chart.js";
 import { Refused, SignInNeeded, ask, askJson, follow } from "./connection.js";
 import { change, go, makeLink } from "./links.js";
 import { ParallelAxes } from "./parallel_axes.js";
+import { Gap, useRowWindow } from "./row_window.js";
 import { Account } from "./session.js";
 import { Counts, ImportanceBars, LiveTrials, Rungs, SweepButtons, Verdicts, Workers } from "./sweep_parts.js";
-import { spell, writeDuration, writeMany, writeStep, writeTime } from "./texts.js";
-import { TrialTable } from "./trial_table.js";
-import { useAnswer } from "./answers.js";
+import { spell, writeDuration, writeMany, writeNumber, writeStep, writeTime } from "./texts.js";
+
+// The trials of a sweep as a table, of which only the rows in sight are in the document.
+
+const ROW_PX = 34;
+
+/** @param {unknown} value */
+export function writeCell(value) {
+  return typeof value === "number" ? writeNumber(value) : nameValue(value ?? null);
+}
+
+/** How often it was begun, and what went wrong. @param {any} trial */
+function writeTries(trial) {
+  return [
+    trial.token > 1 ? `claimed ${trial.token} times` : "",
+    trial.failures ? writeMany(trial.failures, "failure") : "",
+    trial.losses ? `lost ${trial.losses} times` : "",
+  ].filter(Boolean).join(", ");
+}
+
+/**
+ * @param {{ trials: any[], total: number, columns: import("../data/trial_axes.js").Column[], order: string, best: Set<number>, chosen: number | null,
+ *   constraints: string[], sort: (order: string) => void, choose: (number: number | null) => void }} props
+ */
+export function TrialTable({ trials, total, columns, order, best, chosen, constraints, sort, choose }) {
+  const { box, range, look } = useRowWindow(ROW_PX, trials.length);
+  const shown = trials.slice(range.first, range.last);
+  const above = Math.min(range.first, trials.length);
+  // What is measured stands before what it was made with.
+  const ordered = [...columns.filter((column) => column.kind === "metric"), ...columns.filter((column) => column.kind !== "metric")];
+  /** @param {string} title @param {string} key @param {boolean} isNumber */
+  const head = (title, key, isNumber) => {
+    const way = order === key ? "ascending" : order === `-${key}` ? "descending" : undefined;
+    const next = way === "ascending" ? `-${key}` : way === "descending" ? "" : key;
+    return html`<th key=${key} scope="col" aria-sort=${way} class=${isNumber ? "number" : ""}><button class="plain" onClick=${() => sort(next)}>${title}
+      <span aria-hidden="true">${way === "ascending" ? "▲" : way === "descending" ? "▼" : ""}</span></button></th>`;
+  };
+  return html`<div class="table-box" ref=${box} onScroll=${look} tabindex="0" role="region" aria-label="Table of trials" onMouseLeave=${() => choose(null)}>
+      <table class="runs trials" aria-rowcount=${trials.length + 1}>
+        <thead><tr aria-rowindex="1">${head("trial", "number", false)}<th scope="col">state</th>
+          ${ordered.map((column) => head(column.title, column.id, column.kind !== "parameter"))}
+          ${constraints.map((text) => html`<th key=${`constraint ${text}`} scope="col" class="number" title=${`How far ${text} is broken; at most 0 where it is kept`}>${text}</th>`)}
+          <th scope="col" class="number">step</th><th scope="col">tries</th><th scope="col">run</th><th scope="col">reason</th></tr></thead>
+        <tbody><${Gap} rows=${above} height_px=${ROW_PX} />
+          ${shown.map((trial, place) => html`<tr key=${trial.number} aria-rowindex=${range.first + place + 2} data-trial=${trial.number} class=${trial.number === chosen ? "chosen-row" : ""}
+              onMouseEnter=${() => choose(trial.number)}>
+            <th scope="row">${trial.number}${best.has(trial.number) && html` <b class="best-mark" title="The best one">★ best</b>`}</th>
+            <td><${StateBadge} state=${trial.state} reason=${trial.reason} /></td>
+            ${ordered.map((column) => {
+              const value = readCell(trial, column);
+              return html`<td key=${column.id} class=${typeof value === "number" ? "number" : ""} title=${typeof value === "string" ? value : undefined}>${writeCell(value)}</td>`;
+            })}
+            ${constraints.map((text, at) => html`<td key=${`constraint ${text}`} class="number">${writeCell(trial.constraints?.[at] ?? null)}</td>`)}
+            <td class="number">${writeStep(trial.step)}</td><td>${writeTries(trial)}</td>
+            <td>${trial.run_id && html`<a href=${makeLink(["run", trial.run_id])} title=${trial.run_id}>${trial.run_id.slice(0, 12)}</a>`}</td>
+            <td title=${trial.reason ?? (trial.settled_at && writeTime(trial.settled_at))}>${trial.reason ?? ""}</td></tr>`)}
+          <${Gap} rows=${Math.max(0, trials.length - above - shown.length)} height_px=${ROW_PX} /></tbody>
+      </table></div>
+    <p class="quiet" role="status">${trials.length === total ? writeMany(total, "trial") : `${writeStep(trials.length)} of ${writeMany(total, "trial")} fit`}</p>`;
+}
+
+// The best value so far over the trials that have ended, and each of them as a point.
+
+const WIDTH = 720;
+const HEIGHT = 220;
+const EDGE = { left: 64, right: 16, top: 12, bottom: 34 };
+
+/** @param {{ trials: import("../data/trial_axes.js").Trial[], column: import("../data/trial_axes.js").Column }} props */
+export function BestChart({ trials, column }) {
+  const steps = followBest(trials, column);
+  const axis = makeAxis(column, steps.map((step) => step.trial));
+  const known = useRef(/** @type {any} */ (null));
+  known.current = steps;
+  useEffect(() => registerChart({
+    name: "best so far", type: "best",
+    describe: () => ({ name: "best so far", type: "best", points: known.current.map((/** @type {any} */ step) => ({ number: step.trial.number, value: step.value, best: step.best, isBest: step.isBest })) }),
+  }), []);
+  if (!steps.length) return html`<p class="quiet">No trial has ended with a value of ${column.title} yet.</p>`;
+  const [wide, tall] = [WIDTH - EDGE.left - EDGE.right, HEIGHT - EDGE.top - EDGE.bottom];
+  const last = Math.max(1, steps.length - 1);
+  const toX = (/** @type {number} */ at) => EDGE.left + at / last * wide;
+  const toY = (/** @type {number} */ value) => EDGE.top + (1 - Number(axis.place(value))) * tall;
+  const at = new Map(steps.map((step, place) => [step, place]));
+  /** @param {typeof steps} some */
+  const points = (some) => some.map((step) => `M${toX(Number(at.get(step))).toFixed(1)} ${toY(step.value).toFixed(1)}h0`).join("");
+  const line = steps.flatMap((step, place) => Number.isNaN(step.best) ? [] : [`${place && !Number.isNaN(steps[place - 1].best) ? `H${toX(place).toFixed(1)}V` : `M${toX(place).toFixed(1)} `}${toY(step.best).toFixed(1)}`]).join("");
+  const bests = steps.filter((step) => step.isBest);
+  const newest = bests[bests.length - 1];
+  return html`<figure class="best-chart">
+    <svg class="scatter" role="img" viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} aria-label=${`Best ${column.title} so far over ${steps.length} trials${newest ? `: ${writeNumber(newest.value)}, of trial ${newest.trial.number}` : ""}`}>
+      <path class="axis" d=${`M${EDGE.left} ${EDGE.top}V${HEIGHT - EDGE.bottom}H${WIDTH - EDGE.right}`} />
+      ${axis.ticks.map((tick) => html`<text key=${`y${tick.text}`} x=${EDGE.left - 6} y=${EDGE.top + (1 - tick.at) * tall + 4} text-anchor="end">${tick.text}</text>`)}
+      ${placeTicks(1, steps.length, 6, 1).map((tick) => html`<text key=${tick} x=${toX(tick - 1)} y=${HEIGHT - EDGE.bottom + 16} text-anchor="middle">${writeStep(tick)}</text>`)}
+      <text class="axis-title" x=${EDGE.left + wide / 2} y=${HEIGHT - 4} text-anchor="middle">trials in the order in which they ended</text>
+      <path class="trial-dots stopped" d=${points(steps.filter((step) => !step.isWhole))} />
+      <path class="trial-dots" d=${points(steps.filter((step) => step.isWhole))} />
+      <path class="best-line" d=${line} />
+      <path class="trial-dots bests" d=${points(bests)} />
+    </svg>
+    <figcaption class="quiet">${newest ? html`The best so far is ${writeNumber(newest.value)}, of trial ${newest.trial.number}; it was bettered ${writeMany(bests.length - 1, "time")}.` : "None of them had the whole budget."}
+      ${steps.length - bests.length > 0 && steps.some((step) => !step.isWhole) ? " Pale points were stopped early, had a smaller budget or break a constraint." : ""}
+      ${axis.above || axis.below ? ` ${axis.above + axis.below} lie far from all others, and are drawn at the edge.` : ""}</figcaption>
+    <details><summary>As a table</summary><div class="scrolls" tabindex="0" role="region" aria-label="Best so far as a table"><table class="plain-table">
+      <thead><tr><th scope="col" class="number">trials ended</th><th scope="col" class="number">trial</th><th scope="col" class="number">${column.title}</th></tr></thead>
+      <tbody>${bests.slice(-200).map((step) => html`<tr key=${step.trial.number}><td class="number">${Number(at.get(step)) + 1}</td><td class="number">${step.trial.number}</td><td class="number">${writeNumber(step.value)}</td></tr>`)}</tbody></table></div></details>
+  </figure>`;
+}
 
 const LOOK_EVERY_MS = 2000;
 const MOST_AXES = 10;

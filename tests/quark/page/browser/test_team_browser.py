@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from strangers import Stranger
-from team_server import add_run, find_id, revoke, serving_team
+from team_server import add_run, find_id, serving_team
 
 import quark
 from quark.page.routes.page_source import open_source
@@ -82,7 +82,7 @@ def test_a_login_leads_to_where_the_link_led_and_ends_with_the_key(team, enter):
     assert visitor.page.url == f"{team.url}/run/ended?x=time"
     visitor.wait_for_text("anna")
     assert visitor.evaluate("[document.cookie, localStorage.length]") == ["", 0]
-    revoke(team, team.key)
+    team.revoke(team.key)
     # Nobody clicks: the page itself finds out, and what it had is gone.
     visitor.wait_for_text("Your session has ended")
     assert visitor.evaluate("document.querySelectorAll('header, .tag, canvas, #panel').length") == 0

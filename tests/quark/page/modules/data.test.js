@@ -1,7 +1,7 @@
 // @ts-check
 import { appendCurve, identifyCurve, joinCurves, readCurves, reduceCurve } from "../../../../quark/page/static/data/curves.js";
 import { decodePack, readNumber } from "../../../../quark/page/static/data/pack.js";
-import { smoothValues } from "../../../../quark/page/static/data/smoothing.js";
+import { smoothValues } from "../../../../quark/page/static/charts/lines.js";
 import { writeAge, writeBytes, writeDuration, writeNumber, writeSeconds, writeStep, writeTime } from "../../../../quark/page/static/pages/texts.js";
 import { equal, holds, makeCurve, makePack } from "./curve_maker.js";
 
