@@ -34,7 +34,19 @@ from quark.analysis.metric_roles import (
     is_reward,
     is_score,
 )
-from quark.analysis.observations import BATCH_LOSS
+from quark.analysis.observations import (
+    ARITHMETIC,
+    BATCH_LOSS,
+    Arithmetic,
+    Figure,
+    FigureKind,
+    Floats,
+    Integers,
+    Source,
+    at_step,
+    name_source,
+    read_source,
+)
 from quark.analysis.run_data import RunData
 from quark_core.config.objective import Objective, find_mode, infer_mode, read_objective
 
@@ -501,6 +513,78 @@ class Case:
     def thresholds(self) -> AnalyzerThresholds:
         """The thresholds."""
         return self.config.thresholds
+
+    def read(self, source: Source) -> tuple[Integers, Floats]:
+        """Steps and values of a source, ascending; empty where there is none."""
+        return read_source(self.run, source)
+
+    def find_source(self, key: str) -> Source:
+        """Where a curve of this key is recorded: a metric, the loss of batches, or telemetry."""
+        return Source(*name_source(self.run, key))
+
+    def measure(
+        self,
+        kind: FigureKind,
+        name: str,
+        how: str | Arithmetic,
+        field: str = "value",
+        *,
+        first: int | None = None,
+        last: int | None = None,
+        rank: int | None = None,
+    ) -> Figure:
+        """A figure of what the run has recorded; it is computed here, of the records alone.
+
+        Args:
+            kind, name, field, rank: See Source.
+            how: A name of ARITHMETIC, or a function of the values.
+            first, last: Only values between these steps, both included.
+        """
+        return self.measure_source(Source(kind, name, field, rank), how, first=first, last=last)
+
+    def measure_curve(
+        self, key: str, how: str | Arithmetic, *, first: int | None = None, last: int | None = None
+    ) -> Figure:
+        """As `measure`, of a curve by its key; see `find_source`."""
+        return self.measure_source(self.find_source(key), how, first=first, last=last)
+
+    def measure_source(
+        self,
+        source: Source,
+        how: str | Arithmetic,
+        *,
+        first: int | None = None,
+        last: int | None = None,
+    ) -> Figure:
+        """As `measure`, of a source."""
+        function = ARITHMETIC[how] if isinstance(how, str) else how
+        arithmetic = how if isinstance(how, str) else getattr(how, "__name__", "function")
+        step, values = self.read(source)
+        kept = np.isfinite(values)
+        if first is not None:
+            kept &= step >= first
+        if last is not None:
+            kept &= step <= last
+        value = float(function(values[kept])) if kept.any() else float("nan")
+        form: Literal["number", "whole"] = "whole" if arithmetic == "count" else "number"
+        return Figure(value, arithmetic, function, source, first, last, form=form)
+
+    def measure_best(self, curve: Curve, *, rises: bool = False) -> tuple[Figure, Figure]:
+        """The best value of a curve that was logged, and its step; see `Curve.find_best`."""
+        best = self.measure_curve(curve.key, "highest" if rises else "lowest")
+        return best, at_step(curve.find_best(rises=rises)[1])
+
+    def measure_before(self, source: Source, step: int, points: int = _CALM_POINTS) -> Figure:
+        """The median of the last finite values before a step; the first one where there is none."""
+        steps, values = self.read(source)
+        before = steps[np.isfinite(values) & (steps < step)][-points:]
+        if not len(before):
+            return self.measure_source(source, "first value")
+        return self.measure_source(source, "median", first=int(before[0]), last=int(before[-1]))
+
+    def count_class(self, label: str) -> Figure:
+        """How many samples of a class all batches have together."""
+        return self.measure("batch", label, "total", "class_counts").whole
 
     @cached_property
     def as_documented(self) -> Case:

@@ -59,6 +59,19 @@ class Curve:
     def __len__(self) -> int:
         return len(self.value)
 
+    @classmethod
+    def over_steps(cls, key: str, step: Integers, value: Floats) -> Curve:
+        """A curve of which no epochs are known."""
+        return cls(key, step, value, np.full(len(step), -1))
+
+    @classmethod
+    def of_rows(cls, key: str, rows: Columns, name: str) -> Curve:
+        """A figure of rows that have a step, such as those of telemetry."""
+        rows = rows.take(rows["step"] >= 0)
+        order = np.argsort(rows["step"], kind="stable")
+        value = as_floats(rows[name])[order]
+        return cls.over_steps(key, rows["step"][order], value)
+
     @cached_property
     def finite(self) -> Curve:
         """Only the points whose value is finite."""
@@ -295,9 +308,7 @@ class History:
 
     def curve(self, name: str) -> Curve:
         """One figure as a curve."""
-        return Curve(
-            f"{self.name}:{name}", self.step, self.figures[name], np.full(len(self.step), -1)
-        )
+        return Curve.over_steps(f"{self.name}:{name}", self.step, self.figures[name])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,17 +11,8 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case, is_zero_throughout
 from quark.analysis.curves import SMALLEST, Curve, LayerHistory, median_filter, take_early
-from quark.analysis.observations import (
-    Figure,
-    Text,
-    between_steps,
-    count_names,
-    measure,
-    measure_curve,
-    observe,
-    say,
-)
-from quark.analysis.rule import SEVERITIES, BaseRule, Finding, Verdict, grade, limit_activations
+from quark.analysis.observations import Figure, Text, between_steps, count_names, observe, say
+from quark.analysis.rule import SEVERITIES, BaseRule, Finding, Limit, Verdict, grade
 from quark.analysis.run_data import RunData
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
 
@@ -102,6 +94,22 @@ _EQUALLY_GONE = 0.03  # share by which one is no worse than another
 _MOST_NAMED = 5
 _MOST_EVIDENCE = 6
 
+_LIMITS = tuple(
+    Limit(
+        "activation_collapse",
+        suffix,
+        title="Activations collapse",
+        check="Look at the layer's inputs, its initialisation and the learning rate.",
+        words=words,
+        falls=suffix == "std",
+    )
+    for suffix, words in (
+        ("dead_unit_ratio", "share of dead units"),
+        ("saturation_ratio", "share of saturated elements"),
+        ("std", "standard deviation"),
+    )
+)
+
 
 class ActivationCollapse(BaseRule):
     """Fires where a layer's units die, saturate or give one value, to the end of the run.
@@ -118,9 +126,14 @@ class ActivationCollapse(BaseRule):
     data = ("layer activations",)
     threshold = _DEAD
 
-    def find_limits(self, case: Case) -> tuple[Finding, ...]:
+    def find_limits(self, case: Case) -> Sequence[Finding]:
         """Limits on dead units, saturation and deviation."""
-        return limit_activations(case)
+        layers = case.run.activations
+        return [
+            finding
+            for limit in _LIMITS
+            for finding in limit.find_layers(case, layers, limit.suffix)
+        ]
 
     def judge(self, case: Case) -> Verdict | None:
         """Look for layers that are dead, saturated or alike from some probe to the last one.
@@ -449,8 +462,8 @@ def _look_at_code(case: Case) -> Finding | None:
     fact = say(
         "{key} is {level} nats ({steps}); it was {highest} at its highest",
         key=curve.key, steps=between_steps(first, last, curve.unit),
-        level=measure_curve(case.run, curve.key, "median", first=first),
-        highest=measure_curve(case.run, curve.key, "highest"),
+        level=case.measure_curve(curve.key, "median", first=first),
+        highest=case.measure_curve(curve.key, "highest"),
     )  # fmt: skip
     return Finding(
         culprit=curve.key,
@@ -523,7 +536,7 @@ def _look_at_shrinking(item: LayerHistory, early: float, case: Case) -> Finding 
         item, start, "Outputs shrink to nothing",
         say("The outputs of {name} deviate by {late} from their mean, by {most} at their highest",
             name=item.name, late=_measure(item, case, "std", start),
-            most=measure(case.run, "activation", item.name, "highest", "std")),
+            most=case.measure("activation", item.name, "highest", "std")),
         "The layer gives less and less to tell samples apart by.",
         "Look for a representation that collapses: missing negatives, a strong penalty, a rate "
         "that is too large.",
@@ -541,14 +554,14 @@ def _grade_deviation(level: float, case: Case) -> AlertSeverity:
 def _measure(item: LayerHistory, case: Case, field: str, start: int) -> Figure:
     """The median of a figure of a layer from a probe on."""
     first = int(item.step[start])
-    return measure(case.run, "activation", item.name, "median", field, first=first)
+    return case.measure("activation", item.name, "median", field, first=first)
 
 
 def _measure_early(item: LayerHistory, case: Case, field: str) -> Figure:
     """The same at the first probes that show it."""
     known = item.step[np.isfinite(item[field])]
     last = int(known[len(take_early(item[field][np.isfinite(item[field])])) - 1])
-    return measure(case.run, "activation", item.name, "median", field, last=last)
+    return case.measure("activation", item.name, "median", field, last=last)
 
 
 def _describe(
@@ -571,8 +584,6 @@ def _describe(
         inference=inference,
         suggested_check=check,
         evidence=(observe("layer", item.name, fact, level, threshold, first, last),),
-        step=first,
-        step_end=last,
     )
 
 

@@ -10,15 +10,7 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case, find_guesses, is_above_chance
 from quark.analysis.curves import ParameterHistory
-from quark.analysis.observations import (
-    add,
-    between_steps,
-    count_run,
-    measure,
-    measure_curve,
-    observe,
-    say,
-)
+from quark.analysis.observations import add, between_steps, count_run, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark.analysis.rules.poor_initialisation import is_as_drawn
 from quark_core.records.kinds.findings import AlertCategory
@@ -168,11 +160,11 @@ def _describe(
     if loss is not None:
         course = say(
             " {key} goes from {start} to {end}.", key=loss.key,
-            start=measure_curve(case.run, loss.key, "level at the start"),
-            end=measure_curve(case.run, loss.key, "level at the end"),
+            start=case.measure_curve(loss.key, "level at the start"),
+            end=case.measure_curve(loss.key, "level at the end"),
         )  # fmt: skip
     every, held = (
-        add(measure(case.run, "parameter", item.name, "value", "element_count") for item in some)
+        add(case.measure("parameter", item.name, "value", "element_count") for item in some)
         for some in (items, frozen)
     )
     said = say("All parameters") if is_all else say(
@@ -196,8 +188,6 @@ def _describe(
             observe("parameters", "requires_grad", "share of elements that are frozen", share,
                     _FROZEN, first, last),
         ),
-        step=first,
-        step_end=last,
         affected=tuple(names[1:_NAMED]),
     )  # fmt: skip
 
@@ -210,12 +200,12 @@ def _describe_drawn(
     steps, _ = _measure(drawn)
     first, last = int(steps[0]), int(steps[-1])
     every, held = (
-        add(measure(case.run, "parameter", item.name, "value", "element_count") for item in some)
+        add(case.measure("parameter", item.name, "value", "element_count") for item in some)
         for some in (items, ordered)
     )
     largest = ordered[0]
     mean, deviation, lowest, highest = (
-        measure(case.run, "parameter", largest.name, "median", f"value_{name}")
+        case.measure("parameter", largest.name, "median", f"value_{name}")
         for name in ("mean", "std", "min", "max")
     )
     share = sum(map(_count, drawn)) / sum(map(_count, items))
@@ -241,7 +231,5 @@ def _describe_drawn(
                     _DRAWN, first, last),
         ),
         aspect="drawn",
-        step=first,
-        step_end=last,
         affected=tuple(names[1:_NAMED]),
     )  # fmt: skip

@@ -243,8 +243,6 @@ def _describe_all(rest: _Rest) -> Finding:
             observe("parameter", item.name, "probes in a row without any change",
                     float(rest.probes), float(_LEAST_PROBES), first, last),
         ),
-        step=first,
-        step_end=last,
     )  # fmt: skip
 
 

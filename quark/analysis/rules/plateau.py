@@ -13,7 +13,7 @@ from quark.analysis.analysis_context import (
     measure_progress,
 )
 from quark.analysis.curves import Curve
-from quark.analysis.observations import measure_curve, observe, say
+from quark.analysis.observations import observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -165,10 +165,10 @@ def _describe(progress: Progress, guesses: float | None, case: Case) -> Finding:
             "{key} went from {start} to {end}{told} over {points} points; from point to point it "
             "varies by {noise}.",
             key=progress.key, told=told,
-            start=measure_curve(case.run, progress.key, "level at the start"),
-            end=measure_curve(case.run, progress.key, "level at the end"),
-            points=measure_curve(case.run, progress.key, "count"),
-            noise=measure_curve(case.run, progress.key, "noise"),
+            start=case.measure_curve(progress.key, "level at the start"),
+            end=case.measure_curve(progress.key, "level at the end"),
+            points=case.measure_curve(progress.key, "count"),
+            noise=case.measure_curve(progress.key, "noise"),
         ),
         inference="The updates do not lower the loss: they are too small or too "
         "large, lead nowhere, or there is nothing to learn from the data.",
@@ -178,8 +178,6 @@ def _describe(progress: Progress, guesses: float | None, case: Case) -> Finding:
             observe("metric", progress.key, "share by which it fell", progress.relative_fall,
                     _RELATIVE, first, last),
         ),
-        step=first,
-        step_end=last,
         confidence=_CONFIDENCE,
     )  # fmt: skip
 

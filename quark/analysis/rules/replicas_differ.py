@@ -10,15 +10,7 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case
 from quark.analysis.curves import ParameterHistory
-from quark.analysis.observations import (
-    Figure,
-    at_step,
-    count_names,
-    count_run,
-    measure,
-    observe,
-    say,
-)
+from quark.analysis.observations import Figure, at_step, count_names, count_run, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -356,7 +348,7 @@ def _describe_strangers(found: list[_Parting], case: Case) -> Finding:
 
 def _measure_norm(found: _Parting, case: Case, rank: int | None) -> Figure:
     """The norm of a parameter of a rank, or of the lowest one, at the last probe."""
-    return measure(
-        case.run, "parameter", found.name, "value", "value_norm", first=found.last,
+    return case.measure(
+        "parameter", found.name, "value", "value_norm", first=found.last,
         last=found.last, rank=rank,
     )  # fmt: skip

@@ -9,16 +9,7 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case, improves_otherwise, is_above_chance
 from quark.analysis.curves import ParameterHistory
-from quark.analysis.observations import (
-    Figure,
-    Text,
-    at_step,
-    between_steps,
-    measure,
-    observe,
-    rank_by,
-    say,
-)
+from quark.analysis.observations import Figure, Text, at_step, between_steps, observe, rank_by, say
 from quark.analysis.rule import BaseRule, Finding, Verdict, grade
 from quark_core.records.kinds.findings import AlertCategory, EvidenceRecord
 
@@ -192,7 +183,7 @@ def _look_at_first_steps(case: Case) -> Finding | None:
         fact=say(
             "At step {step} a single update of {name} is {ratio} of its norm.",
             step=at_step(step), name=name,
-            ratio=measure(case.run, "parameter", name, "value", _FIELD, first=step, last=step),
+            ratio=case.measure("parameter", name, "value", _FIELD, first=step, last=step),
         ),
         inference="What the initialisation had set is gone; the training goes on from somewhere "
         "else, with weights that are too large.",
@@ -265,8 +256,6 @@ def _look_for_small(levels: Levels, case: Case) -> Finding | None:
             observe("layer", name, "largest norm of an update over that of the weights",
                     level.ratio, _SMALL, level.first, level.last),
         ),
-        step=level.first,
-        step_end=level.last,
     )  # fmt: skip
 
 
@@ -314,9 +303,7 @@ def _look_for_crawling(levels: Levels, case: Case) -> Finding | None:
 
 def _measure(name: str, level: _Level, case: Case) -> Figure:
     """The median of how much a step changes a weight, where it is at its level."""
-    return measure(
-        case.run, "parameter", name, "median", _FIELD, first=level.first, last=level.last
-    )
+    return case.measure("parameter", name, "median", _FIELD, first=level.first, last=level.last)
 
 
 def _tell_lowest(levels: Levels, name: str, case: Case) -> Text:
