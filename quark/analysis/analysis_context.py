@@ -50,8 +50,7 @@ from quark.analysis.observations import (
 from quark.analysis.run_data import RunData
 from quark_core.config.objective import Objective, find_mode, infer_mode, read_objective
 
-PERCENT_FROM = 1.5
-"""An accuracy beyond it is in percent."""
+_PERCENT_FROM = 1.5  # an accuracy beyond it is in percent
 
 _SIGNIFICANT = 4.0  # standard errors beyond which a level is another one
 _RESOLUTION = 1e-9  # of the start: a fall by less is one of rounding
@@ -321,7 +320,7 @@ def judge_outcome(
         for curve in accuracies
         if curve is not None and len(curve.merged)
     ]
-    shares = [level / 100.0 if level > PERCENT_FROM else level for level in levels]
+    shares = [level / find_unit(level) for level in levels]
     losses = [curve for curve in (train, validation) if curve is not None]
     return Outcome(
         train=None if train is None else measure_progress(train),
@@ -400,6 +399,11 @@ def _leaves_at_once(
     return level - first > max(_SIGNIFICANT * noise, far)
 
 
+def find_unit(highest: float) -> float:
+    """What all right answers are in an accuracy with this value: 100 of one in percent, else 1."""
+    return 100.0 if highest > _PERCENT_FROM else 1.0
+
+
 def negate(curve: Curve) -> Curve:
     """A curve that should rise as one that should fall."""
     return Curve(curve.key, curve.step, -curve.value, curve.epoch, curve.unit)
@@ -416,7 +420,7 @@ def improves_clearly(accuracy: Curve) -> bool:
     if progress is None or not progress.has_fallen:
         return False
     values = progress.values.value
-    unit = 100.0 if float(-values.min()) > PERCENT_FROM else 1.0
+    unit = find_unit(float(-values.min()))
     begin, end, gain = -progress.start / unit, -progress.final / unit, progress.gain / unit
     third = max(1, len(values) // _DRIFT_PART)
     step = min(find_resolution(values) / unit, 1.0)
@@ -704,7 +708,7 @@ class Case:
         They are the elements of its bias: the classes, where it is a classifier's.
         """
         counts = {
-            item.module_name: int(np.nanmax(item["element_count"], initial=0.0))
+            item.module_name: int(item.size)
             for item in self.run.parameters.values()
             if item.role == "bias"
         }
@@ -719,7 +723,7 @@ class Case:
         biases = [item for item in self.run.parameters.values() if item.role == "bias"]
         if not biases or self.run.activations:
             return None
-        count = int(np.nanmax(biases[-1]["element_count"], initial=0.0))
+        count = int(biases[-1].size)
         return count if count > 1 else None
 
     @cached_property
@@ -766,7 +770,7 @@ def is_above_chance(case: Case, start: float) -> bool:
     if curve is None or not len(curve.finite):
         return False
     level = float(np.median(curve.finite.value[:_FIRST_POINTS]))
-    share = level / 100.0 if level > PERCENT_FROM else level
+    share = level / find_unit(level)
     guesses = float(np.exp(-min(start, _MOST_LOSS)))
     return share > 2.0 * guesses + _ABOVE_GUESSES and share > _LEAST_KNOWN
 
@@ -777,7 +781,7 @@ def is_at_chance(case: Case, final: float) -> bool:
     if curve is None or not len(curve.finite) or final <= 0:
         return False
     level = float(np.median(curve.finite.value[-_FIRST_POINTS:]))
-    share = level / 100.0 if level > PERCENT_FROM else level
+    share = level / find_unit(level)
     guesses = float(np.exp(-min(final, _MOST_LOSS)))
     return _CONSISTENT * guesses <= share <= 2.0 * guesses + _ABOVE_GUESSES
 

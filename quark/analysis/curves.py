@@ -7,7 +7,7 @@ medians in place of means, and has no random part.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -367,6 +367,21 @@ class ParameterHistory(History):
     optimizer: str | None = None
     order: int = 0
     digests: tuple[Any, ...] = field(default=(), repr=False)
+
+    @property
+    def owner(self) -> str:
+        """The module that holds it, or itself where none does."""
+        return self.module_name or self.name
+
+    @property
+    def size(self) -> float:
+        """How many elements it has; 0 where that is not known."""
+        return self.size
+
+
+def list_owners(items: Iterable[ParameterHistory]) -> list[str]:
+    """The modules that hold some parameters, each once."""
+    return list(dict.fromkeys(item.owner for item in items))
 
 
 def collect_layers(columns: Columns) -> dict[tuple[str, str], LayerHistory]:

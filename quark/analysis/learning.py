@@ -14,12 +14,12 @@ from typing import Literal
 import numpy as np
 
 from quark.analysis.analysis_context import (
-    PERCENT_FROM,
     Case,
     NamedMetric,
     Outcome,
     Progress,
     find_guesses,
+    find_unit,
     improves_clearly,
     is_zero_throughout,
     measure_progress,
@@ -168,9 +168,9 @@ def _count_symbols(case: Case) -> int | None:
     head = run.parameters.get(f"{last.name}.weight", table)
     if first.kind != "Embedding" or last.kind != "Linear" or table is None or head is None:
         return None
-    weights = float(np.nanmax(table["element_count"], initial=0.0))
+    weights = table.size
     sizes = [float(np.nanmedian(item["element_count"])) for item in (first, last)]
-    if weights != float(np.nanmax(head["element_count"], initial=0.0)) or not min(sizes) > 0:
+    if weights != head.size or not min(sizes) > 0:
         return None
     symbols = float(np.sqrt(weights * sizes[1] / sizes[0]))
     if symbols < _LEAST_SYMBOLS or abs(symbols - round(symbols)) > _WHOLE:
@@ -246,7 +246,7 @@ def _find_majority(case: Case) -> str | None:
     last = values[-max(_LAST_ACCURACIES, len(values) // 2) :]
     if len(last) < _LAST_ACCURACIES or float(np.ptp(last)) > _PLACES:
         return None
-    share = float(last[-1]) / (100.0 if float(last[-1]) > PERCENT_FROM else 1.0)
+    share = float(last[-1]) / find_unit(float(last[-1]))
     if not _LEAST_MAJORITY <= share < 1.0:
         return None
     alone = float(-share * np.log(share) - (1.0 - share) * np.log(1.0 - share))
@@ -548,7 +548,7 @@ def _is_known_well(case: Case, own: Learning) -> bool:
     accuracies = (case.train_accuracy, case.validation_accuracy)
     if own.metric not in [curve.key for curve in accuracies if curve is not None]:
         return False
-    unit = 100.0 if max(own.start, own.end) > PERCENT_FROM else 1.0
+    unit = find_unit(max(own.start, own.end))
     return own.end >= max(own.start - _CHANCE_STEP * unit, _CHANCE * unit)
 
 
@@ -723,7 +723,7 @@ def _find_chance(curve: Curve) -> str | None:
     progress = measure_progress(negate(curve))
     if progress is None:
         return None
-    unit = 100.0 if float(curve.finite.value.max()) > PERCENT_FROM else 1.0
+    unit = find_unit(float(curve.finite.value.max()))
     start, end = -progress.start / unit, -progress.final / unit
     least = max(_CHANCE_STEP, _SIGNIFICANT * progress.error / unit)
     if end >= _CHANCE or end - start > least or -progress.best / unit - start > least:

@@ -50,6 +50,11 @@ def count_run(mask: NDArray[np.bool_]) -> int:
     return int(len(mask) - 1 - false[-1]) if len(false) else len(mask)
 
 
+def count_longest(mask: NDArray[np.bool_]) -> int:
+    """How many values of the longest stretch of true ones there are."""
+    return max((high - low for low, high in list_stretches(mask)), default=0)
+
+
 def rank_by(scores: dict[str, float]) -> list[str]:
     """Names, the highest score first; of equals the one that was there first."""
     return sorted(scores, key=lambda name: -scores[name])

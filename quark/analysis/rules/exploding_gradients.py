@@ -603,7 +603,7 @@ def read_start(case: Case) -> Finding | None:
         known = products[np.isfinite(products)]
         level = float(np.median(known)) / progress.start if len(known) else 0.0
         if level > highest:
-            highest, culprit, first = level, item.module_name or item.name, int(item.step[0])
+            highest, culprit, first = level, item.owner, int(item.step[0])
             weight, latest = item.name, int(item.step[:_START_PROBES][-1])
     if highest < _ELASTICITY:
         return None
@@ -645,7 +645,7 @@ def _find_infinite_start(case: Case) -> Finding | None:
         if item["non_finite_gradient_count"][0] > 0 and np.isfinite(
             at.get(int(item.step[0]), np.nan)
         ):
-            found.setdefault(item.module_name or item.name, int(item.step[0]))
+            found.setdefault(item.owner, int(item.step[0]))
     if not found:
         return None
     culprit, first = next(iter(found.items()))

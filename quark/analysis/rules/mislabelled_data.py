@@ -192,7 +192,7 @@ def _moves(case: Case) -> bool:
 
 
 def _count_elements(parameters: Sequence[ParameterHistory]) -> float:
-    return sum(float(np.nanmax(item["element_count"], initial=0.0)) for item in parameters)
+    return sum(item.size for item in parameters)
 
 
 def _describe_all(case: Case, train: Progress, validation: Progress) -> Finding:

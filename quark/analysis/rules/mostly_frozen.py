@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case, find_guesses, is_above_chance
-from quark.analysis.curves import ParameterHistory
+from quark.analysis.curves import ParameterHistory, list_owners
 from quark.analysis.observations import add, between_steps, count_run, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark.analysis.rules.poor_initialisation import is_as_drawn
@@ -85,23 +85,19 @@ def _measure(items: Sequence[ParameterHistory]) -> tuple[NDArray[np.int64], Floa
         return steps, np.nan_to_num(frozen / whole)
 
 
-def _count(item: ParameterHistory) -> float:
-    return float(np.nanmax(item["element_count"], initial=0.0))
-
-
 def _find_drawn(items: Sequence[ParameterHistory]) -> list[ParameterHistory]:
     """Weights that are frozen as they were drawn, where they are most of the model, else none.
 
     Only where a part of the model trains, so that a training is meant.
     """
-    outputs = {item.module_name: _count(item) for item in items if item.role == "bias"}
+    outputs = {item.module_name: item.size for item in items if item.role == "bias"}
     drawn = [
         item
         for item in items
         if bool((item["requires_grad"] == 0.0).all()) and len(item) >= _LEAST_PROBES
         if is_as_drawn(item, outputs.get(item.module_name))
     ]
-    share = sum(map(_count, drawn)) / max(sum(map(_count, items)), 1.0)
+    share = sum(item.size for item in drawn) / max(sum(item.size for item in items), 1.0)
     is_any_trained = any(item.requires_grad for item in items)
     return drawn if share >= _DRAWN and is_any_trained else []
 
@@ -151,9 +147,9 @@ def _describe(
 ) -> Finding:
     frozen = sorted(
         (item for item in items if not item.requires_grad),
-        key=lambda item: -float(np.nanmax(item["element_count"], initial=0.0)),
+        key=lambda item: -item.size,
     )
-    names = list(dict.fromkeys(item.module_name or item.name for item in frozen))
+    names = list_owners(frozen)
     is_all = share >= 1.0
     loss = case.outcome.train or case.outcome.validation
     course = say("")
@@ -195,8 +191,8 @@ def _describe(
 def _describe_drawn(
     items: Sequence[ParameterHistory], drawn: Sequence[ParameterHistory], case: Case
 ) -> Finding:
-    ordered = sorted(drawn, key=lambda item: -_count(item))
-    names = list(dict.fromkeys(item.module_name or item.name for item in ordered))
+    ordered = sorted(drawn, key=lambda item: -item.size)
+    names = list_owners(ordered)
     steps, _ = _measure(drawn)
     first, last = int(steps[0]), int(steps[-1])
     every, held = (
@@ -208,7 +204,7 @@ def _describe_drawn(
         case.measure("parameter", largest.name, "median", f"value_{name}")
         for name in ("mean", "std", "min", "max")
     )
-    share = sum(map(_count, drawn)) / sum(map(_count, items))
+    share = sum(item.size for item in drawn) / sum(item.size for item in items)
     return Finding(
         culprit=names[0],
         severity="warning",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.analysis_context import PERCENT_FROM, Case
+from quark.analysis.analysis_context import Case, find_unit
 from quark.analysis.curves import Curve, estimate_noise, smooth
 from quark.analysis.observations import count_run, observe, say
 from quark.analysis.rule import BaseRule, Finding, Limit, Verdict, grade
@@ -360,7 +360,7 @@ def _is_large(rise: _Rise) -> bool:
             and rise.size > _RISE * _find_unit(rise.best_level, rise.won)
         )
     # Accuracies fall by little when the loss has long risen.
-    unit = 100.0 if float(rise.values.min()) < -PERCENT_FROM else 1.0
+    unit = find_unit(-float(rise.values.min()))
     has_learned = -rise.best_level > _ACCURACY_BEST * unit
     return bool(rise.size > max(_NOISE * rise.error, _ACCURACY_LOST * unit) and has_learned)
 

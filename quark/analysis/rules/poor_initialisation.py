@@ -181,7 +181,7 @@ def _measure_first(item: LayerHistory, case: Case) -> Figure:
 def _describe_equal(case: Case, equal: list[ParameterHistory]) -> Finding:
     worst = equal[0]
     step = int(worst.step[0])
-    names = [item.module_name or item.name for item in equal]
+    names = [item.owner for item in equal]
     return Finding(
         culprit=names[0],
         severity="error" if case.outcome.is_poor else "warning",

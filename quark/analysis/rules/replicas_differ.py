@@ -10,9 +10,17 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case
 from quark.analysis.curves import ParameterHistory
-from quark.analysis.observations import Figure, at_step, count_names, count_run, observe, say
+from quark.analysis.observations import (
+    Figure,
+    at_step,
+    count_longest,
+    count_names,
+    count_run,
+    observe,
+    say,
+)
 from quark.analysis.rule import BaseRule, Finding, Verdict
-from quark_core.records.kinds.findings import AlertCategory
+from quark_core.records.kinds.findings import AlertCategory, EvidenceRecord
 
 _LEAST_PROBES = 2
 _LONGER = 3  # times the longest time apart that ended, where replicas come together again
@@ -219,7 +227,7 @@ def _find_parting(rank: int, first: ParameterHistory, other: ParameterHistory) -
     if lasting < min(_LEAST_PROBES, len(common)):
         return None
     row = len(common) - lasting
-    if lasting < _LONGER * _longest(differs[:row]):
+    if lasting < _LONGER * count_longest(differs[:row]):
         return None  # they come together again, as they did before
     gradients, others = first["gradient_norm"][own], other["gradient_norm"][theirs]
     known = (gradients > 0) & (others > 0)
@@ -227,7 +235,7 @@ def _find_parting(rank: int, first: ParameterHistory, other: ParameterHistory) -
     return _Parting(
         rank,
         first.name,
-        first.module_name or first.name,
+        first.owner,
         first.order,
         int(common[row]),
         int(common[-1]),
@@ -255,14 +263,6 @@ def _compare(
         known = None not in digests
         out[row] = digests[0] != digests[1] if known else bool(apart[row])
     return out
-
-
-def _longest(mask: Mask) -> int:
-    longest = length = 0
-    for is_true in mask.tolist():
-        length = length + 1 if is_true else 0
-        longest = max(longest, length)
-    return longest
 
 
 def _describe(found: list[_Parting], case: Case) -> Finding:
@@ -294,11 +294,7 @@ def _describe(found: list[_Parting], case: Case) -> Finding:
         suggested_check="Look at what is not synchronised from there on: a no_sync() that does not "
         "end, a parameter that DDP does not know, changes of weights on one rank only, a seed or "
         "a checkpoint that only one rank has loaded.",
-        evidence=tuple(
-            observe("parameter", item.name, say("{rank} differs", rank=f"rank {item.rank}"),
-                    item.distance, _ROUNDING, item.step, item.last)
-            for item in sorted(found, key=lambda one: (one.step, one.order))[:_NAMED]
-        ),
+        evidence=_list_evidence(found),
         step=first.step,
         step_end=first.last,
         affected=others,
@@ -335,14 +331,18 @@ def _describe_strangers(found: list[_Parting], case: Case) -> Finding:
         "is called, not the module in it, or that gradients are averaged; that the process group "
         "is the one of the launch, and that all ranks begin with the same weights. Members "
         "of an ensemble are meant to be so: give each a run of its own.",
-        evidence=tuple(
-            observe("parameter", item.name, say("{rank} differs", rank=f"rank {item.rank}"),
-                    item.distance, _ROUNDING, item.step, item.last)
-            for item in sorted(found, key=lambda one: (one.step, one.order))[:_NAMED]
-        ),
+        evidence=_list_evidence(found),
         step=first.step,
         step_end=first.last,
         affected=tuple(name for name in names if name != first.module),
+    )  # fmt: skip
+
+
+def _list_evidence(found: list[_Parting]) -> tuple[EvidenceRecord, ...]:
+    return tuple(
+        observe("parameter", item.name, say("{rank} differs", rank=f"rank {item.rank}"),
+                item.distance, _ROUNDING, item.step, item.last)
+        for item in sorted(found, key=lambda one: (one.step, one.order))[:_NAMED]
     )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def _read_levels(case: Case) -> Levels:
 
 def _is_matrix(item: ParameterHistory) -> bool:
     """Whether a parameter is a weight with so many elements that its norm says something."""
-    count = float(np.nanmax(item["element_count"], initial=0.0))
+    count = item.size
     return item.role == "weight" and count > _LEAST_ELEMENTS
 
 
@@ -211,7 +211,7 @@ def _read_first_steps(case: Case) -> dict[str, tuple[float, int]]:
         row = int(known[0])
         ratio = float(item["update_to_parameter_ratio"][row])
         before = float(item["update_norm"][row]) / ratio if ratio > 0 else 0.0
-        count = float(np.nanmax(item["element_count"], initial=0.0))
+        count = item.size
         sizes[item.name] = before / np.sqrt(count)
         ratios[item.name] = (ratio, int(item.step[row]))
     if len(sizes) < 2:

@@ -184,7 +184,7 @@ def _of_parameters(case: Case) -> _Depth:
         if parameter.role == "weight"
         and parameter.requires_grad
         and parameter.kind not in _NO_DEPTH
-        and float(np.nanmax(parameter["element_count"], initial=0.0)) > _LEAST_ELEMENTS
+        and parameter.size > _LEAST_ELEMENTS
         and bool(np.isfinite(parameter["gradient_norm"]).any())
     ]
     return _align(
