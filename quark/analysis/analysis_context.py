@@ -35,7 +35,6 @@ from quark.analysis.metric_roles import (
     is_score,
 )
 from quark.analysis.observations import (
-    ARITHMETIC,
     BATCH_LOSS,
     Arithmetic,
     Figure,
@@ -44,6 +43,7 @@ from quark.analysis.observations import (
     Integers,
     Source,
     at_step,
+    measure,
     name_source,
     read_source,
 )
@@ -532,46 +532,20 @@ class Case:
         name: str,
         how: str | Arithmetic,
         field: str = "value",
-        *,
-        first: int | None = None,
-        last: int | None = None,
-        rank: int | None = None,
+        **span: int | None,
     ) -> Figure:
-        """A figure of what the run has recorded; it is computed here, of the records alone.
+        """A figure of what the run has recorded; see `quark.analysis.observations.measure`."""
+        return measure(self.run, kind, name, how, field, **span)
 
-        Args:
-            kind, name, field, rank: See Source.
-            how: A name of ARITHMETIC, or a function of the values.
-            first, last: Only values between these steps, both included.
-        """
-        return self.measure_source(Source(kind, name, field, rank), how, first=first, last=last)
-
-    def measure_curve(
-        self, key: str, how: str | Arithmetic, *, first: int | None = None, last: int | None = None
-    ) -> Figure:
-        """As `measure`, of a curve by its key; see `find_source`."""
-        return self.measure_source(self.find_source(key), how, first=first, last=last)
-
-    def measure_source(
-        self,
-        source: Source,
-        how: str | Arithmetic,
-        *,
-        first: int | None = None,
-        last: int | None = None,
-    ) -> Figure:
+    def measure_source(self, source: Source, how: str | Arithmetic, **span: int | None) -> Figure:
         """As `measure`, of a source."""
-        function = ARITHMETIC[how] if isinstance(how, str) else how
-        arithmetic = how if isinstance(how, str) else getattr(how, "__name__", "function")
-        step, values = self.read(source)
-        kept = np.isfinite(values)
-        if first is not None:
-            kept &= step >= first
-        if last is not None:
-            kept &= step <= last
-        value = float(function(values[kept])) if kept.any() else float("nan")
-        form: Literal["number", "whole"] = "whole" if arithmetic == "count" else "number"
-        return Figure(value, arithmetic, function, source, first, last, form=form)
+        return measure(
+            self.run, source.kind, source.name, how, source.field, rank=source.rank, **span
+        )
+
+    def measure_curve(self, key: str, how: str | Arithmetic, **span: int | None) -> Figure:
+        """As `measure`, of a curve by its key; see `find_source`."""
+        return self.measure_source(self.find_source(key), how, **span)
 
     def measure_best(self, curve: Curve, *, rises: bool = False) -> tuple[Figure, Figure]:
         """The best value of a curve that was logged, and its step; see `Curve.find_best`."""

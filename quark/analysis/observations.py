@@ -269,6 +269,39 @@ def keep_figures(text: str) -> Text:
     return text if isinstance(text, Text) else Text(text)
 
 
+def measure(
+    run: RunData,
+    kind: FigureKind,
+    name: str,
+    how: str | Arithmetic,
+    field: str = "value",
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    rank: int | None = None,
+) -> Figure:
+    """A figure of what a run has recorded: it is computed here, of the records and nothing else.
+
+    Args:
+        run: The run.
+        kind, name, field, rank: See Source.
+        how: A name of ARITHMETIC, or a function of the values.
+        first, last: Only values between these steps, both included.
+    """
+    source = Source(kind, name, field, rank)
+    function = ARITHMETIC[how] if isinstance(how, str) else how
+    arithmetic = how if isinstance(how, str) else getattr(how, "__name__", "function")
+    step, values = read_source(run, source)
+    kept = np.isfinite(values)
+    if first is not None:
+        kept &= step >= first
+    if last is not None:
+        kept &= step <= last
+    value = float(function(values[kept])) if kept.any() else float("nan")
+    form: Literal["number", "whole"] = "whole" if arithmetic == "count" else "number"
+    return Figure(value, arithmetic, function, source, first, last, form=form)
+
+
 def name_source(run: RunData, key: str) -> tuple[FigureKind, str, str]:
     """Kind, name and field of what a curve of a case has as its key."""
     if key in run.metrics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -216,7 +216,7 @@ class Limit:
 
     def find_layers(
         self, case: Case, layers: Mapping[str, LayerHistory], field: str
-    ) -> list[Finding]:
+    ) -> tuple[Finding, ...]:
         """One finding for each layer whose worst value reaches a level."""
         pick, how = (np.min, "lowest") if self.falls else (np.max, "highest")
         out = []
@@ -236,7 +236,7 @@ class Limit:
             )
             first = int(steps[int(np.argmax(beyond))])
             out.append(self.find(case, name, float(pick(values)), first, fact))
-        return out
+        return tuple(out)
 
 
 def join_findings(own: Iterable[Finding], limits: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -331,7 +331,7 @@ class BaseRule(ABC):
             return Verdict(reason=self.needs, missing=self.data)
         limited = self.find_limits(case)
         if case.config.mode == "absolute" and limited:
-            return Verdict(findings=tuple(limited))
+            return Verdict(findings=limited)
         verdict = self.judge(case)
         own = () if verdict is None else verdict.findings
         found = join_findings(own, limited)
@@ -342,7 +342,7 @@ class BaseRule(ABC):
             return Verdict(findings=found, reason=self.needs, missing=missing)
         return replace(verdict, findings=found) if found else verdict
 
-    def find_limits(self, case: Case) -> Sequence[Finding]:  # noqa: ARG002 - of those that have limits
+    def find_limits(self, case: Case) -> tuple[Finding, ...]:  # noqa: ARG002 - of those that have limits
         """What is at or beyond thresholds that count as they are; see `Limit`."""
         return ()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -126,14 +125,14 @@ class ActivationCollapse(BaseRule):
     data = ("layer activations",)
     threshold = _DEAD
 
-    def find_limits(self, case: Case) -> Sequence[Finding]:
+    def find_limits(self, case: Case) -> tuple[Finding, ...]:
         """Limits on dead units, saturation and deviation."""
         layers = case.run.activations
-        return [
+        return tuple(
             finding
             for limit in _LIMITS
             for finding in limit.find_layers(case, layers, limit.suffix)
-        ]
+        )
 
     def judge(self, case: Case) -> Verdict | None:
         """Look for layers that are dead, saturated or alike from some probe to the last one.

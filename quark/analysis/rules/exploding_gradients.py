@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -252,7 +251,7 @@ class ExplodingGradients(BaseRule):
     data = ("layer gradients", "parameter gradients")
     threshold = _FACTOR
 
-    def find_limits(self, case: Case) -> Sequence[Finding]:
+    def find_limits(self, case: Case) -> tuple[Finding, ...]:
         """Limits on the norm of a layer's gradient."""
         return _LIMIT.find_layers(case, case.run.gradients, "norm")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,10 +131,10 @@ class OverfittingOnset(BaseRule):
         is_validated = case.validation_loss is not None or case.validation_accuracy is not None
         if is_validated and case.outcome.non_finite_step is not None:
             limited = self.find_limits(case)
-            return Verdict(findings=tuple(limited), reason="the training broke down by itself")
+            return Verdict(findings=limited, reason="the training broke down by itself")
         return super().check(case)
 
-    def find_limits(self, case: Case) -> Sequence[Finding]:
+    def find_limits(self, case: Case) -> tuple[Finding, ...]:
         """A limit on the gap between the losses, at the end of the validation."""
         train, validation = case.train_loss, case.validation_loss
         if train is None or validation is None:

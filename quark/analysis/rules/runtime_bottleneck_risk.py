@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -107,7 +107,7 @@ class RuntimeBottleneckRisk(BaseRule):
     data = ("step times",)
     threshold = _LOST
 
-    def find_limits(self, case: Case) -> Sequence[Finding]:
+    def find_limits(self, case: Case) -> tuple[Finding, ...]:
         """Limits on mean step time, on its share that waits for data, and on jitter."""
         metrics, config = case.run.metrics, case.config
         step_time = find_curve(metrics, config.step_time_metric_keys)
@@ -125,7 +125,7 @@ class RuntimeBottleneckRisk(BaseRule):
         if data_time is not None and usual.value > 0 and len(data_time.finite):
             waiting = case.measure_curve(data_time.key, "mean", first=first)
             figures["data_fraction"] = waiting / usual
-        return [
+        return tuple(
             limit.find(
                 case, key, figure.value, first,
                 say("The {words} is {value}.", words=limit.words, value=figure),
@@ -134,7 +134,7 @@ class RuntimeBottleneckRisk(BaseRule):
             for limit in _LIMITS
             if (figure := figures.get(limit.suffix)) is not None
             and limit.list_reached(case, figure.value)
-        ]  # fmt: skip
+        )  # fmt: skip
 
     def judge(self, case: Case) -> Verdict | None:
         """Look for steps that wait for data, slow down, stall or jitter; tell the worst of these.

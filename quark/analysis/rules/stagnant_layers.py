@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -140,7 +140,7 @@ class StagnantLayers(BaseRule):
     tables = ("activations", "gradients", "parameters")
     threshold = _RATIO
 
-    def find_limits(self, case: Case) -> Sequence[Finding]:
+    def find_limits(self, case: Case) -> tuple[Finding, ...]:
         """Limits on how long a layer's gradient is small: for how many probes in a row."""
         norm, found = case.thresholds.stagnant_layer_gradient_norm, []
         for name, layer in case.run.gradients.items():
@@ -156,7 +156,7 @@ class StagnantLayers(BaseRule):
                 probes=case.measure("gradient", name, "count", "norm", first=first, last=last),
             )  # fmt: skip
             found.append(_LIMIT.find(case, name, float(high - low), first, fact))
-        return found
+        return tuple(found)
 
     def judge(self, case: Case) -> Verdict | None:
         """Look for layers with a parameter that should train and does not, to the end of the run.

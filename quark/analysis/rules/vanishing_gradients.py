@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -127,7 +126,7 @@ class VanishingGradients(BaseRule):
     tables = ("gradients", "parameters")
     threshold = _RATIO
 
-    def find_limits(self, case: Case) -> Sequence[Finding]:
+    def find_limits(self, case: Case) -> tuple[Finding, ...]:
         """A limit on the share of gradient samples whose norm is below another one."""
         norm, layers = case.thresholds.vanishing_gradient_norm, case.run.gradients
         below = {name: _count(layer["norm"] < norm) for name, layer in layers.items()}
