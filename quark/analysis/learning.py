@@ -486,7 +486,8 @@ def judge_learning(case: Case) -> Learning:
         judged = _refuse_held_out(judged, f"{judged.reason}, but {fault}")
     elif fault is None and judged.state != "learned":
         fault = _find_standstill(case)
-    judged = replace(judged, is_validated=_is_validated(case), held_out_fault=fault)
+    is_validated = any(len(each.merged) >= _LEAST_VALIDATIONS for each in _list_held_out(case))
+    judged = replace(judged, is_validated=is_validated, held_out_fault=fault)
     return replace(judged, missing=_find_missing(case, judged))
 
 
@@ -758,10 +759,6 @@ def _list_held_out(case: Case) -> list[Curve]:
     if objective is not None and is_held_out(objective.metric):
         held_out.append(objective.curve)
     return [curve for curve in held_out if curve is not None]
-
-
-def _is_validated(case: Case) -> bool:
-    return any(len(curve.merged) >= _LEAST_VALIDATIONS for curve in _list_held_out(case))
 
 
 def _list_keys(case: Case) -> str:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import filterfalse
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -481,7 +480,7 @@ def list_settings(run: StoredRun) -> dict[str, dict[str, Any]]:
 
 def list_configuration(run: StoredRun) -> dict[str, Any]:
     """The section of the configuration of `list_settings`."""
-    return dict(_flatten(_config(run)))
+    return {} if run.config is None else dict(_flatten(run.config.values))
 
 
 def list_environment(run: StoredRun) -> dict[str, Any]:
@@ -527,10 +526,6 @@ def _is_seed(path: str) -> bool:
     return is_seed(path.removeprefix(_ARGUMENT))
 
 
-def _config(run: StoredRun) -> Mapping[str, Any]:
-    return {} if run.config is None else run.config.values
-
-
 def _git(run: StoredRun) -> Mapping[str, Any]:
     git = take_environment(run).get("git") or {}
     return {"git": {"commit": run.run.git_commit, **git}} if git or run.run.git_commit else {}
@@ -544,11 +539,7 @@ def _list_arguments(run: StoredRun) -> dict[str, Any]:
 
 
 def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return filterfalse(_is_passing, flatten_json(values))
-
-
-def _is_passing(leaf: tuple[str, Any]) -> bool:
-    return leaf[0] in _PASSING
+    return (leaf for leaf in flatten_json(values) if leaf[0] not in _PASSING)
 
 
 def _compare(

@@ -174,7 +174,7 @@ def describe_traits(stored: StoredRun) -> RunTraits:
     imported = environment.get("imported")
     if isinstance(imported, Sequence) and not isinstance(imported, str):
         sections.add("imported")
-        imported = frozenset(_spell_package(str(name)) for name in imported)
+        imported = frozenset(str(name).lower().replace("_", "-") for name in imported)
     else:
         imported = None
     known = _find_known(values, sections)
@@ -218,10 +218,6 @@ def _encode(value: Any) -> bytes:
 # By type, for True and 1 are equal and their texts are not.
 _encode_plain = lru_cache(maxsize=_MOST_VALUES, typed=True)(_encode)
 _PLAIN = frozenset({int, float, bool, type(None)})
-
-
-def _spell_package(name: str) -> str:
-    return name.lower().replace("_", "-")
 
 
 def is_incidental(place: Place) -> bool:
