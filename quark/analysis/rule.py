@@ -11,7 +11,7 @@ import numpy as np
 
 from quark.analysis.analysis_context import Case
 from quark.analysis.curves import LayerHistory
-from quark.analysis.observations import Text, keep_figures, limit, observe, say
+from quark.analysis.observations import FigureKind, Text, keep_figures, limit, observe, say
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity, EvidenceRecord
 
 SEVERITIES: tuple[AlertSeverity, ...] = ("info", "warning", "error", "critical")
@@ -227,12 +227,13 @@ class Limit:
             if not reached:
                 continue
             mildest = reached[0][1]
+            kind: FigureKind = "gradient" if layer.summary_type == "gradient" else "activation"
             beyond = values <= mildest if self.falls else values >= mildest
             fact = say(
                 "The {words} of {name} reached {worst}.",
                 words=self.words,
                 name=name,
-                worst=case.measure(layer.summary_type, name, how, field),
+                worst=case.measure(kind, name, how, field),
             )
             first = int(steps[int(np.argmax(beyond))])
             out.append(self.find(case, name, float(pick(values)), first, fact))
