@@ -23,11 +23,9 @@ from quark.analysis.curves import (
     spread,
 )
 from quark.analysis.metric_roles import (
+    CurvePart,
     find_named,
-    find_train_accuracy,
-    find_train_loss,
-    find_validation_accuracy,
-    find_validation_loss,
+    find_part,
     is_held_out,
     is_loss,
     is_player_loss,
@@ -599,7 +597,7 @@ class Case:
     @cached_property
     def train_loss(self) -> Curve | None:
         """Training loss with all its points; of batch diagnostics where no metric has it."""
-        found = find_train_loss(self.run.metrics, self.config.train_loss_metric_keys)
+        found = find_part(self.run.metrics, "train loss", self.config.train_loss_metric_keys)
         named = self.objective
         if named is not None and named.replaces(found, held_out=False):
             found = named.curve
@@ -619,7 +617,7 @@ class Case:
     def validation_loss(self) -> Curve | None:
         """Validation loss with all its points."""
         keys = self.config.val_loss_metric_keys
-        found = find_validation_loss(self.run.metrics, keys)
+        found = find_part(self.run.metrics, "validation loss", keys)
         named = self.objective
         if named is not None and named.replaces(found, held_out=True):
             found = named.curve
@@ -628,15 +626,15 @@ class Case:
     @cached_property
     def train_accuracy(self) -> Curve | None:
         """Training accuracy with all its points."""
-        keys = self.config.train_accuracy_metric_keys
-        found = find_train_accuracy(self.run.metrics, keys)
-        return None if found is None else self.run.place_on_steps(found)
+        return self._find_part("train accuracy", self.config.train_accuracy_metric_keys)
 
     @cached_property
     def validation_accuracy(self) -> Curve | None:
         """Validation accuracy with all its points."""
-        keys = self.config.val_accuracy_metric_keys
-        found = find_validation_accuracy(self.run.metrics, keys)
+        return self._find_part("validation accuracy", self.config.val_accuracy_metric_keys)
+
+    def _find_part(self, part: CurvePart, keys: tuple[str, ...]) -> Curve | None:
+        found = find_part(self.run.metrics, part, keys)
         return None if found is None else self.run.place_on_steps(found)
 
     @cached_property
