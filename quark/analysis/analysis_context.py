@@ -233,6 +233,11 @@ class Outcome:
     has_metrics: bool
 
     @property
+    def is_accurate(self) -> bool:
+        """Whether its accuracies are known to be so high that there is little left to learn."""
+        return (self.accuracy or 0.0) >= _GOOD_ACCURACY
+
+    @property
     def has_learned(self) -> bool:
         """Whether any loss fell, or any accuracy or reward rose, by more than chance."""
         return self.other_progress or any(
@@ -247,7 +252,7 @@ class Outcome:
             return True
         if not self.has_metrics:
             return False
-        if self.accuracy is not None and self.accuracy >= _GOOD_ACCURACY:
+        if self.is_accurate:
             return False
         progress = self.train or self.validation
         if progress is None:
@@ -265,7 +270,7 @@ class Outcome:
         Of its level there, or, where it may be negative, of all that it spans.
         """
         progress = self.train or self.validation
-        if progress is None or (self.accuracy or 0.0) >= _GOOD_ACCURACY:
+        if progress is None or self.is_accurate:
             return False
         values = progress.smoothed.value[len(progress.smoothed) // _STALL_PART :]
         if len(values) < _LEAST_STALL:

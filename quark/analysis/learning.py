@@ -38,7 +38,6 @@ from quark_core.records.names import decode_name
 # outputs differ by more than a constant, and that no layer is lost. It is no alert, as there are
 # harmless reasons for each; the text names them.
 
-_GOOD_ACCURACY = 0.9
 _KEPT_LOSS = 0.75  # of the loss at the start: who keeps more has learned little, as far as is known
 _KEPT_OF_FEW, _FEW, _NEAR = 0.62, 12, 0.15  # likewise of a few classes, from guesses on
 _OTHER_MEASURE = 3.0  # times the training's, at its start and at its end: it is another measure
@@ -87,7 +86,7 @@ def find_doubt(case: Case, metric: str | None) -> str | None:
     """
     if case.outcome.rewarded:
         return None
-    known_well = (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY
+    known_well = case.outcome.is_accurate
     doubt = None if known_well else _find_little_learned(case, metric) or _find_foreseen(case)
     doubt = (
         doubt
@@ -305,7 +304,7 @@ def _find_far_above_guesses(case: Case) -> str | None:
     guesses = case.guess_loss or _MOST_GUESSES
     if _begins_as_a_sum(case, guesses):
         return None
-    limit = (_FAR_ABOVE if (accuracy or 0.0) < _GOOD_ACCURACY else _SUMMED) * guesses
+    limit = (_SUMMED if case.outcome.is_accurate else _FAR_ABOVE) * guesses
     for item in (case.outcome.validation, case.outcome.train):
         if item is None or _NO_ENTROPY.search(item.key.lower()) or item.final <= limit:
             continue

@@ -51,7 +51,6 @@ _SATURATED = 0.85
 _BOTH_ENDS = 0.95  # of a layer with two flat ends, in a training that only stalls
 _STUCK, _UPPER_END = 0.9, 0.2  # of it at either end, and at the upper one, whatever the loss does
 _ALL_SATURATED, _LARGE_RISE = 0.98, 0.5  # beyond doubt: it was not so, and is it wholly
-_GOOD_ACCURACY = 0.9  # below it what is known of the training does not acquit
 
 _ALIKE, _ALIKE_DROP = 1e-3, 0.02  # share of the energy between samples; of its early share
 _NEARLY_ALIKE, _NEARLY_DROP = 0.08, 0.3  # the same in a training that stands still
@@ -248,8 +247,7 @@ def _die_at_once(dead: Floats, start: int, case: Case) -> bool:
     before = dead[max(0, start - _JUMP_PROBES) : start]
     if not len(before) or float(np.median(dead[start:])) < _DEAD_AT_ONCE:
         return False
-    is_good = (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY
-    return not is_good and float(dead[start]) - float(before.min()) >= _JUMP
+    return not case.outcome.is_accurate and float(dead[start] - before.min()) >= _JUMP
 
 
 def _look_at_saturation(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
@@ -311,7 +309,7 @@ def _is_stuck_at_both_ends(item: LayerHistory, saturation: Floats, start: int, c
     The zeros alone are those of any rectified layer. A loss that the layers
     after it bring down is no excuse, an accuracy that is good is.
     """
-    if (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
+    if case.outcome.is_accurate:
         return False
     upper = float(np.median(item["saturation_ratio"][start:]))
     return upper >= _UPPER_END and float(np.median(saturation[start:])) >= _STUCK
@@ -322,8 +320,7 @@ def _is_gone(saturation: Floats, start: int, case: Case) -> bool:
     level = float(np.median(saturation[start:]))
     if level >= _ALL_SATURATED and level - np.nan_to_num(_early(saturation)) >= _LARGE_RISE:
         return True
-    accuracy = case.outcome.accuracy
-    return accuracy is not None and accuracy < _GOOD_ACCURACY
+    return case.outcome.accuracy is not None and not case.outcome.is_accurate
 
 
 def _look_at_samples(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
@@ -391,7 +388,7 @@ def _look_at_latent(layers: list[LayerHistory], case: Case) -> list[Finding]:
     outcome = case.outcome
     if not (outcome.is_poor or outcome.stalls) or outcome.rewarded:
         return []
-    if (outcome.accuracy or 0.0) >= _GOOD_ACCURACY or len(layers) < _FIRST_LAYERS:
+    if outcome.is_accurate or len(layers) < _FIRST_LAYERS:
         return []
     shares = [item["sample_variation_ratio"] for item in layers]
     output, former = shares[-1], shares[:_FIRST_LAYERS]
@@ -519,7 +516,7 @@ def _look_at_deviation(item: LayerHistory, case: Case) -> Finding | None:
 
 def _look_at_shrinking(item: LayerHistory, early: float, case: Case) -> Finding | None:
     """Whether outputs that had grown with the training are nearly gone again."""
-    if (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY or case.outcome.rewarded:
+    if case.outcome.is_accurate or case.outcome.rewarded:
         return None
     std = np.nan_to_num(item["std"], nan=np.inf)
     levels = median_filter(std, _PEAK_PROBES)

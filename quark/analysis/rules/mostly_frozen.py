@@ -21,7 +21,7 @@ _LEAST_PROBES = 3
 _SMALL_FALL = 0.05  # of the loss, with which nothing to speak of is learned
 _PARTS = 4  # of what comes after the freeze: the first is held against the last
 _SIGNIFICANT = 4.0  # standard errors
-_MOST_LEFT, _GOOD_ACCURACY = 0.5, 0.9  # share of the loss, where only normalisations train
+_MOST_LEFT = 0.5  # share of the loss, where only normalisations train
 _NORM = re.compile(r"(Batch|Layer|Group|Instance|RMS)Norm")
 _NAMED = 5
 
@@ -124,7 +124,7 @@ def _trains_norms_only(items: Sequence[ParameterHistory]) -> bool:
 def _keeps_most(case: Case) -> bool:
     """Whether most of the loss is left, and no score is good."""
     progress = case.outcome.train or case.outcome.validation
-    if progress is None or (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
+    if progress is None or case.outcome.is_accurate:
         return False
     return not case.outcome.rewarded and progress.final > _MOST_LEFT * progress.start > 0
 

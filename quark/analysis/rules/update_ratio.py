@@ -30,7 +30,6 @@ _TINY_START = 0.1  # of the other weights' size: what starts near zero is overwr
 _LATEST_FIRST = 1  # probe that shows the first update
 _MANY_STEPS = ("LBFGS",)  # one call of these makes many steps
 _LEARNED = 0.02  # share by which a loss that learns has fallen
-_GOOD_ACCURACY = 0.9
 
 _SKIPPED_PART, _SKIPPED_FROM = 4, 8  # the first quarter, of so many probes at least
 _LASTING_PART = 10  # a tenth of the probes have to be that high
@@ -275,7 +274,7 @@ def _look_for_crawling(levels: Levels, case: Case) -> Finding | None:
     highest = levels[fastest].ratio
     slow = min(_SMALL, highest / _CRAWLING_APART)
     crawling = [item for item in levels.items() if item[1].ratio <= slow]
-    if not crawling or (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
+    if not crawling or case.outcome.is_accurate:
         return None
     crawling.reverse()
     name, level = crawling[0]

@@ -41,7 +41,6 @@ _NO_DEPTH = ("Embedding", "EmbeddingBag", "LayerNorm", "BatchNorm1d", "BatchNorm
 _LARGE_PARTS = 2  # of a model, from which on each is a chain of its own, as of two players
 _HALF = 0.5  # of the layers without any gradient, and of the probes at which that is so
 _STANDS_STILL = 0.01  # of the largest updates, relative to the weights
-_GOOD_ACCURACY = 0.9
 _NOTHING_LEFT = 1e-6  # of its start: a loss that is zero
 _SMALL_FALL = 0.1  # of the loss, which the evidence holds it against
 _OF_FIRST, _WON = 0.01, 0.02  # of the first gradient, and of the first loss of a player that won
@@ -310,8 +309,9 @@ def _gets_exactly_nothing(depth: _Depth, rows: slice, case: Case) -> bool:
     if rows.stop < len(depth.steps) or bool((depth.largest[rows] != 0).any()):
         return False
     loss = case.outcome.train or case.outcome.validation
-    is_good = (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY
-    return loss is not None and not is_good and abs(loss.final) > _NOTHING_LEFT * abs(loss.start)
+    if loss is None or case.outcome.is_accurate:
+        return False
+    return abs(loss.final) > _NOTHING_LEFT * abs(loss.start)
 
 
 def _stands_still(depth: _Depth, case: Case) -> bool:
