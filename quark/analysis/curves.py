@@ -376,7 +376,7 @@ class ParameterHistory(History):
     @property
     def size(self) -> float:
         """How many elements it has; 0 where that is not known."""
-        return self.size
+        return float(np.nanmax(self["element_count"], initial=0.0))
 
 
 def list_owners(items: Iterable[ParameterHistory]) -> list[str]:
