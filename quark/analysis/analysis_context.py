@@ -233,6 +233,11 @@ class Outcome:
     has_metrics: bool
 
     @property
+    def loss(self) -> Progress | None:
+        """Progress of the training loss, or else of the validation's."""
+        return self.train or self.validation
+
+    @property
     def is_accurate(self) -> bool:
         """Whether its accuracies are known to be so high that there is little left to learn."""
         return (self.accuracy or 0.0) >= _GOOD_ACCURACY
@@ -254,7 +259,7 @@ class Outcome:
             return False
         if self.is_accurate:
             return False
-        progress = self.train or self.validation
+        progress = self.loss
         if progress is None:
             return not self.other_progress
         if progress.regression >= _LOST or progress.is_worse_than_untrained:
@@ -269,7 +274,7 @@ class Outcome:
 
         Of its level there, or, where it may be negative, of all that it spans.
         """
-        progress = self.train or self.validation
+        progress = self.loss
         if progress is None or self.is_accurate:
             return False
         values = progress.smoothed.value[len(progress.smoothed) // _STALL_PART :]

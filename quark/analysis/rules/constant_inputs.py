@@ -143,7 +143,7 @@ def _look_at_samples(item: LayerHistory, case: Case) -> Finding | None:
     if not lasting or _is_dead(item, lasting):
         return None
     had_told = lasting < len(shares) and float(np.nanmax(shares[:-lasting])) > _TOLD_APART
-    progress = case.outcome.train or case.outcome.validation
+    progress = case.outcome.loss
     if not had_told and progress is not None and progress.relative_fall > _LEARNED:
         return None
     if not had_told and case.outcome.rewarded:

@@ -365,7 +365,7 @@ def _find_surges(curve: Curve, case: Case) -> list[_Surge]:
 
 def _blows_up(case: Case) -> bool:
     """Whether the loss leaves its first value at once, or breaks, or ends far above it."""
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     if case.outcome.non_finite_step is not None:
         return True
     return loss is not None and (loss.blows_up or loss.has_blown_up)
@@ -373,7 +373,7 @@ def _blows_up(case: Case) -> bool:
 
 def _ends_worse(case: Case, since: int) -> bool:
     """Whether the loss ends at twice its level before a step, however noisy it has become."""
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     return loss is not None and 0 < _TWICE * loss.level_before(since) < loss.final
 
 
@@ -392,7 +392,7 @@ def _is_confirmed(case: Case, since: int, after: int | None) -> bool:
     outcome = case.outcome
     if outcome.non_finite_step is not None:
         return after is None or since <= outcome.non_finite_step <= after
-    loss = outcome.train or outcome.validation
+    loss = outcome.loss
     if loss is None or not outcome.is_poor:
         return False
     unit = max(abs(loss.start), loss.fall, SMALLEST)
@@ -405,7 +405,7 @@ def _group(surges: list[_Surge], case: Case) -> list[list[_Surge]]:
     Those that overlap are one, and so are those between which the loss has not
     come back.
     """
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     groups: list[list[_Surge]] = []
     for surge in sorted(surges, key=lambda item: (item.first, item.since)):
         if groups:
@@ -452,7 +452,7 @@ def _describe(groups: list[list[_Surge]], case: Case) -> Finding:
     severity: AlertSeverity = "critical"
     if case.outcome.non_finite_step is None:
         severity = grade(worst.ratio, 0.0, _ERROR_FACTOR, _CRITICAL_FACTOR)
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     others = tuple(dict.fromkeys(item.name for item in surges if item.name != worst.name))
     told = sorted(surges, key=lambda item: (item.first, -item.ratio))[:_MOST_EVIDENCE]
     told += [max(group, key=lambda item: item.ratio) for group in groups[1 : 1 + _MOST_OTHERS]]
@@ -502,7 +502,7 @@ def _format_peak(surge: _Surge, case: Case) -> Text:
 
 
 def _observe_loss(case: Case, step: int) -> EvidenceRecord:
-    item = case.outcome.train or case.outcome.validation
+    item = case.outcome.loss
     assert item is not None
     if case.outcome.non_finite_step is not None:
         return observe(

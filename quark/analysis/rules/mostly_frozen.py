@@ -105,7 +105,7 @@ def _find_drawn(items: Sequence[ParameterHistory]) -> list[ParameterHistory]:
 def _learns(case: Case) -> bool:
     """Whether a loss falls by more than a little, or goes on falling, or anything is known."""
     outcome = case.outcome
-    progress = outcome.train or outcome.validation
+    progress = outcome.loss
     if find_guesses(case) is not None:
         return False
     if progress is None or outcome.other_progress:
@@ -123,7 +123,7 @@ def _trains_norms_only(items: Sequence[ParameterHistory]) -> bool:
 
 def _keeps_most(case: Case) -> bool:
     """Whether most of the loss is left, and no score is good."""
-    progress = case.outcome.train or case.outcome.validation
+    progress = case.outcome.loss
     if progress is None or case.outcome.is_accurate:
         return False
     return not case.outcome.rewarded and progress.final > _MOST_LEFT * progress.start > 0
@@ -131,7 +131,7 @@ def _keeps_most(case: Case) -> bool:
 
 def _falls_after(case: Case, step: int) -> bool:
     """Whether the loss falls after a step, beyond its noise."""
-    progress = case.outcome.train or case.outcome.validation
+    progress = case.outcome.loss
     if progress is None:
         return case.outcome.has_learned
     values = progress.smoothed.value[progress.smoothed.step >= step]
@@ -151,7 +151,7 @@ def _describe(
     )
     names = list_owners(frozen)
     is_all = share >= 1.0
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     course = say("")
     if loss is not None:
         course = say(

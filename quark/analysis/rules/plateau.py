@@ -59,7 +59,7 @@ class Plateau(BaseRule):
         hides what a slow fall would be, where the model knows something from
         its start, and for losses about zero, whose level says nothing.
         """
-        progress = case.outcome.train or case.outcome.validation
+        progress = case.outcome.loss
         if progress is None or not _has_enough(case, progress):
             return None
         level = _find_guesses(case, progress)

@@ -260,7 +260,7 @@ def _look_for_small(levels: Levels, case: Case) -> Finding | None:
 
 def _learns(case: Case) -> bool:
     """Whether the loss falls by a fiftieth, or anything else shows that something is known."""
-    progress = case.outcome.train or case.outcome.validation
+    progress = case.outcome.loss
     if progress is None:
         return case.outcome.has_learned
     if progress.has_fallen and progress.relative_fall > _LEARNED:

@@ -308,7 +308,7 @@ def _gets_exactly_nothing(depth: _Depth, rows: slice, case: Case) -> bool:
     """
     if rows.stop < len(depth.steps) or bool((depth.largest[rows] != 0).any()):
         return False
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     if loss is None or case.outcome.is_accurate:
         return False
     return abs(loss.final) > _NOTHING_LEFT * abs(loss.start)
@@ -390,7 +390,7 @@ def _measure_size(name: str, case: Case, first: int, last: int) -> Figure:
 
 
 def _tell_loss(case: Case) -> Text:
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     if loss is None:
         return say("no loss tells what comes of it")
     return say(
@@ -401,7 +401,7 @@ def _tell_loss(case: Case) -> Text:
 
 
 def _observe_loss(case: Case) -> tuple[EvidenceRecord, ...]:
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     if loss is None:
         return ()
     return (observe("metric", loss.key, _tell_loss(case), loss.relative_fall, _SMALL_FALL),)
