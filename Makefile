@@ -70,7 +70,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/service.py
 	$(BIN)/python benchmarks/writers.py
 	$(BIN)/python benchmarks/instrumentation.py
-	$(BIN)/python benchmarks/diagnosis_comparison.py
+	$(BIN)/python benchmarks/comparison_cost.py
 	$(BIN)/python benchmarks/mirrors.py cost
 	$(BIN)/python benchmarks/page.py
 	$(BIN)/python benchmarks/notebook.py

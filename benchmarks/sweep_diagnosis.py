@@ -220,8 +220,10 @@ def main() -> None:
         if arguments.live:
             found: Any = [run_live(seed, arguments.trials, stop_broken=on) for on in (False, True)]
         else:
-            tally = replay([record(row) for row in rows])
+            courses = [record(row) for row in rows]
+            tally = replay(courses)
             found = describe(tally, arguments.trials)
+            found["learn well"] = sum(course.last > 5 * CHANCE for course in courses)
             for number, step, accuracy in tally.learning:
                 said = f"trial {number} at step {step}: {accuracy:.3f} {rows[number]}"
                 print(f"  would have learned: {said}")

@@ -101,7 +101,7 @@ def run_campaign(
 
     Args:
         out: Folder of the runs.
-        family: Such as `first`, or `all`.
+        family: Such as `third`, or `all`.
         seeds: Of each scenario.
         every: Steps from probe to probe.
         jobs: Processes.

@@ -74,34 +74,6 @@ def make_convolutional(
     return nn.Sequential(layers)
 
 
-class Residual(nn.Module):
-    """A residual perceptron: entry, blocks of norm, expand, act, reduce, then head."""
-
-    def __init__(self, inputs: int, width: int, depth: int, outputs: int, *, norm: bool = True):
-        super().__init__()
-        self.flatten = nn.Flatten()
-        self.entry = nn.Linear(inputs, width)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                OrderedDict(
-                    norm=nn.LayerNorm(width) if norm else nn.Identity(),
-                    expand=nn.Linear(width, 2 * width),
-                    act=nn.GELU(),
-                    reduce=nn.Linear(2 * width, width),
-                )
-            )
-            for _ in range(depth)
-        )
-        self.head = nn.Linear(width, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits or numbers."""
-        x = self.entry(self.flatten(x))
-        for block in self.blocks:
-            x = x + block(x)
-        return self.head(x)
-
-
 class Recurrent(nn.Module):
     """Embedding or projection, a recurrent layer, a head on the last or on every state."""
 

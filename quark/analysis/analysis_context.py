@@ -23,23 +23,32 @@ from quark.analysis.curves import (
     spread,
 )
 from quark.analysis.metric_roles import (
+    CurvePart,
     find_named,
-    find_train_accuracy,
-    find_train_loss,
-    find_validation_accuracy,
-    find_validation_loss,
+    find_part,
     is_held_out,
     is_loss,
     is_player_loss,
     is_reward,
     is_score,
 )
-from quark.analysis.observations import BATCH_LOSS
+from quark.analysis.observations import (
+    BATCH_LOSS,
+    Arithmetic,
+    Figure,
+    FigureKind,
+    Floats,
+    Integers,
+    Source,
+    at_step,
+    measure,
+    name_source,
+    read_source,
+)
 from quark.analysis.run_data import RunData
 from quark_core.config.objective import Objective, find_mode, infer_mode, read_objective
 
-PERCENT_FROM = 1.5
-"""An accuracy beyond it is in percent."""
+_PERCENT_FROM = 1.5  # an accuracy beyond it is in percent
 
 _SIGNIFICANT = 4.0  # standard errors beyond which a level is another one
 _RESOLUTION = 1e-9  # of the start: a fall by less is one of rounding
@@ -224,6 +233,16 @@ class Outcome:
     has_metrics: bool
 
     @property
+    def loss(self) -> Progress | None:
+        """Progress of the training loss, or else of the validation's."""
+        return self.train or self.validation
+
+    @property
+    def is_accurate(self) -> bool:
+        """Whether its accuracies are known to be so high that there is little left to learn."""
+        return (self.accuracy or 0.0) >= _GOOD_ACCURACY
+
+    @property
     def has_learned(self) -> bool:
         """Whether any loss fell, or any accuracy or reward rose, by more than chance."""
         return self.other_progress or any(
@@ -238,9 +257,9 @@ class Outcome:
             return True
         if not self.has_metrics:
             return False
-        if self.accuracy is not None and self.accuracy >= _GOOD_ACCURACY:
+        if self.is_accurate:
             return False
-        progress = self.train or self.validation
+        progress = self.loss
         if progress is None:
             return not self.other_progress
         if progress.regression >= _LOST or progress.is_worse_than_untrained:
@@ -255,8 +274,8 @@ class Outcome:
 
         Of its level there, or, where it may be negative, of all that it spans.
         """
-        progress = self.train or self.validation
-        if progress is None or (self.accuracy or 0.0) >= _GOOD_ACCURACY:
+        progress = self.loss
+        if progress is None or self.is_accurate:
             return False
         values = progress.smoothed.value[len(progress.smoothed) // _STALL_PART :]
         if len(values) < _LEAST_STALL:
@@ -309,7 +328,7 @@ def judge_outcome(
         for curve in accuracies
         if curve is not None and len(curve.merged)
     ]
-    shares = [level / 100.0 if level > PERCENT_FROM else level for level in levels]
+    shares = [level / find_unit(level) for level in levels]
     losses = [curve for curve in (train, validation) if curve is not None]
     return Outcome(
         train=None if train is None else measure_progress(train),
@@ -388,6 +407,11 @@ def _leaves_at_once(
     return level - first > max(_SIGNIFICANT * noise, far)
 
 
+def find_unit(highest: float) -> float:
+    """What all right answers are in an accuracy with this value: 100 of one in percent, else 1."""
+    return 100.0 if highest > _PERCENT_FROM else 1.0
+
+
 def negate(curve: Curve) -> Curve:
     """A curve that should rise as one that should fall."""
     return Curve(curve.key, curve.step, -curve.value, curve.epoch, curve.unit)
@@ -404,7 +428,7 @@ def improves_clearly(accuracy: Curve) -> bool:
     if progress is None or not progress.has_fallen:
         return False
     values = progress.values.value
-    unit = 100.0 if float(-values.min()) > PERCENT_FROM else 1.0
+    unit = find_unit(float(-values.min()))
     begin, end, gain = -progress.start / unit, -progress.final / unit, progress.gain / unit
     third = max(1, len(values) // _DRIFT_PART)
     step = min(find_resolution(values) / unit, 1.0)
@@ -502,6 +526,52 @@ class Case:
         """The thresholds."""
         return self.config.thresholds
 
+    def read(self, source: Source) -> tuple[Integers, Floats]:
+        """Steps and values of a source, ascending; empty where there is none."""
+        return read_source(self.run, source)
+
+    def find_source(self, key: str) -> Source:
+        """Where a curve of this key is recorded: a metric, the loss of batches, or telemetry."""
+        return Source(*name_source(self.run, key))
+
+    def measure(
+        self,
+        kind: FigureKind,
+        name: str,
+        how: str | Arithmetic,
+        field: str = "value",
+        **span: int | None,
+    ) -> Figure:
+        """A figure of what the run has recorded; see `quark.analysis.observations.measure`."""
+        return measure(self.run, kind, name, how, field, **span)
+
+    def measure_source(self, source: Source, how: str | Arithmetic, **span: int | None) -> Figure:
+        """As `measure`, of a source."""
+        return measure(
+            self.run, source.kind, source.name, how, source.field, rank=source.rank, **span
+        )
+
+    def measure_curve(self, key: str, how: str | Arithmetic, **span: int | None) -> Figure:
+        """As `measure`, of a curve by its key; see `find_source`."""
+        return self.measure_source(self.find_source(key), how, **span)
+
+    def measure_best(self, curve: Curve, *, rises: bool = False) -> tuple[Figure, Figure]:
+        """The best value of a curve that was logged, and its step; see `Curve.find_best`."""
+        best = self.measure_curve(curve.key, "highest" if rises else "lowest")
+        return best, at_step(curve.find_best(rises=rises)[1])
+
+    def measure_before(self, source: Source, step: int, points: int = _CALM_POINTS) -> Figure:
+        """The median of the last finite values before a step; the first one where there is none."""
+        steps, values = self.read(source)
+        before = steps[np.isfinite(values) & (steps < step)][-points:]
+        if not len(before):
+            return self.measure_source(source, "first value")
+        return self.measure_source(source, "median", first=int(before[0]), last=int(before[-1]))
+
+    def count_class(self, label: str) -> Figure:
+        """How many samples of a class all batches have together."""
+        return self.measure("batch", label, "total", "class_counts").whole
+
     @cached_property
     def as_documented(self) -> Case:
         """The same run, with every documented threshold read literally."""
@@ -537,7 +607,7 @@ class Case:
     @cached_property
     def train_loss(self) -> Curve | None:
         """Training loss with all its points; of batch diagnostics where no metric has it."""
-        found = find_train_loss(self.run.metrics, self.config.train_loss_metric_keys)
+        found = find_part(self.run.metrics, "train loss", self.config.train_loss_metric_keys)
         named = self.objective
         if named is not None and named.replaces(found, held_out=False):
             found = named.curve
@@ -557,7 +627,7 @@ class Case:
     def validation_loss(self) -> Curve | None:
         """Validation loss with all its points."""
         keys = self.config.val_loss_metric_keys
-        found = find_validation_loss(self.run.metrics, keys)
+        found = find_part(self.run.metrics, "validation loss", keys)
         named = self.objective
         if named is not None and named.replaces(found, held_out=True):
             found = named.curve
@@ -566,15 +636,15 @@ class Case:
     @cached_property
     def train_accuracy(self) -> Curve | None:
         """Training accuracy with all its points."""
-        keys = self.config.train_accuracy_metric_keys
-        found = find_train_accuracy(self.run.metrics, keys)
-        return None if found is None else self.run.place_on_steps(found)
+        return self._find_part("train accuracy", self.config.train_accuracy_metric_keys)
 
     @cached_property
     def validation_accuracy(self) -> Curve | None:
         """Validation accuracy with all its points."""
-        keys = self.config.val_accuracy_metric_keys
-        found = find_validation_accuracy(self.run.metrics, keys)
+        return self._find_part("validation accuracy", self.config.val_accuracy_metric_keys)
+
+    def _find_part(self, part: CurvePart, keys: tuple[str, ...]) -> Curve | None:
+        found = find_part(self.run.metrics, part, keys)
         return None if found is None else self.run.place_on_steps(found)
 
     @cached_property
@@ -620,7 +690,7 @@ class Case:
         They are the elements of its bias: the classes, where it is a classifier's.
         """
         counts = {
-            item.module_name: int(np.nanmax(item["element_count"], initial=0.0))
+            item.module_name: int(item.size)
             for item in self.run.parameters.values()
             if item.role == "bias"
         }
@@ -635,7 +705,7 @@ class Case:
         biases = [item for item in self.run.parameters.values() if item.role == "bias"]
         if not biases or self.run.activations:
             return None
-        count = int(np.nanmax(biases[-1]["element_count"], initial=0.0))
+        count = int(biases[-1].size)
         return count if count > 1 else None
 
     @cached_property
@@ -682,7 +752,7 @@ def is_above_chance(case: Case, start: float) -> bool:
     if curve is None or not len(curve.finite):
         return False
     level = float(np.median(curve.finite.value[:_FIRST_POINTS]))
-    share = level / 100.0 if level > PERCENT_FROM else level
+    share = level / find_unit(level)
     guesses = float(np.exp(-min(start, _MOST_LOSS)))
     return share > 2.0 * guesses + _ABOVE_GUESSES and share > _LEAST_KNOWN
 
@@ -693,7 +763,7 @@ def is_at_chance(case: Case, final: float) -> bool:
     if curve is None or not len(curve.finite) or final <= 0:
         return False
     level = float(np.median(curve.finite.value[-_FIRST_POINTS:]))
-    share = level / 100.0 if level > PERCENT_FROM else level
+    share = level / find_unit(level)
     guesses = float(np.exp(-min(final, _MOST_LOSS)))
     return _CONSISTENT * guesses <= share <= 2.0 * guesses + _ABOVE_GUESSES
 

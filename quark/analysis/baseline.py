@@ -161,10 +161,7 @@ def is_alike(run: RunData, other: RunData) -> bool:
 
 
 def _list_sizes(run: RunData) -> dict[str, float]:
-    return {
-        name: float(np.nanmax(item["element_count"], initial=0.0))
-        for name, item in run.parameters.items()
-    }
+    return {name: item.size for name, item in run.parameters.items()}
 
 
 def _span(case: Case, healthy: Sequence[Case]) -> tuple[int, int]:

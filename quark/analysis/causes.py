@@ -25,12 +25,7 @@ from quark.analysis.observations import (
     at_step,
     combine_norms,
     keep_figures,
-    measure,
-    measure_before,
-    measure_curve,
-    measure_source,
     observe,
-    read_source,
     say,
 )
 from quark.analysis.rule import Finding
@@ -128,14 +123,14 @@ def find_broken_batch(onset: Onset) -> Iterator[Cause]:
     if first.name in holders and not is_sample and not _were_weights_finite(onset, step):
         return
     field = "nan_count" if first["nan_count"][row] > 0 else "inf_count"
-    broken = measure(run, "activation", first.name, "value", field, first=step, last=step).whole
+    broken = onset.case.measure("activation", first.name, "value", field, first=step, last=step)
     yield Cause(
         kind="batch",
         text=say(
             "The batch at step {step} held {what} values: {name}, the first layer, gives {count} "
             "of them.",
             step=at_step(step), what="NaN" if field == "nan_count" else "infinite",
-            name=first.name, count=broken,
+            name=first.name, count=broken.whole,
         ),
         check="Look at the samples of this batch and at what prepares them.",
         evidence=observe("layer", first.name, "values of its output that are not finite",
@@ -182,7 +177,7 @@ def find_odd_batch(onset: Onset) -> Iterator[Cause]:
         ("loss", "a loss"), ("sequence_lengths", "a sequence"), ("batch_size", "a size"),
     ):  # fmt: skip
         source = Source("batch", "", field)
-        steps, values = read_source(run, source)
+        steps, values = onset.case.read(source)
         near = np.flatnonzero((steps >= onset.step - _NEAR_STEPS) & (steps <= onset.step + 1))
         before = values[(steps < onset.step - _NEAR_STEPS) & np.isfinite(values)]
         if not len(near) or len(before) < _LEAST_BEFORE:
@@ -195,8 +190,8 @@ def find_odd_batch(onset: Onset) -> Iterator[Cause]:
         if not is_odd and not (usual > 0 and values[worst] >= _ODD * usual):
             continue
         named = _name_samples(onset, step)
-        common = measure_before(run, source, step)
-        own = measure_source(run, source, "highest", first=step, last=step)
+        common = onset.case.measure_before(source, step)
+        own = onset.case.measure_source(source, "highest", first=step, last=step)
         what = (
             say("a loss that is not finite")
             if is_odd
@@ -224,8 +219,8 @@ def find_changed_data(onset: Onset) -> Iterator[Cause]:
             if step is None:
                 continue
             source = Source("metric", key, "value")
-            before = measure_before(run, source, step)
-            after = measure_source(run, source, "value", first=step, last=step)
+            before = onset.case.measure_before(source, step)
+            after = onset.case.measure_source(source, "value", first=step, last=step)
             yield Cause(
                 kind="data",
                 text=say("The data changed: {key} went from {before} to {after} at step {step}.",
@@ -318,7 +313,7 @@ def find_lowered_rate(onset: Onset) -> Iterator[Cause]:
     for source in sources:
         _, values = _read_known(onset, source, None)
         if len(values) and float(values.max()) <= _NOTHING:
-            highest = measure_source(onset.case.run, source, "highest")
+            highest = onset.case.measure_source(source, "highest")
             yield Cause(
                 kind="learning_rate",
                 text=say("The learning rate{where} is {never}{highest}{all}.",
@@ -356,10 +351,10 @@ def find_decay(onset: Onset) -> Iterator[Cause]:
             worst, left = name, remaining
     if not worst:
         return
-    before = measure(run, "parameter", worst, "first value", "value_norm")
-    after = measure(run, "parameter", worst, "value", "value_norm")
-    rate = measure(run, "parameter", worst, "median", "learning_rate")
-    decay = measure(run, "parameter", worst, "median", "weight_decay")
+    before = onset.case.measure("parameter", worst, "first value", "value_norm")
+    after = onset.case.measure("parameter", worst, "value", "value_norm")
+    rate = onset.case.measure("parameter", worst, "median", "learning_rate")
+    decay = onset.case.measure("parameter", worst, "median", "weight_decay")
     yield Cause(
         kind="weight_decay",
         text=say(
@@ -379,7 +374,7 @@ def find_clipping(onset: Onset) -> Iterator[Cause]:
     run = onset.case.run
     for key, curve in run.metrics.items():
         if _CLIP.search(key.lower()) and len(curve.finite):
-            share = measure(run, "metric", key, "median")
+            share = onset.case.measure("metric", key, "median")
             if share.value >= _CLIPPED_SHARE:
                 yield Cause(
                     kind="gradient_clipping",
@@ -424,8 +419,8 @@ def find_loss_scale(onset: Onset) -> Iterator[Cause]:
             "Numbers overflow: lower the rate, clip, or give this part a wider number format.",
         )  # fmt: skip
         return
-    skipped = measure_curve(run, "skipped_step_count", "highest").whole
-    steps = measure_curve(run, "skipped_step_count", "count")
+    skipped = onset.case.measure_curve("skipped_step_count", "highest").whole
+    steps = onset.case.measure_curve("skipped_step_count", "count")
     if skipped.value > _SKIPPED * max(steps.value, 1.0):
         yield Cause(
             kind="loss_scale",
@@ -454,7 +449,7 @@ def _list_settings(case: Case, field: str) -> list[Source]:
 
 def _read_known(onset: Onset, source: Source, last: int | None) -> tuple[NDArray[np.int64], Floats]:
     """Finite values of a setting up to a step."""
-    steps, values = read_source(onset.case.run, source)
+    steps, values = onset.case.read(source)
     kept = np.isfinite(values)
     if last is not None:
         kept &= steps <= last
@@ -483,9 +478,9 @@ def _find_change(
 
 
 def _tell_change(onset: Onset, change: _Change, kind: CauseKind, words: str, check: str) -> Cause:
-    run, source = onset.case.run, change.source
+    source = change.source
     before, after = (
-        measure_source(run, source, "value", first=step, last=step)
+        onset.case.measure_source(source, "value", first=step, last=step)
         for step in (change.before, change.at)
     )
     at = (
@@ -531,7 +526,7 @@ def _find_clipped_norm(case: Case) -> tuple[Figure, int] | None:
         return None
     step = list(squares)[int(np.flatnonzero(is_near)[-1])]
     parts = [
-        measure(case.run, "parameter", name, "value", "gradient_norm", first=step, last=step)
+        case.measure("parameter", name, "value", "gradient_norm", first=step, last=step)
         for name in trained
     ]
     known = [part for part in parts if np.isfinite(part.value)]

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any, Literal, Self, TypeVar, get_args
 
-from quark.analysis.metric_roles import (
-    TRAIN_ACCURACY_KEYS,
-    TRAIN_LOSS_KEYS,
-    VALIDATION_ACCURACY_KEYS,
-    VALIDATION_LOSS_KEYS,
-)
+from quark.analysis.metric_roles import PART_KEYS
 from quark_core.config.objective import MetricDirection, ObjectiveMode, check_objective
 from quark_core.errors import SchemaValidationError
 from quark_core.records.checks import check_choice
@@ -168,10 +163,10 @@ class AnalyzerEngineConfig:
         "system/runtime/compute_time_ms",
         "system/compute_time_ms",
     )
-    train_loss_metric_keys: tuple[str, ...] = TRAIN_LOSS_KEYS
-    val_loss_metric_keys: tuple[str, ...] = VALIDATION_LOSS_KEYS
-    train_accuracy_metric_keys: tuple[str, ...] = TRAIN_ACCURACY_KEYS
-    val_accuracy_metric_keys: tuple[str, ...] = VALIDATION_ACCURACY_KEYS
+    train_loss_metric_keys: tuple[str, ...] = PART_KEYS["train loss"]
+    val_loss_metric_keys: tuple[str, ...] = PART_KEYS["validation loss"]
+    train_accuracy_metric_keys: tuple[str, ...] = PART_KEYS["train accuracy"]
+    val_accuracy_metric_keys: tuple[str, ...] = PART_KEYS["validation accuracy"]
     mode: AnalyzerMode = "adaptive"
     rules: tuple[str, ...] | None = None
     excluded_rules: tuple[str, ...] = ()
@@ -301,10 +296,10 @@ class PhaseAnalyzerConfig:
 
     thresholds: PhaseAnalyzerThresholds = field(default_factory=PhaseAnalyzerThresholds)
     replace_existing_outputs: bool = True
-    train_loss_metric_keys: tuple[str, ...] = TRAIN_LOSS_KEYS
-    val_loss_metric_keys: tuple[str, ...] = VALIDATION_LOSS_KEYS
-    train_accuracy_metric_keys: tuple[str, ...] = TRAIN_ACCURACY_KEYS
-    val_accuracy_metric_keys: tuple[str, ...] = VALIDATION_ACCURACY_KEYS
+    train_loss_metric_keys: tuple[str, ...] = PART_KEYS["train loss"]
+    val_loss_metric_keys: tuple[str, ...] = PART_KEYS["validation loss"]
+    train_accuracy_metric_keys: tuple[str, ...] = PART_KEYS["train accuracy"]
+    val_accuracy_metric_keys: tuple[str, ...] = PART_KEYS["validation accuracy"]
 
     def __post_init__(self) -> None:
         _check_common(self, PhaseAnalyzerThresholds)

@@ -7,7 +7,7 @@ medians in place of means, and has no random part.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -58,6 +58,19 @@ class Curve:
 
     def __len__(self) -> int:
         return len(self.value)
+
+    @classmethod
+    def over_steps(cls, key: str, step: Integers, value: Floats) -> Curve:
+        """A curve of which no epochs are known."""
+        return cls(key, step, value, np.full(len(step), -1))
+
+    @classmethod
+    def of_rows(cls, key: str, rows: Columns, name: str) -> Curve:
+        """A figure of rows that have a step, such as those of telemetry."""
+        rows = rows.take(rows["step"] >= 0)
+        order = np.argsort(rows["step"], kind="stable")
+        value = as_floats(rows[name])[order]
+        return cls.over_steps(key, rows["step"][order], value)
 
     @cached_property
     def finite(self) -> Curve:
@@ -295,9 +308,7 @@ class History:
 
     def curve(self, name: str) -> Curve:
         """One figure as a curve."""
-        return Curve(
-            f"{self.name}:{name}", self.step, self.figures[name], np.full(len(self.step), -1)
-        )
+        return Curve.over_steps(f"{self.name}:{name}", self.step, self.figures[name])
 
 
 @dataclass(frozen=True)
@@ -356,6 +367,21 @@ class ParameterHistory(History):
     optimizer: str | None = None
     order: int = 0
     digests: tuple[Any, ...] = field(default=(), repr=False)
+
+    @property
+    def owner(self) -> str:
+        """The module that holds it, or itself where none does."""
+        return self.module_name or self.name
+
+    @property
+    def size(self) -> float:
+        """How many elements it has; 0 where that is not known."""
+        return float(np.nanmax(self["element_count"], initial=0.0))
+
+
+def list_owners(items: Iterable[ParameterHistory]) -> list[str]:
+    """The modules that hold some parameters, each once."""
+    return list(dict.fromkeys(item.owner for item in items))
 
 
 def collect_layers(columns: Columns) -> dict[tuple[str, str], LayerHistory]:

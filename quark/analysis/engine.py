@@ -49,7 +49,6 @@ from quark_core.records.query import Query, check_index
 
 _log = logging.getLogger("quark")
 
-_RANKS: tuple[str, ...] = SEVERITIES
 _LEAST_POINTS = 10
 _LEAST_PROBES = 3
 
@@ -81,7 +80,7 @@ class AnalyzerResult:
 
     def __repr__(self) -> str:
         severities = [alert.severity for alert in self.alerts]
-        worst = f", the worst {max(severities, key=_RANKS.index)}" if severities else ""
+        worst = f", the worst {max(severities, key=SEVERITIES.index)}" if severities else ""
         overall = self.health_scores[0] if self.health_scores else None
         health = f"{overall.score:.0f}" if overall is not None and overall.is_known else "not known"
         return f"AnalyzerResult({self.run_id}: {len(self.alerts)} alerts{worst}, health {health})"

@@ -257,15 +257,12 @@ def _find_by_name(piece: EvidenceRecord, run: RunData) -> _Place | None:
         return _Place("metric", source, "value")
     if source == BATCH_LOSS:
         return _Place("batch", None, "loss")
-    kinds = {"parameters": "parameter"}.get(piece.kind, piece.kind)
-    for kind in (kinds,) if kinds in ("telemetry", "batch", "parameter") else ("telemetry",):
-        if source in column_types(kind) and (piece.kind != "parameter"):
-            return _check(Source(_figure_kind(kind), "", source), run, _Place(kind, None, source))
-    return None
-
-
-def _figure_kind(kind: str) -> FigureKind:
-    return "batch" if kind == "batch" else "telemetry" if kind == "telemetry" else "parameter"
+    kind: FigureKind = "telemetry"
+    if piece.kind in ("batch", "parameter", "parameters"):
+        kind = "batch" if piece.kind == "batch" else "parameter"
+    if piece.kind == "parameter" or source not in column_types(kind):
+        return None
+    return _check(Source(kind, "", source), run, _Place(kind, None, source))
 
 
 def _check(source: Source, run: RunData, place: _Place) -> _Place | None:

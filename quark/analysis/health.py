@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import xxhash
@@ -357,8 +357,7 @@ def _rate(score: float) -> HealthStatus:
 def _say_worst(alerts: Sequence[AlertRecord], otherwise: str = _NOTHING) -> str:
     if not alerts:
         return otherwise
-    ranks: dict[AlertSeverity, int] = {name: index for index, name in enumerate(SEVERITIES)}
-    worst = max(alerts, key=lambda alert: ranks[alert.severity])  # type: ignore[index]
+    worst = max(alerts, key=lambda alert: SEVERITIES.index(alert.severity))
     count = len(alerts)
     more = "" if count == 1 else f" and {count - 1} more"
     return f"{worst.title} ({worst.severity}){more}."
@@ -378,7 +377,6 @@ _VERBS = {
     "interrupted": "was interrupted",
     "lost": "was lost",
 }
-_SEVERITIES: tuple[str, ...] = get_args(AlertSeverity)
 _CATEGORY = "runtime"
 _END = "end"  # of the alert's metadata: the end that it tells
 _LAST_LINES = "quark logs {run_id} --events prints what it said last."
@@ -468,7 +466,7 @@ def count_severities(alerts: Sequence[AlertRecord]) -> list[str]:
 
 def place_alert(alert: AlertRecord) -> tuple[bool, int]:
     """Orders alerts: that the run broke off, then the worst."""
-    rank = _SEVERITIES.index(alert.severity) if alert.severity in _SEVERITIES else 0
+    rank = SEVERITIES.index(alert.severity) if alert.severity in SEVERITIES else 0
     return alert.rule_id != BROKEN_OFF, -rank
 
 

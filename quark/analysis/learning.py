@@ -14,12 +14,12 @@ from typing import Literal
 import numpy as np
 
 from quark.analysis.analysis_context import (
-    PERCENT_FROM,
     Case,
     NamedMetric,
     Outcome,
     Progress,
     find_guesses,
+    find_unit,
     improves_clearly,
     is_zero_throughout,
     measure_progress,
@@ -38,7 +38,6 @@ from quark_core.records.names import decode_name
 # outputs differ by more than a constant, and that no layer is lost. It is no alert, as there are
 # harmless reasons for each; the text names them.
 
-_GOOD_ACCURACY = 0.9
 _KEPT_LOSS = 0.75  # of the loss at the start: who keeps more has learned little, as far as is known
 _KEPT_OF_FEW, _FEW, _NEAR = 0.62, 12, 0.15  # likewise of a few classes, from guesses on
 _OTHER_MEASURE = 3.0  # times the training's, at its start and at its end: it is another measure
@@ -87,7 +86,7 @@ def find_doubt(case: Case, metric: str | None) -> str | None:
     """
     if case.outcome.rewarded:
         return None
-    known_well = (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY
+    known_well = case.outcome.is_accurate
     doubt = None if known_well else _find_little_learned(case, metric) or _find_foreseen(case)
     doubt = (
         doubt
@@ -168,9 +167,9 @@ def _count_symbols(case: Case) -> int | None:
     head = run.parameters.get(f"{last.name}.weight", table)
     if first.kind != "Embedding" or last.kind != "Linear" or table is None or head is None:
         return None
-    weights = float(np.nanmax(table["element_count"], initial=0.0))
+    weights = table.size
     sizes = [float(np.nanmedian(item["element_count"])) for item in (first, last)]
-    if weights != float(np.nanmax(head["element_count"], initial=0.0)) or not min(sizes) > 0:
+    if weights != head.size or not min(sizes) > 0:
         return None
     symbols = float(np.sqrt(weights * sizes[1] / sizes[0]))
     if symbols < _LEAST_SYMBOLS or abs(symbols - round(symbols)) > _WHOLE:
@@ -246,7 +245,7 @@ def _find_majority(case: Case) -> str | None:
     last = values[-max(_LAST_ACCURACIES, len(values) // 2) :]
     if len(last) < _LAST_ACCURACIES or float(np.ptp(last)) > _PLACES:
         return None
-    share = float(last[-1]) / (100.0 if float(last[-1]) > PERCENT_FROM else 1.0)
+    share = float(last[-1]) / find_unit(float(last[-1]))
     if not _LEAST_MAJORITY <= share < 1.0:
         return None
     alone = float(-share * np.log(share) - (1.0 - share) * np.log(1.0 - share))
@@ -305,7 +304,7 @@ def _find_far_above_guesses(case: Case) -> str | None:
     guesses = case.guess_loss or _MOST_GUESSES
     if _begins_as_a_sum(case, guesses):
         return None
-    limit = (_FAR_ABOVE if (accuracy or 0.0) < _GOOD_ACCURACY else _SUMMED) * guesses
+    limit = (_SUMMED if case.outcome.is_accurate else _FAR_ABOVE) * guesses
     for item in (case.outcome.validation, case.outcome.train):
         if item is None or _NO_ENTROPY.search(item.key.lower()) or item.final <= limit:
             continue
@@ -486,7 +485,8 @@ def judge_learning(case: Case) -> Learning:
         judged = _refuse_held_out(judged, f"{judged.reason}, but {fault}")
     elif fault is None and judged.state != "learned":
         fault = _find_standstill(case)
-    judged = replace(judged, is_validated=_is_validated(case), held_out_fault=fault)
+    is_validated = any(len(each.merged) >= _LEAST_VALIDATIONS for each in _list_held_out(case))
+    judged = replace(judged, is_validated=is_validated, held_out_fault=fault)
     return replace(judged, missing=_find_missing(case, judged))
 
 
@@ -548,7 +548,7 @@ def _is_known_well(case: Case, own: Learning) -> bool:
     accuracies = (case.train_accuracy, case.validation_accuracy)
     if own.metric not in [curve.key for curve in accuracies if curve is not None]:
         return False
-    unit = 100.0 if max(own.start, own.end) > PERCENT_FROM else 1.0
+    unit = find_unit(max(own.start, own.end))
     return own.end >= max(own.start - _CHANCE_STEP * unit, _CHANCE * unit)
 
 
@@ -723,7 +723,7 @@ def _find_chance(curve: Curve) -> str | None:
     progress = measure_progress(negate(curve))
     if progress is None:
         return None
-    unit = 100.0 if float(curve.finite.value.max()) > PERCENT_FROM else 1.0
+    unit = find_unit(float(curve.finite.value.max()))
     start, end = -progress.start / unit, -progress.final / unit
     least = max(_CHANCE_STEP, _SIGNIFICANT * progress.error / unit)
     if end >= _CHANCE or end - start > least or -progress.best / unit - start > least:
@@ -758,10 +758,6 @@ def _list_held_out(case: Case) -> list[Curve]:
     if objective is not None and is_held_out(objective.metric):
         held_out.append(objective.curve)
     return [curve for curve in held_out if curve is not None]
-
-
-def _is_validated(case: Case) -> bool:
-    return any(len(curve.merged) >= _LEAST_VALIDATIONS for curve in _list_held_out(case))
 
 
 def _list_keys(case: Case) -> str:

@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from quark.analysis.curves import Curve
     from quark_core.backends.run_summary import MetricSummary, RunSummary
 
-TRAIN_LOSS_KEYS = ("train/loss", "training/loss")
-VALIDATION_LOSS_KEYS = ("val/loss", "validation/loss")
-TRAIN_ACCURACY_KEYS = ("train/accuracy", "training/accuracy", "train/acc")
-VALIDATION_ACCURACY_KEYS = ("val/accuracy", "validation/accuracy", "val/acc")
+CurvePart = Literal["train loss", "train accuracy", "validation loss", "validation accuracy"]
+PART_KEYS: Mapping[CurvePart, tuple[str, ...]] = {
+    "train loss": ("train/loss", "training/loss"),
+    "train accuracy": ("train/accuracy", "training/accuracy", "train/acc"),
+    "validation loss": ("val/loss", "validation/loss"),
+    "validation accuracy": ("val/accuracy", "validation/accuracy", "val/acc"),
+}
+"""What the metric of each part is called by convention; the first that a run has counts."""
 
 _PLAYER = re.compile(r"disc|critic|judge|adversar|fake|real_loss")
 _PLAYERS = frozenset("d g generator netd netg".split())  # whose loss it is, beside a word for one
@@ -153,9 +157,10 @@ def choose_loss(points: Mapping[str, int]) -> str | None:
 
     The training's, where there is one; else that of a validation.
     """
-    for keys, held_out in ((TRAIN_LOSS_KEYS, False), (VALIDATION_LOSS_KEYS, True)):
-        known = next((key for key in keys if points.get(key)), None)
-        found = known or _choose(points, "loss", held_out=held_out)
+    parts: tuple[CurvePart, ...] = ("train loss", "validation loss")
+    for part in parts:
+        known = next((key for key in PART_KEYS[part] if points.get(key)), None)
+        found = known or _choose(points, "loss", held_out=part == "validation loss")
         if found is not None:
             return found
     return None
@@ -195,30 +200,11 @@ def find_curve(metrics: Metrics, keys: Iterable[str]) -> Curve | None:
     return None
 
 
-def find_train_loss(metrics: Metrics, keys: Iterable[str] = TRAIN_LOSS_KEYS) -> Curve | None:
-    """The training loss: one of the keys, or else a metric that is called so."""
-    return find_curve(metrics, keys) or _find(metrics, "loss", held_out=False)
-
-
-def find_validation_loss(
-    metrics: Metrics, keys: Iterable[str] = VALIDATION_LOSS_KEYS
-) -> Curve | None:
-    """The validation loss; likewise."""
-    return find_curve(metrics, keys) or _find(metrics, "loss", held_out=True)
-
-
-def find_train_accuracy(
-    metrics: Metrics, keys: Iterable[str] = TRAIN_ACCURACY_KEYS
-) -> Curve | None:
-    """The training accuracy; likewise."""
-    return find_curve(metrics, keys) or _find(metrics, "accuracy", held_out=False)
-
-
-def find_validation_accuracy(
-    metrics: Metrics, keys: Iterable[str] = VALIDATION_ACCURACY_KEYS
-) -> Curve | None:
-    """The validation accuracy; likewise."""
-    return find_curve(metrics, keys) or _find(metrics, "accuracy", held_out=True)
+def find_part(metrics: Metrics, part: CurvePart, keys: Iterable[str] | None = None) -> Curve | None:
+    """A loss or an accuracy: one of the keys, or else a metric that is called so."""
+    known = find_curve(metrics, PART_KEYS[part] if keys is None else keys)
+    role: Role = "loss" if part.endswith("loss") else "accuracy"
+    return known or _find(metrics, role, held_out=part.startswith("validation"))
 
 
 def find_gradient_norm(metrics: Metrics) -> Curve | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.curves import Curve, History, as_floats, estimate_noise
+from quark.analysis.curves import History, as_floats, estimate_noise
 from quark_core.records.kinds.findings import EvidenceRecord
 from quark_core.records.names import decode_name
 
@@ -48,6 +48,11 @@ def count_run(mask: NDArray[np.bool_]) -> int:
         return 0
     false = np.flatnonzero(~mask)
     return int(len(mask) - 1 - false[-1]) if len(false) else len(mask)
+
+
+def count_longest(mask: NDArray[np.bool_]) -> int:
+    """How many values of the longest stretch of true ones there are."""
+    return max((high - low for low, high in list_stretches(mask)), default=0)
 
 
 def rank_by(scores: dict[str, float]) -> list[str]:
@@ -304,61 +309,6 @@ def name_source(run: RunData, key: str) -> tuple[FigureKind, str, str]:
     if key == BATCH_LOSS:
         return "batch", "", "loss"
     return "telemetry", "", key
-
-
-def measure_curve(
-    run: RunData,
-    key: str,
-    how: str | Arithmetic,
-    *,
-    first: int | None = None,
-    last: int | None = None,
-) -> Figure:
-    """As `measure`, of a curve by its key: a metric, the loss of batches, or telemetry."""
-    kind, name, field = name_source(run, key)
-    return measure(run, kind, name, how, field, first=first, last=last)
-
-
-def count_class(run: RunData, label: str) -> Figure:
-    """How many samples of a class all batches have together."""
-    return measure(run, "batch", label, "total", "class_counts").whole
-
-
-def measure_source(
-    run: RunData,
-    source: Source,
-    how: str | Arithmetic,
-    *,
-    first: int | None = None,
-    last: int | None = None,
-) -> Figure:
-    """As `measure`, of a source."""
-    return measure(
-        run, source.kind, source.name, how, source.field, first=first, last=last, rank=source.rank
-    )
-
-
-def measure_best(run: RunData, curve: Curve, *, rises: bool = False) -> tuple[Figure, Figure]:
-    """The best value of a curve that was logged, and its step; see `Curve.find_best`."""
-    how = "highest" if rises else "lowest"
-    return measure_curve(run, curve.key, how), at_step(curve.find_best(rises=rises)[1])
-
-
-def measure_before(run: RunData, source: Source, step: int, points: int = 10) -> Figure:
-    """The median of the last finite values before a step; the first one where there is none."""
-    steps = _find_finite_steps(run, source)
-    before = steps[steps < step][-points:]
-    how, first, last = "median", None, None
-    if len(before):
-        first, last = int(before[0]), int(before[-1])
-    else:
-        how = "first value"
-    return measure_source(run, source, how, first=first, last=last)
-
-
-def _find_finite_steps(run: RunData, source: Source) -> Integers:
-    steps, values = read_source(run, source)
-    return steps[np.isfinite(values)]
 
 
 def read_source(run: RunData, source: Source) -> tuple[Integers, Floats]:

@@ -13,12 +13,9 @@ from quark.analysis.config import PhaseAnalyzerConfig, PhaseAnalyzerThresholds, 
 from quark.analysis.curves import Curve
 from quark.analysis.evidence import place_findings
 from quark.analysis.metric_roles import (
-    TRAIN_LOSS_KEYS,
-    VALIDATION_LOSS_KEYS,
-    find_train_accuracy,
-    find_train_loss,
-    find_validation_accuracy,
-    find_validation_loss,
+    PART_KEYS,
+    CurvePart,
+    find_part,
     prefer_objective,
 )
 from quark.analysis.outputs import AnalysisTarget, identify, open_analysis
@@ -127,17 +124,19 @@ def find_phases(
 def _choose_curves(data: RunData, config: PhaseAnalyzerConfig) -> tuple[_Curves | None, list[str]]:
     metrics = data.metrics
     of_train, of_validation = config.train_loss_metric_keys, config.val_loss_metric_keys
+    usual = PART_KEYS["train loss"], PART_KEYS["validation loss"]
     named = read_objective(data.config)
     # Keys that the caller passed come before what the run was started with.
-    if named is not None and (of_train, of_validation) == (TRAIN_LOSS_KEYS, VALIDATION_LOSS_KEYS):
+    if named is not None and (of_train, of_validation) == usual:
         of_train = prefer_objective(of_train, named.metric, named.mode, held_out=False)
         of_validation = prefer_objective(of_validation, named.metric, named.mode, held_out=True)
-    found = {
-        "train loss": find_train_loss(metrics, of_train),
-        "train accuracy": find_train_accuracy(metrics, config.train_accuracy_metric_keys),
-        "validation loss": find_validation_loss(metrics, of_validation),
-        "validation accuracy": find_validation_accuracy(metrics, config.val_accuracy_metric_keys),
+    keys: dict[CurvePart, tuple[str, ...]] = {
+        "train loss": of_train,
+        "train accuracy": config.train_accuracy_metric_keys,
+        "validation loss": of_validation,
+        "validation accuracy": config.val_accuracy_metric_keys,
     }
+    found = {part: find_part(metrics, part, its) for part, its in keys.items()}
     present = {role: data.place_on_steps(c) for role, c in found.items() if c is not None}
     present = {role: curve for role, curve in present.items() if len(curve)}
     if not present:

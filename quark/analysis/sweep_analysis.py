@@ -279,7 +279,6 @@ _SURE = 0.01
 
 _LIKELY = 0.05
 _LEVEL = 0.95
-_LEAST_DEGREES = 2
 _MOST_ALIKE = 200
 _RESAMPLES = 200
 _DRAWN_VALUES = 400_000
@@ -463,13 +462,8 @@ def _pool(groups: Iterable[Sequence[float]], least: float, source: str) -> Noise
     What is worse does not count: where nothing is learned runs hardly differ, and where they
     diverge they differ by all means.
     """
-    known = [np.array(each) for each in groups if len(each) > 1]
-    known = [each for each in known if float(each.mean()) >= least]
-    degrees = sum(len(each) - 1 for each in known)
-    if degrees < _LEAST_DEGREES:
-        return None
-    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in known)
-    return NoiseFloor(math.sqrt(squares / degrees), degrees, sum(map(len, known)), None, source)
+    known = [each for each in groups if len(each) > 1 and float(np.mean(each)) >= least]
+    return NoiseFloor.pool(known, source)
 
 
 def _judge(

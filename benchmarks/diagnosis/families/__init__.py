@@ -1,4 +1,4 @@
-"""Families of scenarios: modules with SCENARIOS, `first_`, `second_`, ... by as many authors."""
+"""Families of scenarios: modules with SCENARIOS, `third_`, `fifth_`, ... by as many authors."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from benchmarks.diagnosis.scenario import Scenario
 
-FAMILIES = ("first", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+FAMILIES = ("third", "fifth", "sixth", "seventh", "eighth")
 """In the order in which they were written."""
 
 
 def list_scenarios(family: str = "all") -> tuple[Scenario, ...]:
-    """All scenarios of a family (`first`, `second`, ...), or of all of them, by name.
+    """All scenarios of a family (`third`, `fifth`, ...), or of all of them, by name.
 
     Raises:
         ValueError: Two scenarios have one name.

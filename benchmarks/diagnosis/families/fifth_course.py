@@ -1,8 +1,9 @@
-"""The loop of the fifth family, which leaves the recorded model alone when the oracle looks."""
+"""The loop of the fifth family; it leaves the recorded model alone when the oracle looks."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from benchmarks.diagnosis.measuring import (
     WRECK,
     AnyRecorder,
     ask_shadow,
+    compare_weights,
     doubt,
     keep_weights,
     measure_gradient,
@@ -22,10 +24,67 @@ from benchmarks.diagnosis.measuring import (
     smooth,
     train_both,
 )
-from benchmarks.diagnosis.oracles import is_worse, soften
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
-from benchmarks.diagnosis.training import Trace
+
+
+@dataclass(slots=True)
+class Trace:
+    """What was true of a training, none of it through the SDK.
+
+    Attributes:
+        losses: Of each step's batch.
+        gradients: Norm of all gradients of each step before clipping, in float64.
+        looks: Steps after which the rest was noted.
+        proof: Loss on the oracle's own data at each look.
+        ratios: Of each parameter at each look, the norm of the step's update
+            over the norm of the value before it, in float64.
+        layer_gradients: Of each parameter at each look, the root mean square gradient.
+        first, last: Parameters before and after the training.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[float] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
+    proof: list[float] = field(default_factory=list)
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    layer_gradients: dict[str, list[float]] = field(default_factory=dict)
+    first: dict[str, Tensor] = field(default_factory=dict)
+    last: dict[str, Tensor] = field(default_factory=dict)
+
+    def moved(self, name: str) -> float:
+        """How far a parameter came, relative to where it was."""
+        return compare_weights(self.first, self.last, name)
+
+
+def is_worse(trace: Trace, twin: Trace, share: float = 0.2) -> bool:
+    """Whether the faulty training gave away this share of what its twin gained."""
+    end, other = smooth(trace.proof)[-1], smooth(twin.proof)[-1]
+    return not end < other + share * (twin.proof[0] - other)
+
+
+def excess(trace: Trace) -> float:
+    """By what share of its best the loss on new data ends above it; 0 for a trifle."""
+    proof = smooth(trace.proof, 5)
+    if not np.isfinite(proof).all():
+        return math.inf
+    best, end = float(proof.min()), float(proof[-1])
+    gained = float(proof[0]) - best
+    if end - best <= 0.01 * gained:
+        return 0.0
+    return (end - best) / max(abs(best), 0.01 * gained, 1e-12)
+
+
+def soften(truth: Truth, trace: Trace) -> Truth:
+    """Overfitting may be found where the oracle, too, sees some of it."""
+    if not 0.08 < excess(trace) < math.inf or "overfitting_onset" in truth.expected:
+        return truth
+    return replace(
+        truth,
+        tolerated=(*truth.tolerated, "overfitting_onset"),
+        phases_forbidden=tuple(p for p in truth.phases_forbidden if p != "overfitting_onset"),
+    )
+
 
 Make = Callable[[Draw, bool], "Plan"]
 _SLACK = ("plateau", "overfitting_onset", "mislabelled_data", "loss_spike", "update_ratio")

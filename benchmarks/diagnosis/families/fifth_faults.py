@@ -13,7 +13,9 @@ from torch.nn import functional
 from benchmarks.diagnosis.families.fifth_course import (
     Make,
     Plan,
+    excess,
     expect,
+    is_worse,
     make_wrong,
     run,
     run_both,
@@ -43,7 +45,6 @@ from benchmarks.diagnosis.families.fifth_tasks import (
     make_series,
 )
 from benchmarks.diagnosis.measuring import doubt, smooth
-from benchmarks.diagnosis.oracles import excess, is_worse
 from benchmarks.diagnosis.recorder import Recorder
 from benchmarks.diagnosis.scenario import Draw, Scenario, Truth
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import filterfalse
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -129,7 +128,40 @@ def spell_argument(name: str) -> str:
     return name.lstrip("+-~").replace("-", "_").lower()
 
 
-def index_names(paths: Iterable[str]) -> dict[str, list[str]]:
+def take_environment(run: StoredRun) -> Mapping[str, Any]:
+    """The environment of a run; empty where none was recorded."""
+    return {} if run.environment is None else run.environment.values
+
+
+def list_command(run: StoredRun) -> list[str] | None:
+    """The command line that started a run, the script first; None where it was not recorded."""
+    arguments = (take_environment(run).get("process") or {}).get("argv")
+    if not isinstance(arguments, Sequence) or isinstance(arguments, str):
+        return None
+    return [str(each) for each in arguments]
+
+
+def fold_arguments(
+    arguments: Sequence[str], settings: Mapping[str, Any]
+) -> tuple[dict[str, str], list[Argument]]:
+    """Names of arguments that only say a setting again, with its key, and the other arguments.
+
+    Args:
+        arguments: Of a command line, the script left out.
+        settings: Key -> value, of a configuration.
+    """
+    repeats, others = {}, []
+    by_name = _index_names(settings) if arguments else {}
+    for each in parse_arguments(arguments):
+        path = _find_setting(each, by_name, settings)
+        if path is None:
+            others.append(each)
+        else:
+            repeats[each.name] = path
+    return repeats, others
+
+
+def _index_names(paths: Iterable[str]) -> dict[str, list[str]]:
     """Names as an argument may spell them -> the keys of a configuration that they may be."""
     found: dict[str, list[str]] = {}
     for path in paths:
@@ -145,14 +177,14 @@ def _list_spellings(path: str) -> frozenset[str]:
     return frozenset((spelled, spelled.rpartition(".")[2], spelled.replace(".", "_")))
 
 
-def find_setting(
+def _find_setting(
     argument: Argument, by_name: Mapping[str, Sequence[str]], settings: Mapping[str, Any]
 ) -> str | None:
     """The key of a configuration that an argument of its name only says again, or None.
 
     Args:
         argument: The argument.
-        by_name: Of the settings, as `index_names` has it.
+        by_name: Of the settings, as `_index_names` has it.
         settings: Key -> value.
     """
     spelled, text = spell_argument(argument.name), argument.text
@@ -298,8 +330,7 @@ def _compare_commits(before: Sequence[CodeHolder], after: Sequence[CodeHolder]) 
 
 def _find_commit(run: StoredRun) -> str | None:
     """The commit of a run that had nothing beside it, or None."""
-    environment = {} if run.environment is None else run.environment.values
-    git = environment.get("git") or {}
+    git = take_environment(run).get("git") or {}
     return git.get("commit") if git.get("dirty") is False else None
 
 
@@ -449,12 +480,12 @@ def list_settings(run: StoredRun) -> dict[str, dict[str, Any]]:
 
 def list_configuration(run: StoredRun) -> dict[str, Any]:
     """The section of the configuration of `list_settings`."""
-    return dict(_flatten(_config(run)))
+    return {} if run.config is None else dict(_flatten(run.config.values))
 
 
 def list_environment(run: StoredRun) -> dict[str, Any]:
     """The section of the environment of `list_settings`."""
-    known = _environment(run)
+    known = take_environment(run)
     imported = list_imported(known)
     environment = {
         path: value
@@ -495,40 +526,20 @@ def _is_seed(path: str) -> bool:
     return is_seed(path.removeprefix(_ARGUMENT))
 
 
-def _config(run: StoredRun) -> Mapping[str, Any]:
-    return {} if run.config is None else run.config.values
-
-
 def _git(run: StoredRun) -> Mapping[str, Any]:
-    git = _environment(run).get("git") or {}
+    git = take_environment(run).get("git") or {}
     return {"git": {"commit": run.run.git_commit, **git}} if git or run.run.git_commit else {}
 
 
 def _list_arguments(run: StoredRun) -> dict[str, Any]:
     """Arguments that no key of the configuration says already, by name."""
-    arguments = (_environment(run).get("process") or {}).get("argv")
-    if not isinstance(arguments, Sequence) or isinstance(arguments, str):
-        return {}
-    given = list(parse_arguments([str(each) for each in arguments[1:]]))
-    settings = list_configuration(run) if given else {}
-    by_name = index_names(settings)
-    return {
-        f"{_ARGUMENT}{each.name}": each.text
-        for each in given
-        if find_setting(each, by_name, settings) is None
-    }
-
-
-def _environment(run: StoredRun) -> Mapping[str, Any]:
-    return {} if run.environment is None else run.environment.values
+    arguments = (list_command(run) or [])[1:]
+    _, others = fold_arguments(arguments, list_configuration(run) if arguments else {})
+    return {f"{_ARGUMENT}{each.name}": each.text for each in others}
 
 
 def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return filterfalse(_is_passing, flatten_json(values))
-
-
-def _is_passing(leaf: tuple[str, Any]) -> bool:
-    return leaf[0] in _PASSING
+    return (leaf for leaf in flatten_json(values) if leaf[0] not in _PASSING)
 
 
 def _compare(

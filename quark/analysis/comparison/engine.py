@@ -41,6 +41,7 @@ from quark.analysis.comparison.results import (
 from quark.analysis.comparison.summary import limit_verdicts, list_notes, summarize, tell_ends
 from quark.analysis.config import ComparisonEngineConfig, check_config
 from quark.analysis.curves import History, LayerHistory, ParameterHistory, spread, strip_prefixes
+from quark.analysis.rule import SEVERITIES
 from quark.analysis.run_data import RunData
 from quark_core.backends.run_summary import StoredRun
 from quark_core.presentation import note_runs
@@ -48,7 +49,6 @@ from quark_core.records import AlertRecord, HealthScoreRecord, PhaseRecord, form
 from quark_core.records.base import now_us
 from quark_core.records.schema import CURRENT_SCHEMA_VERSION
 
-_SEVERITIES = ("info", "warning", "error", "critical")
 _SCORES = ("overall", "optimization", "representation", "generalization", "runtime")
 
 _Key = tuple[str, str | None]
@@ -184,7 +184,7 @@ def _measure_distance(one: float | None, two: float | None) -> float:
 
 
 def _rank(severity: str) -> int:
-    return _SEVERITIES.index(severity) if severity in _SEVERITIES else -1
+    return SEVERITIES.index(severity) if severity in SEVERITIES else -1
 
 
 Floats = NDArray[np.float64]
@@ -262,7 +262,7 @@ def _compare_histories(
     figures = []
     for name in (*sizes, *shares):
         values = [
-            [_finite(item[name][row]) for item, row in zip(side, chosen, strict=True)]
+            [_take_finite(item[name][row]) for item, row in zip(side, chosen, strict=True)]
             for side, chosen in zip(sides, rows, strict=True)
         ]
         kept = [[item for item in side if len(item)] for side in values]
@@ -321,7 +321,7 @@ def _noise(values: Sequence[Sequence[Floats]], *, log: bool) -> float:
     return math.hypot(*errors)
 
 
-def _finite(values: Floats) -> Floats:
+def _take_finite(values: Floats) -> Floats:
     return values[np.isfinite(values)]
 
 

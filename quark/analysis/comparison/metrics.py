@@ -28,12 +28,7 @@ from quark.analysis.comparison.significance import (
 )
 from quark.analysis.config import ComparisonEngineConfig, MetricTargetSpec
 from quark.analysis.curves import Curve, find_resolution
-from quark.analysis.metric_roles import (
-    find_train_accuracy,
-    find_train_loss,
-    find_validation_accuracy,
-    find_validation_loss,
-)
+from quark.analysis.metric_roles import CurvePart, find_part
 from quark.analysis.observations import keep_finite
 from quark.analysis.run_data import RunData
 from quark_core.config.objective import (
@@ -312,6 +307,9 @@ def _score(primary: Sequence[TimeToTarget], reference: Sequence[TimeToTarget]) -
 
 _STATISTICS = ("last", "best", "tail_median", "area", "at_common_end")
 
+_PARTS: tuple[CurvePart, ...] = (
+    "validation loss", "validation accuracy", "train loss", "train accuracy",
+)  # fmt: skip
 _RESOLVED_POINTS = 4096
 _IQM_RUNS = 5
 
@@ -425,16 +423,8 @@ def _find_headline(
     common = {
         key: next(run.metrics[key] for run in primary if key in run.metrics) for key in shared
     }
-    for find in (
-        find_validation_loss,
-        find_validation_accuracy,
-        find_train_loss,
-        find_train_accuracy,
-    ):
-        found = find(common)
-        if found is not None:
-            return found.key
-    return None
+    parts = (find_part(common, part) for part in _PARTS)
+    return next((found.key for found in parts if found is not None), None)
 
 
 def _adjust(

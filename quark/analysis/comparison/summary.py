@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from quark.analysis.comparison.changes import compare_settings, list_environment
+from quark.analysis.comparison.changes import compare_settings, list_environment, take_environment
 from quark.analysis.comparison.comparison_groups import ComparedRun
 from quark.analysis.comparison.results import AlertDiff, ChangeDiff, MetricDiff, RunReference
 from quark.analysis.health import say_end
@@ -239,8 +239,7 @@ def _remark(run: ComparedRun) -> list[str]:
         remarks.append(run.remark)
     elif run.origin == "in_memory":
         remarks.append("no stored analysis, so it was made in memory")
-    environment = {} if run.stored.environment is None else run.stored.environment.values
-    if (environment.get("git") or {}).get("dirty"):
+    if (take_environment(run.stored).get("git") or {}).get("dirty"):
         remarks.append("code that was not committed, so equal commits may be unequal code")
     return remarks
 

@@ -735,14 +735,10 @@ def _note(
 
 
 def _show(effect: Effect) -> str:
-    text = _sign(effect.difference)
+    text = f"{'+' if effect.difference >= 0 else ''}{_short(effect.difference)}"
     if effect.low is not None and effect.high is not None:
         text += f" ({_short(effect.low)} to {_short(effect.high)})"
     return text
-
-
-def _sign(value: float) -> str:
-    return f"{'+' if value >= 0 else ''}{_short(value)}"
 
 
 def _short(value: float) -> str:

@@ -94,7 +94,8 @@ def find_first_divergence(
         if high is None:
             break
     if not seen or not equal:
-        return _unknown("the two have no step of any metric in common")
+        words = "the two have no step of any metric in common"
+        return FirstDivergence("unknown", None, "step", None, 0, None, None, words)
     return FirstDivergence(
         "identical", None, "step", None, equal, None, None,
         f"all {equal} points that both have are the same to the bit",
@@ -108,10 +109,6 @@ class _Gap:
     key: str
     step: int
     relative: float
-
-
-def _unknown(words: str) -> FirstDivergence:
-    return FirstDivergence("unknown", None, "step", None, 0, None, None, words)
 
 
 def _windows() -> Iterator[tuple[int, int | None]]:

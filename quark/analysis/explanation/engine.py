@@ -85,7 +85,6 @@ _SURE = 0.01
 """Chance of a change where there is none, up to which one is told: it leads to accusations."""
 
 _LIKELY = 0.05
-_LEAST_DEGREES = 2
 _MOST_ALIKE = 40
 _SAID: dict[str | None, ChangeVerdict] = {
     "better": "better",
@@ -155,11 +154,11 @@ def _find_floor(
             first = values
         own.append(values)
     mean = float(np.mean(first)) if first and len(first) > 1 else None
-    floor = _pool(own, mean, "side")
+    floor = NoiseFloor.pool(own, "side", mean)
     if floor is not None:
         return floor
     others = [_keep_seeds(members[:_MOST_ALIKE]) for members in groups.values()]
-    return _pool(others, mean, "project")
+    return NoiseFloor.pool(others, "project", mean)
 
 
 def judge_change(metric: MetricDiff | None, floor: NoiseFloor | None) -> Conclusion:
@@ -253,15 +252,6 @@ def _keep_seeds(runs: Sequence[PastRun]) -> list[float]:
         # Without a seed each run has one of its own, but copies to the last bit are one run.
         out += sorted(set(values)) if seed is None else [float(np.mean(values))]
     return out
-
-
-def _pool(groups: Sequence[Sequence[float]], mean: float | None, source: str) -> NoiseFloor | None:
-    known = [np.array(values) for values in groups if len(values) > 1]
-    degrees = sum(len(values) - 1 for values in known)
-    if degrees < _LEAST_DEGREES:
-        return None
-    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in known)
-    return NoiseFloor(math.sqrt(squares / degrees), degrees, sum(map(len, known)), mean, source)
 
 
 _MOST_NAMED = 10

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 from quark.analysis.comparison.results import FigureDiff, MetricDiff, RunReference
 from quark.analysis.comparison.summary import tell_ends as tell_ends_of
@@ -24,6 +26,8 @@ ChangeVerdict = Literal["better", "worse", "changed", "no_difference", "cannot_t
 CauseKind = Literal["seed", "data", "config", "code", "launch", "switch", "package", "hardware"]
 Likelihood = Literal["probable", "possible", "unlikely"]
 DivergenceManner = Literal["identical", "at_once", "later", "rounding", "unknown"]
+
+_LEAST_DEGREES = 2
 
 ABSENT = "(absent)"
 """Stands for the value of what a side is known not to have."""
@@ -46,6 +50,18 @@ class NoiseFloor(Record, frozen=True, gc=False):
     run_count: int
     mean: float | None
     source: str
+
+    @classmethod
+    def pool(
+        cls, groups: Iterable[Sequence[float]], source: str, mean: float | None = None
+    ) -> NoiseFloor | None:
+        """What groups of runs say together, each of one configuration; None where too few tell."""
+        known = [np.array(values) for values in groups if len(values) > 1]
+        degrees = sum(len(values) - 1 for values in known)
+        if degrees < _LEAST_DEGREES:
+            return None
+        squares = sum(float(((values - values.mean()) ** 2).sum()) for values in known)
+        return cls(math.sqrt(squares / degrees), degrees, sum(map(len, known)), mean, source)
 
 
 class FirstDivergence(Record, frozen=True, gc=False):

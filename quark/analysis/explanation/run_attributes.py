@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from quark.analysis.comparison.changes import (
-    find_setting,
-    index_names,
+    fold_arguments,
+    list_command,
     list_configuration,
     list_environment,
-    parse_arguments,
+    take_environment,
 )
 from quark.analysis.comparison.comparison_groups import (
     Target,
@@ -155,7 +155,7 @@ def describe_traits(stored: StoredRun) -> RunTraits:
         # A run that was given no configuration has an empty one.
         sections.add("config")
     origins = dict.fromkeys(values, "config")
-    environment = {} if stored.environment is None else stored.environment.values
+    environment = take_environment(stored)
     for path, value in list_environment(stored).items():
         section, place = _place_environment(path)
         sections.add(section)
@@ -164,7 +164,7 @@ def describe_traits(stored: StoredRun) -> RunTraits:
     sections |= {
         name for name in ("packages", "variables", "gpus", "launch") if name in environment
     }
-    script, repeats = _take_arguments(environment, values, sections)
+    script, repeats = _take_arguments(stored, values, sections)
     _take_code(stored, environment, values, sections)
     if stored.run.resume_count:
         values["launch", "resumed"] = stored.run.resume_count
@@ -174,7 +174,7 @@ def describe_traits(stored: StoredRun) -> RunTraits:
     imported = environment.get("imported")
     if isinstance(imported, Sequence) and not isinstance(imported, str):
         sections.add("imported")
-        imported = frozenset(_spell_package(str(name)) for name in imported)
+        imported = frozenset(str(name).lower().replace("_", "-") for name in imported)
     else:
         imported = None
     known = _find_known(values, sections)
@@ -218,10 +218,6 @@ def _encode(value: Any) -> bytes:
 # By type, for True and 1 are equal and their texts are not.
 _encode_plain = lru_cache(maxsize=_MOST_VALUES, typed=True)(_encode)
 _PLAIN = frozenset({int, float, bool, type(None)})
-
-
-def _spell_package(name: str) -> str:
-    return name.lower().replace("_", "-")
 
 
 def is_incidental(place: Place) -> bool:
@@ -312,17 +308,16 @@ def _take_code(
 
 
 def _take_arguments(
-    environment: Mapping[str, Any], values: dict[Place, Any], sections: set[str]
+    stored: StoredRun, values: dict[Place, Any], sections: set[str]
 ) -> tuple[str, dict[str, Place]]:
     """The script, and options that only say what a key of the configuration says already.
 
     The others are added to the values.
     """
-    arguments = (environment.get("process") or {}).get("argv")
-    if not isinstance(arguments, Sequence) or isinstance(arguments, str):
+    arguments = list_command(stored)
+    if arguments is None:
         return "", {}
     sections.add("argv")
-    given = list(parse_arguments([str(each) for each in arguments[1:]]))
     # A seed that the environment gives is no key that an argument may set.
     keys = {
         place[1]: place
@@ -330,19 +325,14 @@ def _take_arguments(
         if place[0] == "config" or (place[0] == "seed" and place[1] != _HASH_SEED)
     }
     settings = {path: values[place] for path, place in keys.items()}
-    by_name = index_names(settings) if given else {}
-    repeats: dict[str, Place] = {}
-    for each in given:
-        name, text = each.name, each.text
-        path = find_setting(each, by_name, settings)
-        if path is not None:
-            repeats[f"argv {name}"] = keys[path]
-        elif is_seed(name):
-            values["seed", name] = read_seed(text)
-        elif not _IDENTITY.search(name):
-            values["launch", f"argv {name}"] = text
-    script = str(arguments[0]).replace("\\", "/").rpartition("/")[2] if arguments else ""
-    return script, repeats
+    repeats, others = fold_arguments(arguments[1:], settings)
+    for each in others:
+        if is_seed(each.name):
+            values["seed", each.name] = read_seed(each.text)
+        elif not _IDENTITY.search(each.name):
+            values["launch", f"argv {each.name}"] = each.text
+    script = arguments[0].replace("\\", "/").rpartition("/")[2] if arguments else ""
+    return script, {f"argv {name}": keys[path] for name, path in repeats.items()}
 
 
 def list_seeds(values: Mapping[Place, Any]) -> dict[str, Any]:

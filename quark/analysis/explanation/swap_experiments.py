@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quark.analysis.comparison.changes import parse_arguments, spell_argument
+from quark.analysis.comparison.changes import list_command, parse_arguments, spell_argument
 from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.results import ABSENT, Cause, Check, Effect
 from quark.analysis.explanation.run_attributes import is_incidental
@@ -166,11 +166,10 @@ def plan_exchange(
         seed: The argument that is taken for the seed, where its name does not say so.
     """
     places = tuple(cause.place for cause in causes)
-    environment = {} if before.environment is None else before.environment.values
-    arguments = (environment.get("process") or {}).get("argv")
-    if not isinstance(arguments, Sequence) or isinstance(arguments, str) or not arguments:
+    arguments = list_command(before)
+    if not arguments:
         return Exchange(places, refusal="how the first side was started was not recorded")
-    given = [str(each) for each in arguments[1:]]
+    given = arguments[1:]
     if any(REDACTED in each for each in given):
         return Exchange(places, refusal="an argument of the first side was a secret, and not kept")
     variables: dict[str, str | None] = {}

@@ -10,17 +10,8 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case, is_zero_throughout
 from quark.analysis.curves import SMALLEST, Curve, LayerHistory, median_filter, take_early
-from quark.analysis.observations import (
-    Figure,
-    Text,
-    between_steps,
-    count_names,
-    measure,
-    measure_curve,
-    observe,
-    say,
-)
-from quark.analysis.rule import SEVERITIES, BaseRule, Finding, Verdict, grade, limit_activations
+from quark.analysis.observations import Figure, Text, between_steps, count_names, observe, say
+from quark.analysis.rule import SEVERITIES, BaseRule, Finding, Limit, Verdict, grade
 from quark.analysis.run_data import RunData
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
 
@@ -60,7 +51,6 @@ _SATURATED = 0.85
 _BOTH_ENDS = 0.95  # of a layer with two flat ends, in a training that only stalls
 _STUCK, _UPPER_END = 0.9, 0.2  # of it at either end, and at the upper one, whatever the loss does
 _ALL_SATURATED, _LARGE_RISE = 0.98, 0.5  # beyond doubt: it was not so, and is it wholly
-_GOOD_ACCURACY = 0.9  # below it what is known of the training does not acquit
 
 _ALIKE, _ALIKE_DROP = 1e-3, 0.02  # share of the energy between samples; of its early share
 _NEARLY_ALIKE, _NEARLY_DROP = 0.08, 0.3  # the same in a training that stands still
@@ -102,6 +92,22 @@ _EQUALLY_GONE = 0.03  # share by which one is no worse than another
 _MOST_NAMED = 5
 _MOST_EVIDENCE = 6
 
+_LIMITS = tuple(
+    Limit(
+        "activation_collapse",
+        suffix,
+        title="Activations collapse",
+        check="Look at the layer's inputs, its initialisation and the learning rate.",
+        words=words,
+        falls=suffix == "std",
+    )
+    for suffix, words in (
+        ("dead_unit_ratio", "share of dead units"),
+        ("saturation_ratio", "share of saturated elements"),
+        ("std", "standard deviation"),
+    )
+)
+
 
 class ActivationCollapse(BaseRule):
     """Fires where a layer's units die, saturate or give one value, to the end of the run.
@@ -120,7 +126,12 @@ class ActivationCollapse(BaseRule):
 
     def find_limits(self, case: Case) -> tuple[Finding, ...]:
         """Limits on dead units, saturation and deviation."""
-        return limit_activations(case)
+        layers = case.run.activations
+        return tuple(
+            finding
+            for limit in _LIMITS
+            for finding in limit.find_layers(case, layers, limit.suffix)
+        )
 
     def judge(self, case: Case) -> Verdict | None:
         """Look for layers that are dead, saturated or alike from some probe to the last one.
@@ -236,8 +247,7 @@ def _die_at_once(dead: Floats, start: int, case: Case) -> bool:
     before = dead[max(0, start - _JUMP_PROBES) : start]
     if not len(before) or float(np.median(dead[start:])) < _DEAD_AT_ONCE:
         return False
-    is_good = (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY
-    return not is_good and float(dead[start]) - float(before.min()) >= _JUMP
+    return not case.outcome.is_accurate and float(dead[start] - before.min()) >= _JUMP
 
 
 def _look_at_saturation(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
@@ -299,7 +309,7 @@ def _is_stuck_at_both_ends(item: LayerHistory, saturation: Floats, start: int, c
     The zeros alone are those of any rectified layer. A loss that the layers
     after it bring down is no excuse, an accuracy that is good is.
     """
-    if (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
+    if case.outcome.is_accurate:
         return False
     upper = float(np.median(item["saturation_ratio"][start:]))
     return upper >= _UPPER_END and float(np.median(saturation[start:])) >= _STUCK
@@ -310,8 +320,7 @@ def _is_gone(saturation: Floats, start: int, case: Case) -> bool:
     level = float(np.median(saturation[start:]))
     if level >= _ALL_SATURATED and level - np.nan_to_num(_early(saturation)) >= _LARGE_RISE:
         return True
-    accuracy = case.outcome.accuracy
-    return accuracy is not None and accuracy < _GOOD_ACCURACY
+    return case.outcome.accuracy is not None and not case.outcome.is_accurate
 
 
 def _look_at_samples(item: LayerHistory, case: Case, *, is_hidden: bool) -> Finding | None:
@@ -379,7 +388,7 @@ def _look_at_latent(layers: list[LayerHistory], case: Case) -> list[Finding]:
     outcome = case.outcome
     if not (outcome.is_poor or outcome.stalls) or outcome.rewarded:
         return []
-    if (outcome.accuracy or 0.0) >= _GOOD_ACCURACY or len(layers) < _FIRST_LAYERS:
+    if outcome.is_accurate or len(layers) < _FIRST_LAYERS:
         return []
     shares = [item["sample_variation_ratio"] for item in layers]
     output, former = shares[-1], shares[:_FIRST_LAYERS]
@@ -449,8 +458,8 @@ def _look_at_code(case: Case) -> Finding | None:
     fact = say(
         "{key} is {level} nats ({steps}); it was {highest} at its highest",
         key=curve.key, steps=between_steps(first, last, curve.unit),
-        level=measure_curve(case.run, curve.key, "median", first=first),
-        highest=measure_curve(case.run, curve.key, "highest"),
+        level=case.measure_curve(curve.key, "median", first=first),
+        highest=case.measure_curve(curve.key, "highest"),
     )  # fmt: skip
     return Finding(
         culprit=curve.key,
@@ -507,7 +516,7 @@ def _look_at_deviation(item: LayerHistory, case: Case) -> Finding | None:
 
 def _look_at_shrinking(item: LayerHistory, early: float, case: Case) -> Finding | None:
     """Whether outputs that had grown with the training are nearly gone again."""
-    if (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY or case.outcome.rewarded:
+    if case.outcome.is_accurate or case.outcome.rewarded:
         return None
     std = np.nan_to_num(item["std"], nan=np.inf)
     levels = median_filter(std, _PEAK_PROBES)
@@ -523,7 +532,7 @@ def _look_at_shrinking(item: LayerHistory, early: float, case: Case) -> Finding 
         item, start, "Outputs shrink to nothing",
         say("The outputs of {name} deviate by {late} from their mean, by {most} at their highest",
             name=item.name, late=_measure(item, case, "std", start),
-            most=measure(case.run, "activation", item.name, "highest", "std")),
+            most=case.measure("activation", item.name, "highest", "std")),
         "The layer gives less and less to tell samples apart by.",
         "Look for a representation that collapses: missing negatives, a strong penalty, a rate "
         "that is too large.",
@@ -541,14 +550,14 @@ def _grade_deviation(level: float, case: Case) -> AlertSeverity:
 def _measure(item: LayerHistory, case: Case, field: str, start: int) -> Figure:
     """The median of a figure of a layer from a probe on."""
     first = int(item.step[start])
-    return measure(case.run, "activation", item.name, "median", field, first=first)
+    return case.measure("activation", item.name, "median", field, first=first)
 
 
 def _measure_early(item: LayerHistory, case: Case, field: str) -> Figure:
     """The same at the first probes that show it."""
     known = item.step[np.isfinite(item[field])]
     last = int(known[len(take_early(item[field][np.isfinite(item[field])])) - 1])
-    return measure(case.run, "activation", item.name, "median", field, last=last)
+    return case.measure("activation", item.name, "median", field, last=last)
 
 
 def _describe(
@@ -571,8 +580,6 @@ def _describe(
         inference=inference,
         suggested_check=check,
         evidence=(observe("layer", item.name, fact, level, threshold, first, last),),
-        step=first,
-        step_end=last,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from quark.analysis.analysis_context import Case
-from quark.analysis.observations import count_class, observe, say
+from quark.analysis.observations import observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -54,8 +54,8 @@ class ClassImbalance(BaseRule):
             title="Classes are seen very unequally",
             fact=say(
                 "Class {least} was seen {lowest} times, class {most} {highest} times.",
-                least=least, lowest=count_class(case.run, least), most=most,
-                highest=count_class(case.run, most),
+                least=least, lowest=case.count_class(least), most=most,
+                highest=case.count_class(most),
             ),
             inference="The rare class weighs next to nothing in the loss.",
             suggested_check="Look at figures for each class; weigh or resample it if it matters.",

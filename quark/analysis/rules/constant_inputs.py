@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case
 from quark.analysis.curves import LayerHistory, ParameterHistory
-from quark.analysis.observations import between_steps, count_run, measure, observe, say
+from quark.analysis.observations import between_steps, count_run, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -109,9 +109,7 @@ def _look_at_gradients(case: Case) -> Finding | None:
         return None
     first, last = int(steps[-lasting]), int(steps[-1])
     gradient, other = (
-        measure(
-            case.run, "parameter", item.name, "highest", "gradient_norm", first=first, last=last
-        )
+        case.measure("parameter", item.name, "highest", "gradient_norm", first=first, last=last)
         for item in (weight, bias)
     )
     return Finding(
@@ -134,8 +132,6 @@ def _look_at_gradients(case: Case) -> Finding | None:
             observe("parameter", bias.name, "gradient of its bias", other.value, None, first,
                     last),
         ),
-        step=first,
-        step_end=last,
     )  # fmt: skip
 
 
@@ -147,17 +143,17 @@ def _look_at_samples(item: LayerHistory, case: Case) -> Finding | None:
     if not lasting or _is_dead(item, lasting):
         return None
     had_told = lasting < len(shares) and float(np.nanmax(shares[:-lasting])) > _TOLD_APART
-    progress = case.outcome.train or case.outcome.validation
+    progress = case.outcome.loss
     if not had_told and progress is not None and progress.relative_fall > _LEARNED:
         return None
     if not had_told and case.outcome.rewarded:
         return None
     first, last = int(item.step[-lasting]), int(item.step[-1])
-    level = measure(case.run, "activation", item.name, "highest", field, first=first, last=last)
+    level = case.measure("activation", item.name, "highest", field, first=first, last=last)
     before = say("")
     if had_told:
-        before = say(", {share} before", share=measure(
-            case.run, "activation", item.name, "median", field,
+        before = say(", {share} before", share=case.measure(
+            "activation", item.name, "median", field,
             last=int(item.step[-lasting - 1])).percent)  # fmt: skip
     return Finding(
         culprit=item.name,
@@ -176,8 +172,6 @@ def _look_at_samples(item: LayerHistory, case: Case) -> Finding | None:
             observe("layer", item.name, "share of the energy that differs between samples",
                     level.value, _ALIKE, first, last),
         ),
-        step=first,
-        step_end=last,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark.analysis.analysis_context import Case
-from quark.analysis.observations import measure_curve, observe, say
+from quark.analysis.observations import observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -55,8 +55,8 @@ class DataBound(BaseRule):
             fact=say(
                 "The GPU is in use {idle} % of the time (median) while the processor is at {busy} "
                 "%.",
-                idle=measure_curve(case.run, "gpu_utilization_percent", "median").whole,
-                busy=measure_curve(case.run, "cpu_usage_percent", "median").whole,
+                idle=case.measure_curve("gpu_utilization_percent", "median").whole,
+                busy=case.measure_curve("cpu_usage_percent", "median").whole,
             ),
             inference="Loading, augmenting or launching on the processor limits the training.",
             suggested_check="Fewer but larger operations, work on the device, a cheaper pipeline.",

@@ -9,7 +9,7 @@ import numpy as np
 from quark.analysis.analysis_context import Case, Progress
 from quark.analysis.curves import Curve
 from quark.analysis.metric_roles import is_player_loss
-from quark.analysis.observations import count_run, measure_best, measure_curve, observe, say
+from quark.analysis.observations import count_run, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict, grade
 from quark.analysis.rules.exploding_gradients import collect_gradients, read_loss
 from quark_core.records.kinds.findings import AlertCategory
@@ -162,7 +162,7 @@ def _describe(
     case: Case, loss: Curve, progress: Progress, regression: float, first: int, *, breaks: bool
 ) -> Finding:
     last = int(progress.smoothed.step[-1])
-    best, best_step = measure_best(case.run, loss)
+    best, best_step = case.measure_best(loss)
     severity = grade(regression, 0.0, _ERROR_REGRESSION, _CRITICAL_REGRESSION)
     return Finding(
         culprit=loss.key,
@@ -172,8 +172,8 @@ def _describe(
             "{key} was {best} at its best (step {step}) and is {end} at the end; it started "
             "from {start}.",
             key=loss.key, best=best, step=best_step,
-            end=measure_curve(case.run, loss.key, "level at the end"),
-            start=measure_curve(case.run, loss.key, "level at the start"),
+            end=case.measure_curve(loss.key, "level at the end"),
+            start=case.measure_curve(loss.key, "level at the start"),
         ),
         inference="The optimization loses what it had learned and does not recover.",
         suggested_check="Go back to the best checkpoint; look at the learning rate and "
@@ -182,6 +182,4 @@ def _describe(
             observe("metric", loss.key, "lost again of what was won", regression, _SHARE, first,
                     last),
         ),
-        step=first,
-        step_end=last,
     )  # fmt: skip

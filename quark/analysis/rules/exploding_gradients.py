@@ -19,15 +19,11 @@ from quark.analysis.observations import (
     between_steps,
     count_names,
     list_stretches,
-    measure,
-    measure_before,
-    measure_curve,
-    name_source,
     observe,
     rank_by,
     say,
 )
-from quark.analysis.rule import BaseRule, Finding, Verdict, grade, limit_gradient_norms
+from quark.analysis.rule import BaseRule, Finding, Limit, Verdict, grade
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity, EvidenceRecord
 
 RECOVERED = 0.5
@@ -84,7 +80,7 @@ def read_loss(case: Case, series: list[Curve]) -> Finding | None:
     if span is None:
         return None
     first, end = span
-    highest = measure_curve(case.run, loss.key, "highest")
+    highest = case.measure_curve(loss.key, "highest")
     said = "and came down after it"
     if breaks is not None:
         said = "and then ceased to be finite"
@@ -106,7 +102,7 @@ def read_loss(case: Case, series: list[Curve]) -> Finding | None:
         title=title,
         fact=say(
             "The loss rose from {before} to {peak} {said} ({steps}).",
-            before=measure_before(case.run, Source(*name_source(case.run, loss.key)), first),
+            before=case.measure_before(case.find_source(loss.key), first),
             peak=highest, said=said, steps=between_steps(first, end),
         ),
         inference=inference,
@@ -115,8 +111,6 @@ def read_loss(case: Case, series: list[Curve]) -> Finding | None:
             observe("metric", loss.key, say("highest finite loss {peak}", peak=highest),
                     highest.value, limit, first, end),
         ),
-        step=first,
-        step_end=end,
         confidence=_LOSS_CONFIDENCE,
     )  # fmt: skip
 
@@ -201,6 +195,14 @@ _START_PROBES = 3  # while the weights are those of the initialisation
 _MOST_NAMED = 10
 _CONFIDENCE = 0.8  # of a start without any history
 
+_LIMIT = Limit(
+    "exploding_gradient",
+    "norm",
+    title="Gradient norm beyond its limit",
+    check="Look at the learning rate, clip the gradient's norm.",
+    words="gradient norm",
+)
+
 
 @dataclass(frozen=True)
 class _Surge:
@@ -251,7 +253,7 @@ class ExplodingGradients(BaseRule):
 
     def find_limits(self, case: Case) -> tuple[Finding, ...]:
         """Limits on the norm of a layer's gradient."""
-        return limit_gradient_norms(case)
+        return _LIMIT.find_layers(case, case.run.gradients, "norm")
 
     def judge(self, case: Case) -> Verdict | None:
         """Look for surges of the gradients, then of the loss, then for a start that is too large.
@@ -309,7 +311,7 @@ def collect_gradients(case: Case) -> list[Curve]:
         values = history["rms"].copy()
         bad = (np.nan_to_num(history["nan_count"]) + np.nan_to_num(history["inf_count"])) > 0
         values[bad] = np.inf
-        out.append(_make_curve(f"layer {history.name}", history.step, values))
+        out.append(Curve.over_steps(f"layer {history.name}", history.step, values))
     if not out:
         for parameter in case.run.parameters.values():
             values = parameter["gradient_norm"].copy()
@@ -317,15 +319,11 @@ def collect_gradients(case: Case) -> list[Curve]:
             known = ~np.isnan(values)
             if known.any():
                 name = f"parameter {parameter.name}"
-                out.append(_make_curve(name, parameter.step[known], values[known]))
+                out.append(Curve.over_steps(name, parameter.step[known], values[known]))
     logged = find_gradient_norm(case.run.metrics)
     if logged is not None:
         out.append(Curve(f"metric {logged.key}", logged.step, logged.value, logged.epoch))
     return out
-
-
-def _make_curve(key: str, step: NDArray[np.int64], value: Floats) -> Curve:
-    return Curve(key, step, value, np.full(len(step), -1))
 
 
 def _find_surges(curve: Curve, case: Case) -> list[_Surge]:
@@ -367,7 +365,7 @@ def _find_surges(curve: Curve, case: Case) -> list[_Surge]:
 
 def _blows_up(case: Case) -> bool:
     """Whether the loss leaves its first value at once, or breaks, or ends far above it."""
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     if case.outcome.non_finite_step is not None:
         return True
     return loss is not None and (loss.blows_up or loss.has_blown_up)
@@ -375,7 +373,7 @@ def _blows_up(case: Case) -> bool:
 
 def _ends_worse(case: Case, since: int) -> bool:
     """Whether the loss ends at twice its level before a step, however noisy it has become."""
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     return loss is not None and 0 < _TWICE * loss.level_before(since) < loss.final
 
 
@@ -394,7 +392,7 @@ def _is_confirmed(case: Case, since: int, after: int | None) -> bool:
     outcome = case.outcome
     if outcome.non_finite_step is not None:
         return after is None or since <= outcome.non_finite_step <= after
-    loss = outcome.train or outcome.validation
+    loss = outcome.loss
     if loss is None or not outcome.is_poor:
         return False
     unit = max(abs(loss.start), loss.fall, SMALLEST)
@@ -407,7 +405,7 @@ def _group(surges: list[_Surge], case: Case) -> list[list[_Surge]]:
     Those that overlap are one, and so are those between which the loss has not
     come back.
     """
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     groups: list[list[_Surge]] = []
     for surge in sorted(surges, key=lambda item: (item.first, item.since)):
         if groups:
@@ -454,7 +452,7 @@ def _describe(groups: list[list[_Surge]], case: Case) -> Finding:
     severity: AlertSeverity = "critical"
     if case.outcome.non_finite_step is None:
         severity = grade(worst.ratio, 0.0, _ERROR_FACTOR, _CRITICAL_FACTOR)
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     others = tuple(dict.fromkeys(item.name for item in surges if item.name != worst.name))
     told = sorted(surges, key=lambda item: (item.first, -item.ratio))[:_MOST_EVIDENCE]
     told += [max(group, key=lambda item: item.ratio) for group in groups[1 : 1 + _MOST_OTHERS]]
@@ -491,8 +489,8 @@ def _format_peak(surge: _Surge, case: Case) -> Text:
     """From which level to which a gradient rose, by what was recorded; NaN is told as such."""
     kind, field = _RECORDED[surge.kind]
     source = Source(kind, surge.name, field)
-    base = measure_before(case.run, source, surge.first, _WINDOW)
-    peak = measure(case.run, kind, surge.name, "highest", field, first=surge.first, last=surge.last)
+    base = case.measure_before(source, surge.first, _WINDOW)
+    peak = case.measure(kind, surge.name, "highest", field, first=surge.first, last=surge.last)
     ratio = peak / base
     if not surge.is_finite and not ratio.value >= _FACTOR:
         return say("ceased to be finite; its median before was {base}", base=base)
@@ -504,15 +502,15 @@ def _format_peak(surge: _Surge, case: Case) -> Text:
 
 
 def _observe_loss(case: Case, step: int) -> EvidenceRecord:
-    item = case.outcome.train or case.outcome.validation
+    item = case.outcome.loss
     assert item is not None
     if case.outcome.non_finite_step is not None:
         return observe(
             "metric", item.key, "the loss ceased to be finite", start=case.outcome.non_finite_step
         )
-    source = Source(*name_source(case.run, item.key))
-    before = measure_before(case.run, source, step)
-    highest = measure_curve(case.run, item.key, "highest", first=step)
+    source = case.find_source(item.key)
+    before = case.measure_before(source, step)
+    highest = case.measure_curve(item.key, "highest", first=step)
     return observe(
         "metric", item.key,
         say("the loss went from {before} to {highest}", before=before, highest=highest),
@@ -580,7 +578,6 @@ def read_depth(case: Case) -> Finding | None:
             observe("layer", names[-1], "activation of the last layers over that of the first",
                     grown, _GROWTH, first),
         ),
-        step=first,
         affected=tuple(name for name in names if name != culprit)[:_MOST_NAMED],
     )  # fmt: skip
 
@@ -605,13 +602,13 @@ def read_start(case: Case) -> Finding | None:
         known = products[np.isfinite(products)]
         level = float(np.median(known)) / progress.start if len(known) else 0.0
         if level > highest:
-            highest, culprit, first = level, item.module_name or item.name, int(item.step[0])
+            highest, culprit, first = level, item.owner, int(item.step[0])
             weight, latest = item.name, int(item.step[:_START_PROBES][-1])
     if highest < _ELASTICITY:
         return None
-    loss = measure_curve(case.run, progress.key, "level at the start")
+    loss = case.measure_curve(progress.key, "level at the start")
     gradient, norm = (
-        measure(case.run, "parameter", weight, "median", field, last=latest)
+        case.measure("parameter", weight, "median", field, last=latest)
         for field in ("gradient_norm", "value_norm")
     )
     return Finding(
@@ -632,7 +629,6 @@ def read_start(case: Case) -> Finding | None:
             observe("layer", culprit, "norms of gradient and weight over the loss", highest,
                     _ELASTICITY, first),
         ),
-        step=first,
         confidence=_CONFIDENCE,
     )  # fmt: skip
 
@@ -648,7 +644,7 @@ def _find_infinite_start(case: Case) -> Finding | None:
         if item["non_finite_gradient_count"][0] > 0 and np.isfinite(
             at.get(int(item.step[0]), np.nan)
         ):
-            found.setdefault(item.module_name or item.name, int(item.step[0]))
+            found.setdefault(item.owner, int(item.step[0]))
     if not found:
         return None
     culprit, first = next(iter(found.items()))
@@ -661,7 +657,7 @@ def _find_infinite_start(case: Case) -> Finding | None:
             "the loss ceased to be finite at step {end}.",
             first=at_step(first),
             culprit=culprit,
-            loss=measure_curve(case.run, loss.key, "value", first=first, last=first),
+            loss=case.measure_curve(loss.key, "value", first=first, last=first),
             end=at_step(case.outcome.non_finite_step or first),
         ),
         inference="Signals are amplified many times on their way, as by a recurrence whose weights "
@@ -692,7 +688,7 @@ def _take_first(case: Case, kind: FigureKind, name: str) -> Figure:
     table = case.run.activations if kind == "activation" else case.run.gradients
     last = int(table[name].step[:_DEPTH_PROBES][-1])
     field = "std" if kind == "activation" else "rms"
-    return measure(case.run, kind, name, "median", field, last=last)
+    return case.measure(kind, name, "median", field, last=last)
 
 
 def _divide_or_zero(one: float, other: float) -> float:

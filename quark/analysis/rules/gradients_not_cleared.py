@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quark.analysis.analysis_context import Case
-from quark.analysis.curves import ParameterHistory
+from quark.analysis.curves import ParameterHistory, list_owners
 from quark.analysis.observations import between_steps, count_names, count_steps, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
@@ -68,7 +68,7 @@ def _describe(found: Sequence[ParameterHistory], count: int) -> Finding:
     item = min(found, key=lambda one: (int(one.step[_find_first(one) or 0]), one.order))
     row = _find_first(item) or 0
     first, last = int(item.step[row]), int(item.step[-1])
-    modules = list(dict.fromkeys(one.module_name or one.name for one in found))
+    modules = list_owners(found)
     is_all = len(found) == count
     return Finding(
         culprit=None if is_all else modules[0],

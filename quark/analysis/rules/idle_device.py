@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case
-from quark.analysis.observations import Figure, Text, between_steps, measure, observe, say
+from quark.analysis.observations import Figure, Text, between_steps, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.columns import Columns
 from quark_core.records.kinds.findings import AlertCategory
@@ -187,8 +187,6 @@ def _describe(device: _Readings, case: Case, first: int, last: int, more: Text) 
             observe("telemetry", _USE, "median use in percent", use.value, _IDLE_PERCENT, first,
                     last),
         ),
-        step=first,
-        step_end=last,
     )  # fmt: skip
 
 
@@ -216,6 +214,4 @@ def _tell_wait(device: _Readings, case: Case, first: int, last: int) -> tuple[Te
 def _measure(
     device: _Readings, case: Case, field: str, first: int | None, last: int | None
 ) -> Figure:
-    return measure(
-        case.run, "telemetry", "", "median", field, first=first, last=last, rank=device.rank
-    )
+    return case.measure("telemetry", "", "median", field, first=first, last=last, rank=device.rank)

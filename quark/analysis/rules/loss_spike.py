@@ -9,16 +9,7 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case
 from quark.analysis.curves import SMALLEST, Curve, local_spread, spread, trailing_median
-from quark.analysis.observations import (
-    Source,
-    between_steps,
-    count_names,
-    measure_before,
-    measure_curve,
-    name_source,
-    observe,
-    say,
-)
+from quark.analysis.observations import between_steps, count_names, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
 
@@ -160,7 +151,7 @@ def _describe(case: Case, curve: Curve, excess: _Excess, spikes: list[tuple[int,
     peak = max(peaks)
     low, up = spikes[peaks.index(peak)]
     first, last = int(curve.step[low]), int(curve.step[up])
-    source = Source(*name_source(case.run, curve.key))
+    source = case.find_source(curve.key)
     count = len(spikes)
     times = count_names(str(curve.step[begin]) for begin, _ in spikes)
     often = say("once,") if count == 1 else say("{count} times, at most", count=times)
@@ -180,8 +171,8 @@ def _describe(case: Case, curve: Curve, excess: _Excess, spikes: list[tuple[int,
             "{key} jumped {often} to {peak} from {before}, the level before, at {steps}.",
             key=curve.key,
             often=often,
-            peak=measure_curve(case.run, curve.key, "highest", first=first, last=last),
-            before=measure_before(case.run, source, first, _WINDOW),
+            peak=case.measure_curve(curve.key, "highest", first=first, last=last),
+            before=case.measure_before(source, first, _WINDOW),
             steps=between_steps(first, last),
         ),
         inference="Single batches undo what was learned.",

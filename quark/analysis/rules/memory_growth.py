@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case
 from quark.analysis.curves import Curve, fit_slope
-from quark.analysis.observations import Figure, between_steps, measure_curve, observe, say
+from quark.analysis.observations import Figure, between_steps, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -42,7 +42,9 @@ class MemoryGrowth(BaseRule):
         """
         curves = [case.run.metrics[key] for key in _KEYS if key in case.run.metrics]
         if not curves and case.run.telemetry.count:
-            curves = [_from_telemetry(case, field) for field in _FIELDS]
+            rows = case.run.telemetry
+            curves = [Curve.of_rows(key, rows, field) for field, key in _FIELDS.items()]
+            curves = [curve.take(curve.value > 0) for curve in curves]
         curves = [curve.merged for curve in curves if len(curve.merged) >= _LEAST_POINTS]
         if not curves:
             return None
@@ -77,8 +79,6 @@ class MemoryGrowth(BaseRule):
                     observe("metric", curve.key, "growth over what it was", share, _SHARE, first,
                             last),
                 ),
-                step=first,
-                step_end=last,
             )  # fmt: skip
             return Verdict(findings=(finding,), observed=share, threshold=_SHARE)
         return self.stay_quiet("memory does not rise steadily", highest)
@@ -89,17 +89,8 @@ def _measure_mib(case: Case, curve: Curve, first: int, last: int) -> Figure:
     key = curve.key
     if key not in case.run.metrics:
         key = next(field for field, named in _FIELDS.items() if named == key)
-    return measure_curve(case.run, key, _take_median_mib, first=first, last=last).whole
+    return case.measure_curve(key, _take_median_mib, first=first, last=last).whole
 
 
 def _take_median_mib(values: NDArray[np.float64]) -> float:
     return float(np.median(values)) / _MIB_BYTES
-
-
-def _from_telemetry(case: Case, field: str) -> Curve:
-    rows = case.run.telemetry
-    steps, values = rows["step"], rows[field].astype(np.float64)
-    kept = (steps >= 0) & (values > 0)
-    order = np.argsort(steps[kept], kind="stable")
-    empty = np.full(int(kept.sum()), -1)
-    return Curve(_FIELDS[field], steps[kept][order], values[kept][order], empty)

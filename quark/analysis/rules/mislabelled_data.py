@@ -10,14 +10,7 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case, Progress, improves_clearly, measure_progress
 from quark.analysis.curves import ParameterHistory
-from quark.analysis.observations import (
-    between_steps,
-    count_names,
-    measure,
-    measure_curve,
-    observe,
-    say,
-)
+from quark.analysis.observations import between_steps, count_names, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -199,7 +192,7 @@ def _moves(case: Case) -> bool:
 
 
 def _count_elements(parameters: Sequence[ParameterHistory]) -> float:
-    return sum(float(np.nanmax(item["element_count"], initial=0.0)) for item in parameters)
+    return sum(item.size for item in parameters)
 
 
 def _describe_all(case: Case, train: Progress, validation: Progress) -> Finding:
@@ -211,11 +204,11 @@ def _describe_all(case: Case, train: Progress, validation: Progress) -> Finding:
         fact=say(
             "{train} went from {start} to {end} ({steps}), and {validation} stayed at {level} in "
             "{count} validations, which guesses have.",
-            train=train.key, start=measure_curve(case.run, train.key, "level at the start"),
-            end=measure_curve(case.run, train.key, "level at the end"),
+            train=train.key, start=case.measure_curve(train.key, "level at the start"),
+            end=case.measure_curve(train.key, "level at the end"),
             steps=between_steps(first, last), validation=validation.key,
-            level=measure_curve(case.run, validation.key, "median"),
-            count=measure_curve(case.run, validation.key, "count"),
+            level=case.measure_curve(validation.key, "median"),
+            count=case.measure_curve(validation.key, "count"),
         ),
         inference="The weights move, and what they learn is single samples by heart: nothing of it "
         "holds for others.",
@@ -225,8 +218,6 @@ def _describe_all(case: Case, train: Progress, validation: Progress) -> Finding:
             observe("metric", validation.key, "share of its first value at the end",
                     validation.final / validation.start, 1.0 - _AT_GUESSES, first, last),
         ),
-        step=first,
-        step_end=last,
         confidence=_CONFIDENCE,
     )  # fmt: skip
 
@@ -355,8 +346,8 @@ def _describe(case: Case, found: _Suspects) -> Finding:
             "{count} samples get a worse loss than a guess while the others are learned ({steps}; "
             "the median loss of batches is {usual}, and was {first} at first): {named}.",
             count=count_names(found.losses), steps=between_steps(found.first, found.last),
-            usual=measure(case.run, "batch", "", "median", "loss", **span),
-            first=measure(case.run, "batch", "", "level at the start", "loss"),
+            usual=case.measure("batch", "", "median", "loss", **span),
+            first=case.measure("batch", "", "level at the start", "loss"),
             named=", ".join(named),
         ),
         inference="The model has learned a rule that these samples contradict: their labels are "

@@ -9,16 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case, find_guesses, is_above_chance
-from quark.analysis.curves import ParameterHistory
-from quark.analysis.observations import (
-    add,
-    between_steps,
-    count_run,
-    measure,
-    measure_curve,
-    observe,
-    say,
-)
+from quark.analysis.curves import ParameterHistory, list_owners
+from quark.analysis.observations import add, between_steps, count_run, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark.analysis.rules.poor_initialisation import is_as_drawn
 from quark_core.records.kinds.findings import AlertCategory
@@ -29,7 +21,7 @@ _LEAST_PROBES = 3
 _SMALL_FALL = 0.05  # of the loss, with which nothing to speak of is learned
 _PARTS = 4  # of what comes after the freeze: the first is held against the last
 _SIGNIFICANT = 4.0  # standard errors
-_MOST_LEFT, _GOOD_ACCURACY = 0.5, 0.9  # share of the loss, where only normalisations train
+_MOST_LEFT = 0.5  # share of the loss, where only normalisations train
 _NORM = re.compile(r"(Batch|Layer|Group|Instance|RMS)Norm")
 _NAMED = 5
 
@@ -93,23 +85,19 @@ def _measure(items: Sequence[ParameterHistory]) -> tuple[NDArray[np.int64], Floa
         return steps, np.nan_to_num(frozen / whole)
 
 
-def _count(item: ParameterHistory) -> float:
-    return float(np.nanmax(item["element_count"], initial=0.0))
-
-
 def _find_drawn(items: Sequence[ParameterHistory]) -> list[ParameterHistory]:
     """Weights that are frozen as they were drawn, where they are most of the model, else none.
 
     Only where a part of the model trains, so that a training is meant.
     """
-    outputs = {item.module_name: _count(item) for item in items if item.role == "bias"}
+    outputs = {item.module_name: item.size for item in items if item.role == "bias"}
     drawn = [
         item
         for item in items
         if bool((item["requires_grad"] == 0.0).all()) and len(item) >= _LEAST_PROBES
         if is_as_drawn(item, outputs.get(item.module_name))
     ]
-    share = sum(map(_count, drawn)) / max(sum(map(_count, items)), 1.0)
+    share = sum(item.size for item in drawn) / max(sum(item.size for item in items), 1.0)
     is_any_trained = any(item.requires_grad for item in items)
     return drawn if share >= _DRAWN and is_any_trained else []
 
@@ -117,7 +105,7 @@ def _find_drawn(items: Sequence[ParameterHistory]) -> list[ParameterHistory]:
 def _learns(case: Case) -> bool:
     """Whether a loss falls by more than a little, or goes on falling, or anything is known."""
     outcome = case.outcome
-    progress = outcome.train or outcome.validation
+    progress = outcome.loss
     if find_guesses(case) is not None:
         return False
     if progress is None or outcome.other_progress:
@@ -135,15 +123,15 @@ def _trains_norms_only(items: Sequence[ParameterHistory]) -> bool:
 
 def _keeps_most(case: Case) -> bool:
     """Whether most of the loss is left, and no score is good."""
-    progress = case.outcome.train or case.outcome.validation
-    if progress is None or (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
+    progress = case.outcome.loss
+    if progress is None or case.outcome.is_accurate:
         return False
     return not case.outcome.rewarded and progress.final > _MOST_LEFT * progress.start > 0
 
 
 def _falls_after(case: Case, step: int) -> bool:
     """Whether the loss falls after a step, beyond its noise."""
-    progress = case.outcome.train or case.outcome.validation
+    progress = case.outcome.loss
     if progress is None:
         return case.outcome.has_learned
     values = progress.smoothed.value[progress.smoothed.step >= step]
@@ -159,20 +147,20 @@ def _describe(
 ) -> Finding:
     frozen = sorted(
         (item for item in items if not item.requires_grad),
-        key=lambda item: -float(np.nanmax(item["element_count"], initial=0.0)),
+        key=lambda item: -item.size,
     )
-    names = list(dict.fromkeys(item.module_name or item.name for item in frozen))
+    names = list_owners(frozen)
     is_all = share >= 1.0
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     course = say("")
     if loss is not None:
         course = say(
             " {key} goes from {start} to {end}.", key=loss.key,
-            start=measure_curve(case.run, loss.key, "level at the start"),
-            end=measure_curve(case.run, loss.key, "level at the end"),
+            start=case.measure_curve(loss.key, "level at the start"),
+            end=case.measure_curve(loss.key, "level at the end"),
         )  # fmt: skip
     every, held = (
-        add(measure(case.run, "parameter", item.name, "value", "element_count") for item in some)
+        add(case.measure("parameter", item.name, "value", "element_count") for item in some)
         for some in (items, frozen)
     )
     said = say("All parameters") if is_all else say(
@@ -196,8 +184,6 @@ def _describe(
             observe("parameters", "requires_grad", "share of elements that are frozen", share,
                     _FROZEN, first, last),
         ),
-        step=first,
-        step_end=last,
         affected=tuple(names[1:_NAMED]),
     )  # fmt: skip
 
@@ -205,20 +191,20 @@ def _describe(
 def _describe_drawn(
     items: Sequence[ParameterHistory], drawn: Sequence[ParameterHistory], case: Case
 ) -> Finding:
-    ordered = sorted(drawn, key=lambda item: -_count(item))
-    names = list(dict.fromkeys(item.module_name or item.name for item in ordered))
+    ordered = sorted(drawn, key=lambda item: -item.size)
+    names = list_owners(ordered)
     steps, _ = _measure(drawn)
     first, last = int(steps[0]), int(steps[-1])
     every, held = (
-        add(measure(case.run, "parameter", item.name, "value", "element_count") for item in some)
+        add(case.measure("parameter", item.name, "value", "element_count") for item in some)
         for some in (items, ordered)
     )
     largest = ordered[0]
     mean, deviation, lowest, highest = (
-        measure(case.run, "parameter", largest.name, "median", f"value_{name}")
+        case.measure("parameter", largest.name, "median", f"value_{name}")
         for name in ("mean", "std", "min", "max")
     )
-    share = sum(map(_count, drawn)) / sum(map(_count, items))
+    share = sum(item.size for item in drawn) / sum(item.size for item in items)
     return Finding(
         culprit=names[0],
         severity="warning",
@@ -241,7 +227,5 @@ def _describe_drawn(
                     _DRAWN, first, last),
         ),
         aspect="drawn",
-        step=first,
-        step_end=last,
         affected=tuple(names[1:_NAMED]),
     )  # fmt: skip

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case
-from quark.analysis.curves import ParameterHistory
+from quark.analysis.curves import ParameterHistory, list_owners
 from quark.analysis.observations import (
     between_steps,
+    count_longest,
     count_names,
     count_run,
     count_steps,
@@ -148,19 +149,11 @@ def _find_rest(item: ParameterHistory) -> _Rest | None:
         first, lasting = first - 1, lasting + 1
     if not bool((item["gradient_norm"][first:] > 0).any()):
         return None
-    return _Rest(item, first, lasting, _longest(still[:first]), _find_reason(item, first))
+    return _Rest(item, first, lasting, count_longest(still[:first]), _find_reason(item, first))
 
 
 def _has_no_rate(item: ParameterHistory) -> NDArray[np.bool_]:
     return np.asarray(item["learning_rate"] == 0)
-
-
-def _longest(mask: NDArray[np.bool_]) -> int:
-    longest = length = 0
-    for is_true in mask.tolist():
-        length = length + 1 if is_true else 0
-        longest = max(longest, length)
-    return longest
 
 
 def _find_reason(item: ParameterHistory, first: int) -> _Reason:
@@ -243,16 +236,14 @@ def _describe_all(rest: _Rest) -> Finding:
             observe("parameter", item.name, "probes in a row without any change",
                     float(rest.probes), float(_LEAST_PROBES), first, last),
         ),
-        step=first,
-        step_end=last,
     )  # fmt: skip
 
 
 def _describe_some(rests: Sequence[_Rest]) -> Finding:
     title, seen, inference, check = _SAID["no step"]
     first = min(rests, key=lambda rest: (rest.step, rest.item.order))
-    names = list(dict.fromkeys(rest.item.module_name or rest.item.name for rest in rests))
-    culprit = first.item.module_name or first.item.name
+    names = list_owners(rest.item for rest in rests)
+    culprit = first.item.owner
     last = int(first.item.step[-1])
     return Finding(
         culprit=culprit,

@@ -6,7 +6,7 @@ import numpy as np
 
 from quark.analysis.analysis_context import Case
 from quark.analysis.curves import SMALLEST
-from quark.analysis.observations import at_step, measure_curve, observe, say
+from quark.analysis.observations import at_step, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -61,8 +61,8 @@ class Oscillation(BaseRule):
                 "From step {first} on {key} swings around its trend from point to point: between "
                 "{low} and {high}, with neighbours on opposite sides.",
                 first=at_step(first), key=loss.key,
-                low=measure_curve(case.run, loss.key, "lowest", first=first),
-                high=measure_curve(case.run, loss.key, "highest", first=first),
+                low=case.measure_curve(loss.key, "lowest", first=first),
+                high=case.measure_curve(loss.key, "highest", first=first),
             ),
             inference="Steps jump over the minimum and back.",
             suggested_check="Lower the rate or the momentum.",

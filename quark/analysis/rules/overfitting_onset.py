@@ -7,13 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark.analysis.analysis_context import PERCENT_FROM, Case
+from quark.analysis.analysis_context import Case, find_unit
 from quark.analysis.curves import Curve, estimate_noise, smooth
-from quark.analysis.observations import measure_best, measure_curve, observe, say
-from quark.analysis.rule import BaseRule, Finding, Verdict, grade, limit_overfitting_gap
+from quark.analysis.observations import count_run, observe, say
+from quark.analysis.rule import BaseRule, Finding, Limit, Verdict, grade
 from quark_core.records.kinds.findings import AlertCategory
 
 Floats = NDArray[np.float64]
+
+_LIMIT = Limit(
+    "overfitting",
+    "gap",
+    title="Validation loss far above training loss",
+    check="Look at regularisation, early stopping and the size of the data.",
+)
 
 _LEAST_POINTS = 6
 _LEAST_AFTER = 4  # validation points after the best one
@@ -128,8 +135,32 @@ class OverfittingOnset(BaseRule):
         return super().check(case)
 
     def find_limits(self, case: Case) -> tuple[Finding, ...]:
-        """A limit on the gap between the losses."""
-        return limit_overfitting_gap(case)
+        """A limit on the gap between the losses, at the end of the validation."""
+        train, validation = case.train_loss, case.validation_loss
+        if train is None or validation is None:
+            return ()
+        ours, theirs = train.merged, validation.merged
+        points = min(len(ours), len(theirs))
+        if (
+            not points
+            or points < case.thresholds.overfitting_min_points
+            or ours.unit != theirs.unit
+        ):
+            return ()
+        gap = theirs.value - np.interp(theirs.step, ours.step, ours.value)
+        reached = _LIMIT.list_reached(case, float(gap[-1]))
+        if not reached:
+            return ()
+        first = int(theirs.step[len(gap) - count_run(gap >= reached[0][1])])
+        fact = say(
+            "The validation loss ends at {validation}, the training loss at {train}.",
+            validation=case.measure_curve(validation.key, "value"),
+            train=case.measure_curve(train.key, "value"),
+        )
+        end = float(gap[-1])
+        return (
+            _LIMIT.find(case, validation.key, end, first, fact, kind="metric", unit=theirs.unit),
+        )
 
     def judge(self, case: Case) -> Verdict | None:
         """Look for a validation that ends above its best level while the training improved.
@@ -216,11 +247,11 @@ def _find_learned_by_heart(case: Case, rise: _Rise) -> Finding | None:
             "{train} fell from {first} to {last}, and {key} began at {start} and ends at {final}; "
             "its lowest is {lowest}.",
             train=train.key, key=key,
-            first=measure_curve(case.run, train.key, "first value"),
-            last=measure_curve(case.run, train.key, "value"),
-            start=measure_curve(case.run, key, "first value"),
-            final=measure_curve(case.run, key, "value"),
-            lowest=measure_curve(case.run, key, "lowest"),
+            first=case.measure_curve(train.key, "first value"),
+            last=case.measure_curve(train.key, "value"),
+            start=case.measure_curve(key, "first value"),
+            final=case.measure_curve(key, "value"),
+            lowest=case.measure_curve(key, "lowest"),
         ),
         inference="What is learned holds for the samples of the training alone: they are known by "
         "heart, or the held-out ones are of another kind.",
@@ -328,7 +359,7 @@ def _is_large(rise: _Rise) -> bool:
             and rise.size > _RISE * _find_unit(rise.best_level, rise.won)
         )
     # Accuracies fall by little when the loss has long risen.
-    unit = 100.0 if float(rise.values.min()) < -PERCENT_FROM else 1.0
+    unit = find_unit(-float(rise.values.min()))
     has_learned = -rise.best_level > _ACCURACY_BEST * unit
     return bool(rise.size > max(_NOISE * rise.error, _ACCURACY_LOST * unit) and has_learned)
 
@@ -381,8 +412,8 @@ def _describe(rise: _Rise, train: Curve | None, case: Case) -> Finding:
     near = np.flatnonzero(rise.level <= rise.best_level + max(rise.error, _NEAR_BEST * rise.size))
     onset = int(curve.step[min(int(near[-1]) + 1, count - 1)])
     name, says = ("accuracy", "fell") if rise.is_accuracy else ("loss", "rose")
-    best, best_step = measure_best(case.run, rise.validation, rises=rise.is_accuracy)
-    final = measure_curve(case.run, key, "median", first=int(curve.step[-rise.tail]))
+    best, best_step = case.measure_best(rise.validation, rises=rise.is_accuracy)
+    final = case.measure_curve(key, "median", first=int(curve.step[-rise.tail]))
     scale = case.thresholds
     title, inference, check = _BY_SIGN if _have_opposite_signs(rise, train) else _USUAL
     return Finding(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from quark.analysis.analysis_context import Case
-from quark.analysis.curves import ParameterHistory
+from quark.analysis.curves import ParameterHistory, list_owners
 from quark.analysis.observations import between_steps, count_names, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
@@ -44,7 +42,7 @@ class ParametersNotOptimized(BaseRule):
         outside = [item for item in trained if _is_outside(item)]
         if not outside:
             return self.stay_quiet("every parameter that should train is in an optimizer", 0.0)
-        modules, left_out = _list_modules(trained), _list_modules(outside)
+        modules, left_out = list_owners(trained), list_owners(outside)
         whole = _count(list(case.run.parameters.values()))
         share = min(len(left_out) / len(modules), _count(outside) / whole)
         if len(outside) == len(trained):
@@ -58,7 +56,7 @@ class ParametersNotOptimized(BaseRule):
             return Verdict(findings=(_describe(outside, trained, left_out),))
         head = [item for item in outside if item.module_name == _find_output(case)]
         if any(bool((item["gradient_norm"] > 0).any()) for item in head):
-            return Verdict(findings=(_describe(head, trained, _list_modules(head), is_head=True),))
+            return Verdict(findings=(_describe(head, trained, list_owners(head), is_head=True),))
         return self.stay_quiet(
             "the optimizer has most of the model; stagnant_layers tells of layers that are left "
             "out",
@@ -80,12 +78,8 @@ def _find_output(case: Case) -> str | None:
 
 def _count(items: Sequence[ParameterHistory]) -> float:
     """Elements of parameters."""
-    sizes = (float(np.nanmax(item["element_count"], initial=0.0)) for item in items)
+    sizes = (item.size for item in items)
     return max(1.0, sum(sizes))
-
-
-def _list_modules(items: Sequence[ParameterHistory]) -> list[str]:
-    return list(dict.fromkeys(item.module_name or item.name for item in items))
 
 
 def _describe(

@@ -13,14 +13,13 @@ from quark.analysis.analysis_context import (
     measure_progress,
 )
 from quark.analysis.curves import Curve
-from quark.analysis.observations import measure_curve, observe, say
+from quark.analysis.observations import observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
 _LEAST_POINTS = 30
 _LEAST_EPOCHS = 8  # of a point an epoch, which is the mean of many steps
 _RELATIVE = 0.02  # share of the start by which a loss that learns has fallen
-_GOOD_ACCURACY = 0.9  # with it there is little left to learn
 _LOST_AGAIN, _LOST_ERRORS = 0.5, 8  # share of what was won, in errors too: that is divergence
 _CERTAIN, _CERTAIN_EPOCHS = 0.06, 0.02  # share of the start by which it may have fallen unseen
 _AT_ONCE = 0.3  # share of its first value that a fast learner is below it from its first points on
@@ -60,7 +59,7 @@ class Plateau(BaseRule):
         hides what a slow fall would be, where the model knows something from
         its start, and for losses about zero, whose level says nothing.
         """
-        progress = case.outcome.train or case.outcome.validation
+        progress = case.outcome.loss
         if progress is None or not _has_enough(case, progress):
             return None
         level = _find_guesses(case, progress)
@@ -99,9 +98,7 @@ def _find_guesses(case: Case, progress: Progress) -> float | None:
     outcome = case.outcome
     if outcome.non_finite_step is not None or improves_otherwise(case):
         return None
-    if (outcome.accuracy or 0.0) >= _GOOD_ACCURACY or (
-        outcome.train is None and outcome.other_progress
-    ):
+    if outcome.is_accurate or (outcome.train is None and outcome.other_progress):
         return None
     values = progress.values
     later = measure_progress(values.take(slice(len(values) // _FIRST_PART, None)))
@@ -125,7 +122,7 @@ def _find_acquittal(case: Case, progress: Progress) -> str | None:
         or improves_otherwise(case)
         or (progress.has_fallen and progress.relative_fall > _RELATIVE)
         or (outcome.train is None and outcome.other_progress)
-        or (outcome.accuracy is not None and outcome.accuracy >= _GOOD_ACCURACY)
+        or outcome.is_accurate
         or _has_lost_again(progress)
     )
     if is_other_matter:
@@ -165,10 +162,10 @@ def _describe(progress: Progress, guesses: float | None, case: Case) -> Finding:
             "{key} went from {start} to {end}{told} over {points} points; from point to point it "
             "varies by {noise}.",
             key=progress.key, told=told,
-            start=measure_curve(case.run, progress.key, "level at the start"),
-            end=measure_curve(case.run, progress.key, "level at the end"),
-            points=measure_curve(case.run, progress.key, "count"),
-            noise=measure_curve(case.run, progress.key, "noise"),
+            start=case.measure_curve(progress.key, "level at the start"),
+            end=case.measure_curve(progress.key, "level at the end"),
+            points=case.measure_curve(progress.key, "count"),
+            noise=case.measure_curve(progress.key, "noise"),
         ),
         inference="The updates do not lower the loss: they are too small or too "
         "large, lead nowhere, or there is nothing to learn from the data.",
@@ -178,8 +175,6 @@ def _describe(progress: Progress, guesses: float | None, case: Case) -> Finding:
             observe("metric", progress.key, "share by which it fell", progress.relative_fall,
                     _RELATIVE, first, last),
         ),
-        step=first,
-        step_end=last,
         confidence=_CONFIDENCE,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from quark.analysis.analysis_context import Case
 from quark.analysis.curves import LayerHistory, ParameterHistory
-from quark.analysis.observations import Figure, at_step, measure, observe, say
+from quark.analysis.observations import Figure, at_step, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -175,13 +175,13 @@ class PoorInitialisation(BaseRule):
 def _measure_first(item: LayerHistory, case: Case) -> Figure:
     """Deviation of a layer's first output."""
     last = int(item.step[0])
-    return measure(case.run, "activation", item.name, "value", "std", last=last)
+    return case.measure("activation", item.name, "value", "std", last=last)
 
 
 def _describe_equal(case: Case, equal: list[ParameterHistory]) -> Finding:
     worst = equal[0]
     step = int(worst.step[0])
-    names = [item.module_name or item.name for item in equal]
+    names = [item.owner for item in equal]
     return Finding(
         culprit=names[0],
         severity="error" if case.outcome.is_poor else "warning",
@@ -190,8 +190,8 @@ def _describe_equal(case: Case, equal: list[ParameterHistory]) -> Finding:
             "At step {step} the weights of {name} have a mean of {mean} and a deviation of "
             "{deviation}.",
             step=at_step(step), name=worst.name,
-            mean=measure(case.run, "parameter", worst.name, "value", "value_mean", last=step),
-            deviation=measure(case.run, "parameter", worst.name, "value", "value_std", last=step),
+            mean=case.measure("parameter", worst.name, "value", "value_mean", last=step),
+            deviation=case.measure("parameter", worst.name, "value", "value_std", last=step),
         ),
         inference="Units with equal weights give the same and get the same gradients: the layer "
         "stays one unit, however wide it is.",
@@ -201,6 +201,5 @@ def _describe_equal(case: Case, equal: list[ParameterHistory]) -> Finding:
             observe("parameter", worst.name, "deviation of the weights at the start",
                     float(worst["value_std"][0]), None, step),
         ),
-        step=step,
         affected=tuple(names[1:_NAMED]),
     )  # fmt: skip

@@ -13,14 +13,14 @@ from quark.analysis.curves import ParameterHistory
 from quark.analysis.observations import (
     Figure,
     at_step,
+    count_longest,
     count_names,
     count_run,
-    measure,
     observe,
     say,
 )
 from quark.analysis.rule import BaseRule, Finding, Verdict
-from quark_core.records.kinds.findings import AlertCategory
+from quark_core.records.kinds.findings import AlertCategory, EvidenceRecord
 
 _LEAST_PROBES = 2
 _LONGER = 3  # times the longest time apart that ended, where replicas come together again
@@ -227,7 +227,7 @@ def _find_parting(rank: int, first: ParameterHistory, other: ParameterHistory) -
     if lasting < min(_LEAST_PROBES, len(common)):
         return None
     row = len(common) - lasting
-    if lasting < _LONGER * _longest(differs[:row]):
+    if lasting < _LONGER * count_longest(differs[:row]):
         return None  # they come together again, as they did before
     gradients, others = first["gradient_norm"][own], other["gradient_norm"][theirs]
     known = (gradients > 0) & (others > 0)
@@ -235,7 +235,7 @@ def _find_parting(rank: int, first: ParameterHistory, other: ParameterHistory) -
     return _Parting(
         rank,
         first.name,
-        first.module_name or first.name,
+        first.owner,
         first.order,
         int(common[row]),
         int(common[-1]),
@@ -263,14 +263,6 @@ def _compare(
         known = None not in digests
         out[row] = digests[0] != digests[1] if known else bool(apart[row])
     return out
-
-
-def _longest(mask: Mask) -> int:
-    longest = length = 0
-    for is_true in mask.tolist():
-        length = length + 1 if is_true else 0
-        longest = max(longest, length)
-    return longest
 
 
 def _describe(found: list[_Parting], case: Case) -> Finding:
@@ -302,11 +294,7 @@ def _describe(found: list[_Parting], case: Case) -> Finding:
         suggested_check="Look at what is not synchronised from there on: a no_sync() that does not "
         "end, a parameter that DDP does not know, changes of weights on one rank only, a seed or "
         "a checkpoint that only one rank has loaded.",
-        evidence=tuple(
-            observe("parameter", item.name, say("{rank} differs", rank=f"rank {item.rank}"),
-                    item.distance, _ROUNDING, item.step, item.last)
-            for item in sorted(found, key=lambda one: (one.step, one.order))[:_NAMED]
-        ),
+        evidence=_list_evidence(found),
         step=first.step,
         step_end=first.last,
         affected=others,
@@ -343,20 +331,24 @@ def _describe_strangers(found: list[_Parting], case: Case) -> Finding:
         "is called, not the module in it, or that gradients are averaged; that the process group "
         "is the one of the launch, and that all ranks begin with the same weights. Members "
         "of an ensemble are meant to be so: give each a run of its own.",
-        evidence=tuple(
-            observe("parameter", item.name, say("{rank} differs", rank=f"rank {item.rank}"),
-                    item.distance, _ROUNDING, item.step, item.last)
-            for item in sorted(found, key=lambda one: (one.step, one.order))[:_NAMED]
-        ),
+        evidence=_list_evidence(found),
         step=first.step,
         step_end=first.last,
         affected=tuple(name for name in names if name != first.module),
     )  # fmt: skip
 
 
+def _list_evidence(found: list[_Parting]) -> tuple[EvidenceRecord, ...]:
+    return tuple(
+        observe("parameter", item.name, say("{rank} differs", rank=f"rank {item.rank}"),
+                item.distance, _ROUNDING, item.step, item.last)
+        for item in sorted(found, key=lambda one: (one.step, one.order))[:_NAMED]
+    )  # fmt: skip
+
+
 def _measure_norm(found: _Parting, case: Case, rank: int | None) -> Figure:
     """The norm of a parameter of a rank, or of the lowest one, at the last probe."""
-    return measure(
-        case.run, "parameter", found.name, "value", "value_norm", first=found.last,
+    return case.measure(
+        "parameter", found.name, "value", "value_norm", first=found.last,
         last=found.last, rank=rank,
     )  # fmt: skip

@@ -6,7 +6,6 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,27 +19,31 @@ from quark.analysis.observations import (
     between_steps,
     count_names,
     list_stretches,
-    measure_curve,
     observe,
     say,
 )
 from quark.analysis.observations import limit as constant
-from quark.analysis.rule import (
-    SEVERITIES,
-    WARM_UP_STEPS,
-    BaseRule,
-    Finding,
-    Verdict,
-    grade,
-    limit_runtime,
-)
+from quark.analysis.rule import SEVERITIES, BaseRule, Finding, Limit, Verdict, grade
 from quark_core.records.kinds.findings import AlertCategory, AlertSeverity
-
-if TYPE_CHECKING:
-    from quark_core.records.columns import Columns
 
 Floats = NDArray[np.float64]
 
+_WARM_UP_STEPS = 3  # whose time says nothing: they compile, and fill caches
+_LIMITS = tuple(
+    Limit(
+        "runtime",
+        suffix,
+        title="Steps beyond a time limit",
+        check="Profile a step: loading, computing, synchronising.",
+        words=words,
+    )
+    for suffix, words in (
+        ("step_time_ms", "mean step time in ms"),
+        ("jitter_ratio", "deviation of step times over their mean"),
+        ("data_fraction", "share of a step that waits for data"),
+    )
+)
+_FIELDS = ("step_time_ms", "data_time_ms", "compute_time_ms")  # of telemetry
 _SUMMED = "step time"  # key of step times that only their two parts tell
 _LEAST_STEPS = 12
 _SMALLEST_MS = 8.0  # below it the clock and the machine speak, not the training
@@ -105,8 +108,33 @@ class RuntimeBottleneckRisk(BaseRule):
     threshold = _LOST
 
     def find_limits(self, case: Case) -> tuple[Finding, ...]:
-        """Limits on step time, waiting and jitter."""
-        return limit_runtime(case)
+        """Limits on mean step time, on its share that waits for data, and on jitter."""
+        metrics, config = case.run.metrics, case.config
+        step_time = find_curve(metrics, config.step_time_metric_keys)
+        if step_time is None or not len(step_time.finite):
+            return ()
+        key, known = step_time.key, step_time.finite
+        # One slow first step would be most of the mean.
+        first = int(known.step[min(_WARM_UP_STEPS, len(known) // 2)])
+        usual = case.measure_curve(key, "mean", first=first)
+        figures = {"step_time_ms": usual}
+        if len(known.between(first, None)) > 1 and usual.value > 0:
+            deviation = case.measure_curve(key, _take_deviation, first=first)
+            figures["jitter_ratio"] = deviation / usual
+        data_time = find_curve(metrics, config.data_time_metric_keys)
+        if data_time is not None and usual.value > 0 and len(data_time.finite):
+            waiting = case.measure_curve(data_time.key, "mean", first=first)
+            figures["data_fraction"] = waiting / usual
+        return tuple(
+            limit.find(
+                case, key, figure.value, first,
+                say("The {words} is {value}.", words=limit.words, value=figure),
+                kind="metric", unit=step_time.unit,
+            )
+            for limit in _LIMITS
+            if (figure := figures.get(limit.suffix)) is not None
+            and limit.list_reached(case, figure.value)
+        )  # fmt: skip
 
     def judge(self, case: Case) -> Verdict | None:
         """Look for steps that wait for data, slow down, stall or jitter; tell the worst of these.
@@ -167,21 +195,21 @@ class _Times:
     def find(cls, case: Case) -> _Times | None:
         """Of the metrics, or else of telemetry; None where there is too little."""
         metrics, config = case.run.metrics, case.config
-        step_time = _positive(find_curve(metrics, config.step_time_metric_keys))
-        data_time = _positive(find_curve(metrics, config.data_time_metric_keys), zero=True)
-        compute = _positive(find_curve(metrics, config.compute_time_metric_keys), zero=True)
-        if step_time is None and case.run.telemetry.count:
-            rows = case.run.telemetry
-            step_time = _positive(_from_telemetry(rows, "step_time_ms"))
-            data_time = _positive(_from_telemetry(rows, "data_time_ms"), zero=True)
-            compute = _positive(_from_telemetry(rows, "compute_time_ms"), zero=True)
+        curves = [
+            find_curve(metrics, getattr(config, f"{part}_time_metric_keys"))
+            for part in ("step", "data", "compute")
+        ]
+        if _positive(curves[0]) is None and case.run.telemetry.count:
+            curves = [Curve.of_rows(name, case.run.telemetry, name) for name in _FIELDS]
+        step_time = _positive(curves[0])
+        data_time, compute = (_positive(curve, zero=True) for curve in curves[1:])
         if step_time is None and data_time is not None and compute is not None:
             steps, ours, theirs = np.intersect1d(data_time.step, compute.step, return_indices=True)
-            step_time = Curve(_SUMMED, steps, data_time.value[ours] + compute.value[theirs],
-                              np.full(len(steps), -1))  # fmt: skip
-        if step_time is None or len(step_time) < _LEAST_STEPS + WARM_UP_STEPS:
+            total = data_time.value[ours] + compute.value[theirs]
+            step_time = Curve.over_steps(_SUMMED, steps, total)
+        if step_time is None or len(step_time) < _LEAST_STEPS + _WARM_UP_STEPS:
             return None
-        step, total = step_time.step[WARM_UP_STEPS:], step_time.value[WARM_UP_STEPS:]
+        step, total = step_time.step[_WARM_UP_STEPS:], step_time.value[_WARM_UP_STEPS:]
         probed = np.isin(step, case.run.probe_steps)
         if probed.any() and (~probed).sum() >= _LEAST_STEPS:
             # What a probe usually adds is ours; what is beyond it is the run's.
@@ -205,12 +233,12 @@ class _Times:
     ) -> Figure:
         """A figure of the recorded step times; of a step's two parts where only these are."""
         keys = (self.data_key, self.compute_key) if self.key == _SUMMED else (self.key,)
-        found = [measure_curve(case.run, key, how, first=first, last=last) for key in keys]
+        found = [case.measure_curve(key, how, first=first, last=last) for key in keys]
         return found[0] if len(found) == 1 else found[0] + found[1]
 
     def measure_waiting(self, case: Case, first: int, last: int) -> Figure:
         """Share of the recorded step times that is spent waiting for data."""
-        waiting = measure_curve(case.run, self.data_key, "total", first=first, last=last)
+        waiting = case.measure_curve(self.data_key, "total", first=first, last=last)
         return waiting / self.measure(case, "total", first, last)
 
     @property
@@ -259,14 +287,6 @@ def _positive(curve: Curve | None, *, zero: bool = False) -> Curve | None:
     kept = curve.merged
     kept = kept.take(kept.value >= 0 if zero else kept.value > 0)
     return kept if len(kept) else None
-
-
-def _from_telemetry(rows: Columns, name: str) -> Curve | None:
-    steps, values = rows["step"], rows[name]
-    kept = (steps >= 0) & np.isfinite(values)
-    order = np.argsort(steps[kept], kind="stable")
-    curve = Curve(name, steps[kept][order], values[kept][order], np.full(int(kept.sum()), -1))
-    return curve if len(curve) else None
 
 
 def _windows(count: int) -> list[slice]:
@@ -389,7 +409,7 @@ def _tell_part(
     waited = float(np.nanmean(data[slow])) - float(np.nanmedian(data[usual]))
     longer = float(times.total[slow].mean()) - float(np.median(times.total[usual]))
     first, last = int(times.step[slow[0]]), int(times.step[slow[-1]])
-    highest = measure_curve(case.run, times.data_key, "highest", first=first, last=last)
+    highest = case.measure_curve(times.data_key, "highest", first=first, last=last)
     if waited > _WAITS_MOSTLY * longer:
         return say(": waiting for data"), say("; a step waits up to {ms} ms for data", ms=highest)
     return say(": in the computation"), say(
@@ -504,6 +524,10 @@ def _look_at_jitter(times: _Times, case: Case) -> Finding | None:
     )  # fmt: skip
 
 
+def _take_deviation(values: Floats) -> float:
+    return float(values.std())
+
+
 def _measure_jitter(times: Floats) -> float:
     return spread(times) / max(float(np.median(times)), _RESOLUTION_MS)
 
@@ -528,6 +552,4 @@ def _make(
         inference=inference,
         suggested_check=check,
         evidence=(observe("metric", times.key, fact, observed, threshold, first, last),),
-        step=first,
-        step_end=last,
     )

@@ -6,15 +6,7 @@ import numpy as np
 
 from quark.analysis.analysis_context import Case, Progress
 from quark.analysis.curves import LayerHistory, take_early
-from quark.analysis.observations import (
-    Figure,
-    Text,
-    between_steps,
-    measure,
-    measure_curve,
-    observe,
-    say,
-)
+from quark.analysis.observations import Figure, Text, between_steps, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark.analysis.rules.poor_initialisation import find_equal_weights
 from quark_core.records.kinds.findings import AlertCategory
@@ -219,7 +211,7 @@ def _find_squash(case: Case, head: LayerHistory, progress: Progress) -> LayerHis
 def _describe_squash(
     case: Case, head: LayerHistory, squash: LayerHistory, progress: Progress
 ) -> Finding:
-    run, first, last = case.run, int(squash.step[0]), int(squash.step[-1])
+    first, last = int(squash.step[0]), int(squash.step[-1])
     return Finding(
         culprit=squash.name,
         severity="warning",
@@ -229,10 +221,10 @@ def _describe_squash(
             "{late}; {key} stays between {lowest} and {highest} ({steps}), as a loss of these "
             "shares would not, and one that squashes them once more does.",
             head=head.name, name=squash.name, kind=squash.kind, key=progress.key,
-            early=measure(run, "activation", squash.name, "first value", "mean"),
-            late=measure(run, "activation", squash.name, "value", "mean"),
-            lowest=measure_curve(run, progress.key, "lowest"),
-            highest=measure_curve(run, progress.key, "highest"), steps=between_steps(first, last),
+            early=case.measure("activation", squash.name, "first value", "mean"),
+            late=case.measure("activation", squash.name, "value", "mean"),
+            lowest=case.measure_curve(progress.key, "lowest"),
+            highest=case.measure_curve(progress.key, "highest"), steps=between_steps(first, last),
         ),
         inference="A share that is squashed again stays in the middle: a clear no cannot be said, "
         "a clear yes neither, and the best answer is the same for nearly all samples.",
@@ -242,13 +234,11 @@ def _describe_squash(
             observe("layer", squash.name, "mean of the outputs at the end",
                     float(squash["mean"][-1]), None, first, last),
         ),
-        step=first,
-        step_end=last,
     )  # fmt: skip
 
 
 def _describe_cut(case: Case, head: LayerHistory, cut: LayerHistory) -> Finding:
-    run, late, last = case.run, int(cut.step[-_LAST_PROBES]), int(cut.step[-1])
+    late, last = int(cut.step[-_LAST_PROBES]), int(cut.step[-1])
     return Finding(
         culprit=cut.name,
         severity="warning",
@@ -257,7 +247,7 @@ def _describe_cut(case: Case, head: LayerHistory, cut: LayerHistory) -> Finding:
             "The outputs of {head} go through {name} ({kind}), and {share} of what it gives is "
             "zero ({steps}).",
             head=head.name, name=cut.name, kind=cut.kind, steps=between_steps(late, last),
-            share=measure(run, "activation", cut.name, "median", "zero_ratio", first=late).percent,
+            share=case.measure("activation", cut.name, "median", "zero_ratio", first=late).percent,
         ),
         inference="A score below zero cannot be said, and a class whose score is there for all "
         "samples gets no gradient.",
@@ -279,16 +269,15 @@ def _describe(
     *,
     by_gradient: bool = False,
 ) -> Finding:
-    run, key = case.run, progress.key
-    steps = layer.step
+    key, steps = progress.key, layer.step
     late = int(steps[-max(1, len(steps) // _LATE_PART)])
     early = int(steps[len(take_early(layer["std"])) - 1])
     name = "softmax" if count > 1 else "sigmoid"
     first, last = int(steps[0]), int(steps[-1])
     bounds: dict[str, Figure | Text | str] = {
         "key": key,
-        "lowest": measure_curve(run, key, "lowest"),
-        "highest": measure_curve(run, key, "highest"),
+        "lowest": case.measure_curve(key, "lowest"),
+        "highest": case.measure_curve(key, "highest"),
         "steps": between_steps(first, last),
     }
     if by_gradient:
@@ -296,17 +285,17 @@ def _describe(
             "The gradient at {layer} has a norm of {early} at first, which is what a softmax of "
             "undecided outputs leaves of a cross-entropy's, and of {late} at the end; {key} "
             "stays between {lowest} and {highest} ({steps}), as if it saw shares only.",
-            layer=layer.name, early=measure(run, "gradient", layer.name, "median", "norm",
+            layer=layer.name, early=case.measure("gradient", layer.name, "median", "norm",
                                             last=int(steps[_FIRST_PROBES - 1])),
-            late=measure(run, "gradient", layer.name, "median", "norm", first=late), **bounds,
+            late=case.measure("gradient", layer.name, "median", "norm", first=late), **bounds,
         )  # fmt: skip
     else:
         fact = say(
             "The outputs of {layer} deviate by {late} at the end, by {early} at first, and {key} "
             "stays between {lowest} and {highest} ({steps}), as if it saw shares only.",
             layer=layer.name,
-            late=measure(run, "activation", layer.name, "median", "std", first=late),
-            early=measure(run, "activation", layer.name, "median", "std", last=early),
+            late=case.measure("activation", layer.name, "median", "std", first=late),
+            early=case.measure("activation", layer.name, "median", "std", last=early),
             **bounds,
         )
     return Finding(

@@ -17,12 +17,12 @@ from quark.analysis.observations import (
     count_names,
     count_run,
     count_steps,
+    limit,
     list_stretches,
-    measure,
     observe,
     say,
 )
-from quark.analysis.rule import BaseRule, Finding, Verdict, grade, limit_stagnant_layers
+from quark.analysis.rule import BaseRule, Finding, Limit, Verdict, grade
 from quark_core.records.kinds.findings import AlertCategory
 
 Floats = NDArray[np.float64]
@@ -84,6 +84,15 @@ _REASONS: dict[_Reason, tuple[str, str, str]] = {
 """Reason -> what a layer does, why, and what to look at."""
 
 
+_LIMIT = Limit(
+    "stagnant_layer",
+    "probes",
+    title="Layer stands still",
+    check="See whether the layer is meant to train.",
+    scale="stagnant_layer_gradient_norm",
+)
+
+
 @dataclass(frozen=True)
 class _Standstill:
     """That a parameter, or a layer, stands still: from when to when, at how many probes, and why.
@@ -132,8 +141,22 @@ class StagnantLayers(BaseRule):
     threshold = _RATIO
 
     def find_limits(self, case: Case) -> tuple[Finding, ...]:
-        """Limits on how long a layer's gradient is small."""
-        return limit_stagnant_layers(case)
+        """Limits on how long a layer's gradient is small: for how many probes in a row."""
+        norm, found = case.thresholds.stagnant_layer_gradient_norm, []
+        for name, layer in case.run.gradients.items():
+            # Of stretches of equal length the first one counts.
+            stretches = list_stretches(layer["norm"] < norm)
+            low, high = max(stretches, key=lambda part: part[1] - part[0], default=(0, 0))
+            if low == high or not _LIMIT.list_reached(case, high - low):
+                continue
+            first, last = int(layer.step[low]), int(layer.step[high - 1])
+            fact = say(
+                "The gradient's norm of {name} was below {limit} for {probes} probes in a row.",
+                name=name, limit=limit(norm),
+                probes=case.measure("gradient", name, "count", "norm", first=first, last=last),
+            )  # fmt: skip
+            found.append(_LIMIT.find(case, name, float(high - low), first, fact))
+        return tuple(found)
 
     def judge(self, case: Case) -> Verdict | None:
         """Look for layers with a parameter that should train and does not, to the end of the run.
@@ -359,8 +382,6 @@ def _find_all_cut_off(trained: list[ParameterHistory], case: Case) -> Finding | 
             observe("parameter", held[0].name, "gets no gradient", float(len(probes)),
                     float(_LEAST_PROBES), begin, last),
         ),
-        step=begin,
-        step_end=last,
     )  # fmt: skip
 
 
@@ -468,19 +489,17 @@ def _describe(module: str, found: _Standstill, names: list[str], case: Case) -> 
                                         names=", ".join(names[:_EVIDENCE_NAMED])),
                     found.ratio, _RATIO if is_slow else None, found.first, found.last),
         ),
-        step=found.first,
-        step_end=found.last,
     )  # fmt: skip
 
 
 def _tell_updates(name: str, found: _Standstill, case: Case) -> Text:
     """How much a weight changes in a step, beside the one that changes most."""
-    run, field = case.run, "update_to_parameter_ratio"
+    field = "update_to_parameter_ratio"
     span = {"first": found.first, "last": found.last}
-    own = measure(run, "parameter", name, "median", field, **span)
+    own = case.measure("parameter", name, "median", field, **span)
     others = {
-        other: measure(run, "parameter", other, "median", field, **span)
-        for other, item in run.parameters.items()
+        other: case.measure("parameter", other, "median", field, **span)
+        for other, item in case.run.parameters.items()
         if item.role == "weight" and item.requires_grad and other != name
     }
     known = {other: figure for other, figure in others.items() if np.isfinite(figure.value)}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case
-from quark.analysis.observations import Figure, between_steps, count_names, measure, observe, say
+from quark.analysis.observations import Figure, between_steps, count_names, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict, grade
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -168,13 +168,11 @@ def _describe(case: Case, found: _Straggler) -> Finding:
             observe("telemetry", rank, say("{field} of this rank", field=found.field), own.value,
                     usual.value, found.first, found.last),
         ),
-        step=found.first,
-        step_end=found.last,
     )  # fmt: skip
 
 
 def _measure(case: Case, rank: int, found: _Straggler) -> Figure:
-    return measure(
-        case.run, "telemetry", "", "median", found.field, first=found.first, last=found.last,
+    return case.measure(
+        "telemetry", "", "median", found.field, first=found.first, last=found.last,
         rank=rank,
     )  # fmt: skip

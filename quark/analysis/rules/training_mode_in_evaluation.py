@@ -96,8 +96,6 @@ def _judge_evaluations(modes: Mapping[str, Mapping[int, bool]], case: Case) -> F
             observe("layer", culprit, "share of the evaluations in training mode",
                     len(wrong) / len(modes[culprit]), _MOSTLY, first, last),
         ),
-        step=first,
-        step_end=last,
         affected=tuple(list(active)[1:]),
     )  # fmt: skip
 
@@ -167,6 +165,4 @@ def _judge_steps(case: Case) -> Finding | None:
             observe("parameters", "model.training", "probes in a row in evaluation mode",
                     float(lasting), float(_LEAST_PROBES), first, last),
         ),
-        step=first,
-        step_end=last,
     )  # fmt: skip

@@ -11,16 +11,7 @@ from numpy.typing import NDArray
 from quark.analysis.analysis_context import Case
 from quark.analysis.curves import Curve
 from quark.analysis.metric_roles import find_learning_rate
-from quark.analysis.observations import (
-    Text,
-    at_step,
-    between_steps,
-    count_class,
-    count_names,
-    measure_curve,
-    observe,
-    say,
-)
+from quark.analysis.observations import Text, at_step, between_steps, count_names, observe, say
 from quark.analysis.rule import BaseRule, Finding, Verdict
 from quark_core.records.kinds.findings import AlertCategory
 
@@ -178,7 +169,7 @@ def _describe_batches(case: Case, labels: _Labels, pure: float, stays: float) ->
             "Most batches are of one class, which is that of the batch before, and the "
             "{count} classes come round again and again ({steps}); {most} samples are of {name}.",
             count=count_names(names), steps=between_steps(first, last),
-            most=count_class(case.run, largest), name=largest,
+            most=case.count_class(largest), name=largest,
         ),
         inference="Each class is learned while it lasts, and lost again with the next one.",
         suggested_check="Shuffle the samples anew in each epoch (shuffle=True, a random sampler; "
@@ -189,8 +180,6 @@ def _describe_batches(case: Case, labels: _Labels, pure: float, stays: float) ->
             observe("class", largest, "share of batches that are of one class", pure,
                     _MOSTLY, first, last),
         ),
-        step=first,
-        step_end=last,
     )  # fmt: skip
 
 
@@ -205,7 +194,7 @@ def _describe_mixes(case: Case, labels: _Labels, uneven: float, alike: float) ->
             "Batches have much of few classes, and the next batch has the same; the {count} "
             "classes come round again and again ({steps}); {most} samples are of {name}.",
             count=count_names(labels.names), steps=between_steps(first, last),
-            most=count_class(case.run, largest), name=largest,
+            most=case.count_class(largest), name=largest,
         ),
         inference="Samples are shuffled among their neighbours alone: what is learned of some "
         "classes is lost again with the next ones.",
@@ -217,8 +206,6 @@ def _describe_mixes(case: Case, labels: _Labels, uneven: float, alike: float) ->
             observe("class", largest, "correlation of a batch's classes with those of the one "
                     "before", alike, _NEIGHBOURS, first, last),
         ),
-        step=first,
-        step_end=last,
     )  # fmt: skip
 
 
@@ -276,8 +263,8 @@ def _describe(case: Case, loss: Curve, first: int, last: int, alike: float) -> F
     fact: Text = say(
         "{key} takes the same course in every epoch: from {highest} down to {lowest} and back in "
         "the last one ({steps}), which begins at step {step}.",
-        key=loss.key, highest=measure_curve(case.run, loss.key, "highest", **span),
-        lowest=measure_curve(case.run, loss.key, "lowest", **span),
+        key=loss.key, highest=case.measure_curve(loss.key, "highest", **span),
+        lowest=case.measure_curve(loss.key, "lowest", **span),
         steps=between_steps(first, last), step=at_step(first),
     )  # fmt: skip
     return Finding(

@@ -9,16 +9,7 @@ from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case, improves_otherwise, is_above_chance
 from quark.analysis.curves import ParameterHistory
-from quark.analysis.observations import (
-    Figure,
-    Text,
-    at_step,
-    between_steps,
-    measure,
-    observe,
-    rank_by,
-    say,
-)
+from quark.analysis.observations import Figure, Text, at_step, between_steps, observe, rank_by, say
 from quark.analysis.rule import BaseRule, Finding, Verdict, grade
 from quark_core.records.kinds.findings import AlertCategory, EvidenceRecord
 
@@ -39,7 +30,6 @@ _TINY_START = 0.1  # of the other weights' size: what starts near zero is overwr
 _LATEST_FIRST = 1  # probe that shows the first update
 _MANY_STEPS = ("LBFGS",)  # one call of these makes many steps
 _LEARNED = 0.02  # share by which a loss that learns has fallen
-_GOOD_ACCURACY = 0.9
 
 _SKIPPED_PART, _SKIPPED_FROM = 4, 8  # the first quarter, of so many probes at least
 _LASTING_PART = 10  # a tenth of the probes have to be that high
@@ -116,7 +106,7 @@ def _read_levels(case: Case) -> Levels:
 
 def _is_matrix(item: ParameterHistory) -> bool:
     """Whether a parameter is a weight with so many elements that its norm says something."""
-    count = float(np.nanmax(item["element_count"], initial=0.0))
+    count = item.size
     return item.role == "weight" and count > _LEAST_ELEMENTS
 
 
@@ -192,7 +182,7 @@ def _look_at_first_steps(case: Case) -> Finding | None:
         fact=say(
             "At step {step} a single update of {name} is {ratio} of its norm.",
             step=at_step(step), name=name,
-            ratio=measure(case.run, "parameter", name, "value", _FIELD, first=step, last=step),
+            ratio=case.measure("parameter", name, "value", _FIELD, first=step, last=step),
         ),
         inference="What the initialisation had set is gone; the training goes on from somewhere "
         "else, with weights that are too large.",
@@ -220,7 +210,7 @@ def _read_first_steps(case: Case) -> dict[str, tuple[float, int]]:
         row = int(known[0])
         ratio = float(item["update_to_parameter_ratio"][row])
         before = float(item["update_norm"][row]) / ratio if ratio > 0 else 0.0
-        count = float(np.nanmax(item["element_count"], initial=0.0))
+        count = item.size
         sizes[item.name] = before / np.sqrt(count)
         ratios[item.name] = (ratio, int(item.step[row]))
     if len(sizes) < 2:
@@ -265,14 +255,12 @@ def _look_for_small(levels: Levels, case: Case) -> Finding | None:
             observe("layer", name, "largest norm of an update over that of the weights",
                     level.ratio, _SMALL, level.first, level.last),
         ),
-        step=level.first,
-        step_end=level.last,
     )  # fmt: skip
 
 
 def _learns(case: Case) -> bool:
     """Whether the loss falls by a fiftieth, or anything else shows that something is known."""
-    progress = case.outcome.train or case.outcome.validation
+    progress = case.outcome.loss
     if progress is None:
         return case.outcome.has_learned
     if progress.has_fallen and progress.relative_fall > _LEARNED:
@@ -286,7 +274,7 @@ def _look_for_crawling(levels: Levels, case: Case) -> Finding | None:
     highest = levels[fastest].ratio
     slow = min(_SMALL, highest / _CRAWLING_APART)
     crawling = [item for item in levels.items() if item[1].ratio <= slow]
-    if not crawling or (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY:
+    if not crawling or case.outcome.is_accurate:
         return None
     crawling.reverse()
     name, level = crawling[0]
@@ -314,9 +302,7 @@ def _look_for_crawling(levels: Levels, case: Case) -> Finding | None:
 
 def _measure(name: str, level: _Level, case: Case) -> Figure:
     """The median of how much a step changes a weight, where it is at its level."""
-    return measure(
-        case.run, "parameter", name, "median", _FIELD, first=level.first, last=level.last
-    )
+    return case.measure("parameter", name, "median", _FIELD, first=level.first, last=level.last)
 
 
 def _tell_lowest(levels: Levels, name: str, case: Case) -> Text:

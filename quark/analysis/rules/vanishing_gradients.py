@@ -14,16 +14,17 @@ from quark.analysis.metric_roles import is_loss, is_player_loss
 from quark.analysis.observations import (
     Figure,
     Text,
+    add,
     at_step,
     between_steps,
+    count_names,
     count_run,
+    limit,
     list_stretches,
-    measure,
-    measure_curve,
     observe,
     say,
 )
-from quark.analysis.rule import BaseRule, Finding, Verdict, grade, limit_vanishing_gradients
+from quark.analysis.rule import BaseRule, Finding, Limit, Verdict, grade
 from quark_core.records.kinds.findings import AlertCategory, EvidenceRecord
 
 Floats = NDArray[np.float64]
@@ -40,12 +41,19 @@ _NO_DEPTH = ("Embedding", "EmbeddingBag", "LayerNorm", "BatchNorm1d", "BatchNorm
 _LARGE_PARTS = 2  # of a model, from which on each is a chain of its own, as of two players
 _HALF = 0.5  # of the layers without any gradient, and of the probes at which that is so
 _STANDS_STILL = 0.01  # of the largest updates, relative to the weights
-_GOOD_ACCURACY = 0.9
 _NOTHING_LEFT = 1e-6  # of its start: a loss that is zero
 _SMALL_FALL = 0.1  # of the loss, which the evidence holds it against
 _OF_FIRST, _WON = 0.01, 0.02  # of the first gradient, and of the first loss of a player that won
 _LEAST_POINTS = 10  # of that loss
 _CONFIDENCE = 0.9  # an optimizer may train on the smallest gradients
+
+_LIMIT = Limit(
+    "vanishing_gradient",
+    "ratio",
+    title="Gradients below their limit",
+    check="Look at the depth, the initialisation and the loss's scale.",
+    scale="vanishing_gradient_norm",
+)
 
 
 @dataclass(frozen=True)
@@ -118,8 +126,25 @@ class VanishingGradients(BaseRule):
     threshold = _RATIO
 
     def find_limits(self, case: Case) -> tuple[Finding, ...]:
-        """Limits on the share of small gradients."""
-        return limit_vanishing_gradients(case)
+        """A limit on the share of gradient samples whose norm is below another one."""
+        norm, layers = case.thresholds.vanishing_gradient_norm, case.run.gradients
+        below = {name: _count(layer["norm"] < norm) for name, layer in layers.items()}
+        known = sum(_count(np.isfinite(layer["norm"])) for layer in layers.values())
+        if not known or known < case.thresholds.vanishing_gradient_min_samples:
+            return ()
+        share = sum(below.values()) / known
+        if not _LIMIT.list_reached(case, share):
+            return ()
+        culprit = max(layers, key=lambda name: below[name] / len(layers[name]))
+        fact = say(
+            "At {count} layers together {share} of the gradient's norms are below {limit}; at "
+            "{culprit} its median is {norm}.",
+            count=count_names(layers), limit=limit(norm), culprit=culprit,
+            share=_measure_share(case, norm).percent,
+            norm=case.measure("gradient", culprit, "median", "norm"),
+        )  # fmt: skip
+        first = int(min(layer.step[0] for layer in layers.values()))
+        return (_LIMIT.find(case, culprit, share, first, fact),)
 
     def judge(self, case: Case) -> Verdict | None:
         """Look for first layers with a thousandth of the largest gradient for a fifth of the run.
@@ -157,7 +182,7 @@ def _of_parameters(case: Case) -> _Depth:
         if parameter.role == "weight"
         and parameter.requires_grad
         and parameter.kind not in _NO_DEPTH
-        and float(np.nanmax(parameter["element_count"], initial=0.0)) > _LEAST_ELEMENTS
+        and parameter.size > _LEAST_ELEMENTS
         and bool(np.isfinite(parameter["gradient_norm"]).any())
     ]
     return _align(
@@ -246,8 +271,8 @@ def _find_lost_game(depth: _Depth, case: Case) -> Finding | None:
             "({steps}), and got {early} at step {start}; {key} fell from {high} to {low}.",
             culprit=culprit, late=late, steps=between_steps(first, last), early=early,
             start=at_step(start), key=won.key,
-            high=measure_curve(case.run, won.key, "first value"),
-            low=measure_curve(case.run, won.key, "level at the end"),
+            high=case.measure_curve(won.key, "first value"),
+            low=case.measure_curve(won.key, "level at the end"),
         ),
         inference="One of two players is never wrong any more, and the other one gets no gradient "
         "from it.",
@@ -259,8 +284,6 @@ def _find_lost_game(depth: _Depth, case: Case) -> Finding | None:
             observe("metric", won.key, "loss at the end", float(won.value[-1]),
                     _WON * float(won.value[0])),
         ),
-        step=first,
-        step_end=last,
         confidence=_CONFIDENCE,
         affected=tuple(name for name in depth.names if name != culprit),
     )  # fmt: skip
@@ -285,9 +308,10 @@ def _gets_exactly_nothing(depth: _Depth, rows: slice, case: Case) -> bool:
     """
     if rows.stop < len(depth.steps) or bool((depth.largest[rows] != 0).any()):
         return False
-    loss = case.outcome.train or case.outcome.validation
-    is_good = (case.outcome.accuracy or 0.0) >= _GOOD_ACCURACY
-    return loss is not None and not is_good and abs(loss.final) > _NOTHING_LEFT * abs(loss.start)
+    loss = case.outcome.loss
+    if loss is None or case.outcome.is_accurate:
+        return False
+    return abs(loss.final) > _NOTHING_LEFT * abs(loss.start)
 
 
 def _stands_still(depth: _Depth, case: Case) -> bool:
@@ -349,8 +373,6 @@ def _describe(depth: _Depth, rows: slice, case: Case) -> Finding:
                     ratio, _RATIO, begin, end),
             *_observe_loss(case),
         ),
-        step=begin,
-        step_end=end,
         confidence=_CONFIDENCE,
         affected=tuple(
             name
@@ -362,25 +384,41 @@ def _describe(depth: _Depth, rows: slice, case: Case) -> Finding:
 
 def _measure_size(name: str, case: Case, first: int, last: int) -> Figure:
     """Root mean square of an element's gradient, of a weight or of a layer's output."""
-    run = case.run
-    if name in run.parameters:
-        return measure(run, "parameter", name, "median", "gradient_rms", first=first, last=last)
-    return measure(run, "gradient", name, "median", "rms", first=first, last=last)
+    if name in case.run.parameters:
+        return case.measure("parameter", name, "median", "gradient_rms", first=first, last=last)
+    return case.measure("gradient", name, "median", "rms", first=first, last=last)
 
 
 def _tell_loss(case: Case) -> Text:
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     if loss is None:
         return say("no loss tells what comes of it")
     return say(
         "the loss went from {start} to {end}",
-        start=measure_curve(case.run, loss.key, "level at the start"),
-        end=measure_curve(case.run, loss.key, "level at the end"),
+        start=case.measure_curve(loss.key, "level at the start"),
+        end=case.measure_curve(loss.key, "level at the end"),
     )  # fmt: skip
 
 
 def _observe_loss(case: Case) -> tuple[EvidenceRecord, ...]:
-    loss = case.outcome.train or case.outcome.validation
+    loss = case.outcome.loss
     if loss is None:
         return ()
     return (observe("metric", loss.key, _tell_loss(case), loss.relative_fall, _SMALL_FALL),)
+
+
+def _count(mask: Mask) -> int:
+    return int(mask.sum())
+
+
+def _measure_share(case: Case, norm: float) -> Figure:
+    """Share of all recorded norms of gradients that are below one."""
+
+    def count_below(values: Floats) -> float:
+        return float((values < norm).sum())
+
+    names = list(case.run.gradients)
+    below = [case.measure("gradient", name, count_below, "norm") for name in names]
+    every = [case.measure("gradient", name, "count", "norm") for name in names]
+    known = [pair for pair in zip(below, every, strict=True) if np.isfinite(pair[1].value)]
+    return add(pair[0] for pair in known) / add(pair[1] for pair in known)

@@ -5,10 +5,7 @@ from run_builder import RunBuilder
 
 from quark.analysis.metric_roles import (
     choose_loss,
-    find_train_accuracy,
-    find_train_loss,
-    find_validation_accuracy,
-    find_validation_loss,
+    find_part,
     is_player_loss,
     is_score,
 )
@@ -40,27 +37,27 @@ energy
 def test_names_of_training_losses(name):
     key = encode_name(name)
     metrics = RunBuilder().metric("lr", [0.1]).metric(key, [2.0, 1.0]).build().metrics
-    found = find_train_loss(metrics)
+    found = find_part(metrics, "train loss")
     assert found is not None
     assert found.key == key
-    assert find_validation_loss(metrics) is None
+    assert find_part(metrics, "validation loss") is None
     assert choose_loss({"lr": 1, key: 2}) == key
 
 
 @pytest.mark.parametrize("name", HELD_OUT_LOSSES)
 def test_names_of_losses_of_what_is_held_out(name):
     metrics = RunBuilder().metric("lr", [0.1]).metric(name, [2.0, 1.0]).build().metrics
-    found = find_validation_loss(metrics)
+    found = find_part(metrics, "validation loss")
     assert found is not None
     assert found.key == name
-    assert find_train_loss(metrics) is None
+    assert find_part(metrics, "train loss") is None
 
 
 @pytest.mark.parametrize("name", NO_LOSSES)
 def test_what_is_no_loss_is_not_taken_for_one(name):
     metrics = RunBuilder().metric(name, [2.0, 1.0]).build().metrics
-    assert find_train_loss(metrics) is None
-    assert find_validation_loss(metrics) is None
+    assert find_part(metrics, "train loss") is None
+    assert find_part(metrics, "validation loss") is None
     assert choose_loss({name: 2}) is None
 
 
@@ -100,13 +97,11 @@ def test_of_two_that_are_called_alike_the_one_with_more_points_is_taken():
 def test_names_of_accuracies(name, held_out):
     key = encode_name(name)
     metrics = RunBuilder().metric(key, [0.1, 0.9]).build().metrics
-    find, other = find_train_accuracy, find_validation_accuracy
-    if held_out:
-        find, other = other, find
-    found = find(metrics)
+    data, other = ("validation", "train") if held_out else ("train", "validation")
+    found = find_part(metrics, f"{data} accuracy")
     assert found is not None
     assert found.key == key
-    assert other(metrics) is None
+    assert find_part(metrics, f"{other} accuracy") is None
 
 
 @pytest.mark.parametrize("name", ["reward", "rollout/ep_rew_mean", "episode_return", "val/bleu"])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -39,6 +40,18 @@ def learn(metrics, steps=200, first=0):
 
 def break_down(metrics, step):
     metrics.log("train/loss", math.nan, step=step)
+
+
+@contextmanager
+def broken_run(path, **options):
+    """A run whose loss has ceased to be finite, with a monitor that has noticed."""
+    with start(path) as session:
+        metrics = quark.MetricsLogger(session)
+        watch = quark.monitor(session, **FAST, **options)
+        learn(metrics)
+        break_down(metrics, 200)
+        wait(lambda: watch.halted if "halt_on" in options else watch.alerts)
+        yield session, metrics, watch
 
 
 def log_until_halted(metrics, first, value=math.nan, limit=100_000):
@@ -197,8 +210,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_writer_meets_the_halt(tmp_path, name):
-    with start(tmp_path) as session:
-        metrics = quark.MetricsLogger(session)
+    with broken_run(tmp_path, halt_on="critical") as (session, metrics, _):
         writers = {
             "session": session,
             "metrics": metrics,
@@ -208,10 +220,6 @@ def test_every_writer_meets_the_halt(tmp_path, name):
             "artifacts": quark.ArtifactStore(session),
             "record": RECORD_TYPES["event"](None, "", 0, 0, 0, 0, "text", "info"),
         }
-        watch = quark.monitor(session, halt_on="critical", **FAST)
-        learn(metrics)
-        break_down(metrics, 200)
-        wait(lambda: watch.halted)
         with pytest.raises(quark.TrainingHalted):
             CALLS[name](writers)
         CALLS[name](writers)
@@ -238,12 +246,7 @@ def test_the_thread_of_on_alert_may_log_and_is_not_halted(tmp_path):
 
 def test_of_many_threads_that_log_one_is_halted(tmp_path):
     halted, others = [], []
-    with start(tmp_path) as session:
-        metrics = quark.MetricsLogger(session)
-        watch = quark.monitor(session, halt_on="critical", **FAST)
-        learn(metrics)
-        break_down(metrics, 200)
-        wait(lambda: watch.halted)
+    with broken_run(tmp_path, halt_on="critical") as (_, metrics, _):
         barrier = threading.Barrier(8)
 
         def work(number):
@@ -291,12 +294,7 @@ def test_whoever_catches_the_halt_decides_how_the_run_ends(tmp_path):
 
 
 def test_a_halt_that_nobody_met_is_taken_back_by_the_end(tmp_path):
-    with start(tmp_path) as session:
-        metrics = quark.MetricsLogger(session)
-        watch = quark.monitor(session, halt_on="critical", **FAST)
-        learn(metrics)
-        break_down(metrics, 200)
-        wait(lambda: watch.halted)
+    with broken_run(tmp_path, halt_on="critical") as (_, metrics, watch):
         watch.close()
         metrics.log("train/loss", 1.0, step=201)
     with pytest.raises(InvalidRunStateError, match="ended"):
@@ -304,24 +302,15 @@ def test_a_halt_that_nobody_met_is_taken_back_by_the_end(tmp_path):
 
 
 def test_a_run_that_has_ended_says_so_and_not_that_it_is_halted(tmp_path):
-    with start(tmp_path) as session:
-        metrics = quark.MetricsLogger(session)
-        watch = quark.monitor(session, halt_on="critical", **FAST)
-        learn(metrics)
-        break_down(metrics, 200)
-        wait(lambda: watch.halted)
+    with broken_run(tmp_path, halt_on="critical") as (session, metrics, _):
+        pass
     assert session.status == "completed"
     with pytest.raises(InvalidRunStateError, match="ended"):
         metrics.log("train/loss", 1.0, step=201)
 
 
 def test_without_a_threshold_nothing_halts(tmp_path):
-    with start(tmp_path) as session:
-        metrics = quark.MetricsLogger(session)
-        watch = quark.monitor(session, **FAST)
-        learn(metrics)
-        break_down(metrics, 200)
-        wait(lambda: watch.alerts)
+    with broken_run(tmp_path) as (_, metrics, watch):
         metrics.log("train/loss", math.nan, step=201)
         assert not watch.halted
 
@@ -580,12 +569,7 @@ def test_a_context_of_an_open_run_has_the_same_monitor(tmp_path):
 @pytest.mark.skipif(NO_FORK, reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_has_no_monitor_and_no_halt(tmp_path):
-    with start(tmp_path) as session:
-        metrics = quark.MetricsLogger(session)
-        watch = quark.monitor(session, halt_on="critical", **FAST)
-        learn(metrics)
-        break_down(metrics, 200)
-        wait(lambda: watch.halted)
+    with broken_run(tmp_path, halt_on="critical") as (session, metrics, watch):
         pid = os.fork()
         if pid == 0:
             code = 1

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from quark.analysis.comparison.changes import find_setting, index_names, parse_arguments
+from quark.analysis.comparison.changes import fold_arguments, parse_arguments
 from quark_core.records.runs import digest_config, digest_environment, is_seed
 
 SEEDS = """
@@ -72,7 +72,7 @@ def test_odd_arguments_are_told_by_their_place():
 
 def test_an_argument_that_says_what_a_key_says_is_found_by_its_name():
     settings = {"optim.lr": 0.1, "amp": True, "width": 8}
-    names = index_names(settings)
     said = shlex.split("--lr 0.1 --no-amp amp=false --amp --width=9 --optim-lr 0.10")
-    found = [find_setting(each, names, settings) for each in parse_arguments(said)]
-    assert found == ["optim.lr", "amp", None, "amp", None, "optim.lr"]
+    repeats, others = fold_arguments(said, settings)
+    assert repeats == {"lr": "optim.lr", "no-amp": "amp", "amp": "amp", "optim-lr": "optim.lr"}
+    assert [(each.name, each.text) for each in others] == [("amp", "false"), ("width", "9")]

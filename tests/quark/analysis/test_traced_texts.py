@@ -13,7 +13,7 @@ from run_builder import RunBuilder, falling
 from quark.analysis.analysis_context import Case
 from quark.analysis.config import AnalyzerEngineConfig
 from quark.analysis.engine import analyze_run
-from quark.analysis.observations import Figure, at_step, limit, measure, say
+from quark.analysis.observations import Figure, at_step, limit, say
 from quark.analysis.rule import Finding
 
 STEPS = list(range(0, 100, 5))
@@ -31,14 +31,18 @@ def builder():
     return RunBuilder().metric("train/loss", falling()).layer("fc1", steps=STEPS, std=1.5)
 
 
-def test_a_figure_is_computed_of_the_records_that_it_names(builder):
-    run = builder.build()
+@pytest.fixture
+def case(builder):
+    return Case(builder.build(), AnalyzerEngineConfig())
+
+
+def test_a_figure_is_computed_of_the_records_that_it_names(builder, case):
     text = say(
         "At step {step} the deviation of {name} is {std}, {ratio} times {loss}.",
-        step=at_step(5), name="fc1", std=measure(run, "activation", "fc1", "median", "std"),
-        ratio=measure(run, "activation", "fc1", "median", "std")
-        / measure(run, "metric", "train/loss", "first value"),
-        loss=measure(run, "metric", "train/loss", "first value"),
+        step=at_step(5), name="fc1", std=case.measure("activation", "fc1", "median", "std"),
+        ratio=case.measure("activation", "fc1", "median", "std")
+        / case.measure("metric", "train/loss", "first value"),
+        loss=case.measure("metric", "train/loss", "first value"),
     )  # fmt: skip
     assert text.startswith("At step 5 the deviation of fc1 is 1.5, 0.7")
     assert find_untraced([_make(text)], Records(builder.records)) == []
@@ -60,8 +64,8 @@ def test_a_number_that_nothing_was_recorded_of_is_found_out(builder, fact):
     assert find_untraced([_make(fact)], Records(builder.records)) != []
 
 
-def test_a_value_that_is_not_the_records_is_found_out(builder):
-    measured = measure(builder.build(), "activation", "fc1", "median", "std")
+def test_a_value_that_is_not_the_records_is_found_out(builder, case):
+    measured = case.measure("activation", "fc1", "median", "std")
     invented = Figure(2.5, "median", measured.function, measured.source)
     text = say("It deviates by {std}.", std=invented)
     assert "2.5 is 1.5" in find_untraced([_make(text)], Records(builder.records))[0]
@@ -154,4 +158,4 @@ def test_an_infinite_gradient_is_told_as_such():
 
 def test_a_case_without_anything_measures_nothing():
     case = Case(RunBuilder().build(), AnalyzerEngineConfig())
-    assert str(measure(case.run, "metric", "train/loss", "median")) == "an unknown number"
+    assert str(case.measure("metric", "train/loss", "median")) == "an unknown number"

@@ -60,6 +60,15 @@ def from_row(first, values, others):
     return np.where(np.arange(COUNT) < first, values, others)
 
 
+def still_from(first, updates=np.nan):
+    """A weight that moves up to a row and stands still from there on."""
+    still = STILL | {"update_norm": updates, "update_to_parameter_ratio": updates}
+    return {
+        key: from_row(first, moving() if key == "value_norm" else 1e-3, value)
+        for key, value in still.items()
+    }
+
+
 # The optimizer has stopped stepping.
 
 
@@ -70,14 +79,8 @@ def test_an_optimizer_that_never_steps():
 
 
 def test_an_optimizer_that_stops_on_the_way():
-    still = {
-        key: from_row(8, moving() if key == "value_norm" else 1e-3, value)
-        for key, value in STILL.items()
-    }
-    marks = [None] * 8 + [NO_STEP] * 12
-    (alert,) = find(
-        model(np.append(falling(80), FLAT[:120]), **still, metadata=marks), "optimizer_not_stepping"
-    )
+    marks, loss = [None] * 8 + [NO_STEP] * 12, np.append(falling(80), FLAT[:120])
+    (alert,) = find(model(loss, **still_from(8), metadata=marks), "optimizer_not_stepping")
     assert alert.step == 80
 
 
@@ -126,20 +129,12 @@ def test_an_optimizer_whose_steps_are_not_seen_while_the_weights_move():
 
 def test_a_schedule_that_has_come_to_its_end():
     rate = from_row(16, np.linspace(1e-2, 5e-4, COUNT), 0.0)
-    still = {
-        key: from_row(16, moving() if key == "value_norm" else 1e-3, 0.0 if "upd" in key else value)
-        for key, value in STILL.items()
-    }
-    builder = model(falling(), **still, learning_rate=rate)
+    builder = model(falling(), **still_from(16, 0.0), learning_rate=rate)
     assert not find(builder, "optimizer_not_stepping")
 
 
 def test_a_training_that_has_converged_to_the_last_bit():
-    still = {
-        key: from_row(8, moving() if key == "value_norm" else 1e-3, 0.0 if "upd" in key else value)
-        for key, value in STILL.items()
-    }
-    builder = model(falling(), **still, gradient_norm=from_row(8, 0.1, 1e-6))
+    builder = model(falling(), **still_from(8, 0.0), gradient_norm=from_row(8, 0.1, 1e-6))
     assert not find(builder, "optimizer_not_stepping")
 
 
@@ -322,16 +317,11 @@ def test_a_body_that_is_half_frozen_and_does_not_learn():
 
 
 def test_everything_is_frozen_on_the_way_and_the_loss_goes_on_as_before():
-    still = {
-        key: from_row(8, moving() if key == "value_norm" else 1e-3, value)
-        for key, value in STILL.items()
-    }
-    grads = [row < 8 for row in range(COUNT)]
     builder = model(
         np.append(falling(80), 0.1 + 0.02 * RNG.standard_normal(120)),
-        **still,
+        **still_from(8),
         gradient_norm=from_row(8, 0.1, np.nan),
-        requires_grad=grads,
+        requires_grad=[row < 8 for row in range(COUNT)],
     )
     (alert,) = find(builder, "mostly_frozen")
     assert (alert.severity, alert.step) == ("error", 80)

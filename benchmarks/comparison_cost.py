@@ -1,4 +1,9 @@
-"""What a comparison costs: two runs of many points each in the embedded store, compacted."""
+"""What a comparison costs: two runs of many points each in the embedded store, compacted.
+
+    python benchmarks/comparison_cost.py [--quick] [--json FILE]
+
+How often a comparison is right is the matter of `benchmarks/verdicts.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import run_parts
 
 _TURNS = 3
 _FLUSHED = 50_000
@@ -78,3 +84,7 @@ def _measure(points: int, folder: Path) -> dict[str, Any]:
         "in memory s": in_memory[0],
         "in memory cpu s": in_memory[1],
     }
+
+
+if __name__ == "__main__":
+    run_parts(__doc__, {"size": measure_sizes}, quick="few points")

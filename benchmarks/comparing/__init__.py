@@ -1,1 +1,0 @@
-"""Parts of the benchmark `diagnosis_comparison.py`."""
