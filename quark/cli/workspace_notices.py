@@ -40,7 +40,7 @@ from quark_core.runs.following import read_changes, read_mark
 from quark_core.runs.run_search import build_search, find_runs
 
 if TYPE_CHECKING:
-    from quark_backends.service.server.stores import WorkspaceStore
+    from quark_backends.store.run_store import RunStore
 
 _log = logging.getLogger("quark.service")
 
@@ -172,7 +172,7 @@ class _Workspace:
     def __init__(
         self,
         name: str,
-        store: WorkspaceStore,
+        store: RunStore,
         notifier: Notifier,
         choice: NoticeChoice,
         since_us: int,

@@ -36,7 +36,8 @@ from quark_backends.service.server.requests import (
     WorkThreads,
 )
 from quark_backends.service.server.routes import ROUTES
-from quark_backends.service.server.stores import WorkspaceStore, WorkspaceStores
+from quark_backends.service.server.stores import WorkspaceStores
+from quark_backends.store.run_store import RunStore
 
 # What the routes of one process share, and what /metrics shows over all processes of a server.
 #
@@ -214,7 +215,7 @@ class Service:
         *,
         guard: Guard,
         vault: PayloadVault,
-        open_store: Callable[[str], WorkspaceStore],
+        open_store: Callable[[str], RunStore],
         groups: bool,
         metrics: ServerMetrics,
         threads: WorkThreads,

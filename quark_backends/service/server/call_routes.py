@@ -34,7 +34,7 @@ from quark_backends.service.server.requests import (
     refuse_invalid,
 )
 from quark_backends.service.server.responses import ServiceFailure, encode_within
-from quark_backends.service.server.stores import WorkspaceStore
+from quark_backends.store.run_store import RunStore
 from quark_core.backends.coordination import MOST_ENTRIES, check_entries, check_new_trials
 from quark_core.backends.edits import (
     BelongingEdit,
@@ -122,7 +122,7 @@ async def _list_trials(call: Call, _method: str, arguments: Arguments) -> ASGIAp
     return await call.answer(lambda: page, following=None if is_last else str(following))
 
 
-def _read_trials(store: WorkspaceStore, sweep_id: str, start: int, limit: int) -> Iterator[Any]:
+def _read_trials(store: RunStore, sweep_id: str, start: int, limit: int) -> Iterator[Any]:
     """A page of trials, read in parts: of large ones it holds few."""
     for first in range(start, start + limit, _PART_TRIALS):
         wanted = min(_PART_TRIALS, start + limit - first)

@@ -47,8 +47,8 @@ from quark_core.records import format_time
 from quark_core.records.base import now_us
 
 if TYPE_CHECKING:
-    from quark_backends.service.server.stores import WorkspaceStore
     from quark_backends.store.databases.postgres import PostgresDatabase, PostgresPool
+    from quark_backends.store.run_store import RunStore
 
 # The control database: which workspaces there are, which keys let somebody in, and who has.
 #
@@ -650,7 +650,7 @@ class Deployment:
         self._prepare(name)
         return self.control.add_workspace(name)
 
-    def open_store(self, workspace: str, *, read_only: bool = False) -> WorkspaceStore:
+    def open_store(self, workspace: str, *, read_only: bool = False) -> RunStore:
         """The store of a workspace.
 
         Args:
@@ -660,14 +660,14 @@ class Deployment:
         Raises:
             SessionStoreError: It cannot be opened.
         """
-        from quark_backends.store.run_store import RunStore
+        from quark_backends.store.run_store import PostgresRunStore, SqliteRunStore
 
         if self.control.is_sqlite:
             from quark_backends.store.databases.sqlite import ensure_store
 
             layout = ensure_store(self.find_root(workspace))
-            return RunStore.over_sqlite(layout, read_only=read_only)
-        return RunStore.over_postgres(self.find_database(workspace), read_only=read_only)
+            return SqliteRunStore(layout, read_only=read_only)
+        return PostgresRunStore(self.find_database(workspace), read_only=read_only)
 
     def close(self) -> None:
         """Give up connections."""

@@ -34,7 +34,8 @@ from quark_backends.service.server.ingest_validation import (
 )
 from quark_backends.service.server.requests import Call, check_nesting
 from quark_backends.service.server.responses import ServiceFailure
-from quark_backends.service.server.stores import OpenStore, WorkspaceStore
+from quark_backends.service.server.stores import OpenStore
+from quark_backends.store.run_store import RunStore
 from quark_core.backends.contract import Batch, Generation
 from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import check_notes, check_tags
@@ -348,7 +349,7 @@ async def _load_keys(call: Call, opened: OpenStore, run_id: str) -> Sequence[str
     return list(summary.metrics)
 
 
-def _is_repeat(store: WorkspaceStore, batches: Sequence[Batch]) -> bool:
+def _is_repeat(store: RunStore, batches: Sequence[Batch]) -> bool:
     """Whether each batch is stored already, with the same records but for their time.
 
     Raises:
@@ -357,7 +358,7 @@ def _is_repeat(store: WorkspaceStore, batches: Sequence[Batch]) -> bool:
     return all(_is_stored(store, batch) for batch in batches)
 
 
-def _is_stored(store: WorkspaceStore, batch: Batch) -> bool:
+def _is_stored(store: RunStore, batch: Batch) -> bool:
     try:
         found = store.read_batches(batch.run_id, batch.writer_id, batch.number, 1)
     except RunNotFoundError:

@@ -45,7 +45,7 @@ from quark_core.records.schema import column_types
 from quark_core.runs.run_search import build_page_search, build_search
 
 if TYPE_CHECKING:
-    from quark_backends.service.server.stores import WorkspaceStore
+    from quark_backends.store.run_store import RunStore
 
 T = TypeVar("T")
 
@@ -66,9 +66,7 @@ _KEPT_ROWS = 131_072
 _KEPT_BYTES = 32 * 2**20
 
 
-def iterate_newest(
-    store: WorkspaceStore, run_id: str, kind: str, query: Query
-) -> Iterator[Columns]:
+def iterate_newest(store: RunStore, run_id: str, kind: str, query: Query) -> Iterator[Columns]:
     """What `read` returns, in parts, in memory that does not grow with the run.
 
     Raises:
@@ -109,7 +107,7 @@ class RowStream:
         read: Gives what is read of a store, in parts.
     """
 
-    def __init__(self, call: Call, read: Callable[[WorkspaceStore], Iterator[Columns]]) -> None:
+    def __init__(self, call: Call, read: Callable[[RunStore], Iterator[Columns]]) -> None:
         self._call = call
         self._read = read
         self._stack = AsyncExitStack()
@@ -338,8 +336,8 @@ async def read_outputs(call: Call, _method: str, arguments: Arguments) -> ASGIAp
 
 async def _send_rows(
     call: Call,
-    read: Callable[[WorkspaceStore], Iterator[Columns]],
-    read_newest: Callable[[WorkspaceStore], Iterator[Columns]],
+    read: Callable[[RunStore], Iterator[Columns]],
+    read_newest: Callable[[RunStore], Iterator[Columns]],
 ) -> ASGIApp:
     """All rows as a stream of frames, or the newest as a list of records."""
     if choose_media(call.request.headers.get("accept"), rows=True) == ROWS:
@@ -534,7 +532,7 @@ async def read_changes(call: Call, _method: str, arguments: Arguments) -> ASGIAp
             ErrorCode.INVALID_ARGUMENT, "max_rows must be from 1 on", field="max_rows"
         )
 
-    def make(store: WorkspaceStore) -> Any:
+    def make(store: RunStore) -> Any:
         left = most
         while True:
             changes = store.read_changes(max_rows=left, **asked)

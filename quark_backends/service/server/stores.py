@@ -5,35 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar
 
 from quark_backends.service.protocol import ErrorCode
 from quark_backends.service.server.requests import WorkThreads
 from quark_backends.service.server.responses import ServiceFailure
-from quark_core.backends.contract import (
-    Batch,
-    SupportsChanges,
-    SupportsGrid,
-    SupportsPages,
-    SupportsSearch,
-    SupportsSeries,
-)
-from quark_core.backends.coordination import SupportsCoordination
-from quark_core.backends.edits import SupportsBelonging, SupportsEdits
+from quark_core.backends.contract import Batch
 from quark_core.errors import ArtifactNotFoundError, BackendRejected, BackendUnavailable
 
 if TYPE_CHECKING:
     from quark_backends.service.server.payloads import PayloadVault
-    from quark_backends.store.upkeep.trash import StoreTrash
+    from quark_backends.store.run_store import RunStore
     from quark_core.backends.contract import Generation, Payload
-    from quark_core.backends.edits import StoredGroup, StoredProject
-    from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
-    from quark_core.backends.run_summary import RunSummary, StoredRun
-    from quark_core.records.columns import Columns
-    from quark_core.records.query import RunSearch
 
 _log = logging.getLogger("quark.service")
 
@@ -44,90 +30,6 @@ _GROUP_CALLS = 64
 _GROUP_BYTES = 16 * 2**20
 _WAITING_BYTES = 128 * 2**20
 _RETRY_AFTER_S = 1.0
-
-
-class WorkspaceStore(
-    SupportsSeries,
-    SupportsChanges,
-    SupportsGrid,
-    SupportsSearch,
-    SupportsPages,
-    SupportsEdits,
-    SupportsBelonging,
-    SupportsCoordination,
-    Protocol,
-):
-    """What the service asks of a store; from any thread, several at once, as the backend's."""
-
-    @property
-    def trash(self) -> StoreTrash:
-        """Measures and removes its runs."""
-
-    @property
-    def let_go(self) -> set[str]:
-        """Removed runs whose late batches were acknowledged, and not stored."""
-
-    def coordinate_together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Make calls of `SupportsCoordination`; of each what it returned or raised."""
-
-    def write_group(self, batches: Sequence[Batch]) -> None:
-        """Store batches in one transaction: all of them or, when it raises, none."""
-
-    def write_generation(self, generation: Generation) -> int:
-        """Keep the outputs of one analysis; returns its number."""
-
-    def read_batches(
-        self, run_id: str, writer_id: str, start: int, limit: int, limit_bytes: int | None = None
-    ) -> list[Batch]:
-        """A writer's batches in order: from a number on, so many, of so many bytes."""
-
-    def read_outputs(self, run_id: str, kind: str, analyzer: str | None = None) -> Columns:
-        """Outputs of one kind."""
-
-    def iterate_outputs(
-        self, run_id: str, kind: str, analyzer: str | None = None, *, limit: int | None = None
-    ) -> Iterator[Columns]:
-        """What `read_outputs` returns, in parts; those that hold the last so many records."""
-
-    def list_groups(
-        self, project: str | None = None, store_name: str | None = None
-    ) -> list[StoredGroup]:
-        """The groups that there are."""
-
-    def load_project(self, project: str, store_name: str | None = None) -> StoredProject:
-        """What is known of a project."""
-
-    def list_runs(
-        self,
-        *,
-        project: str | None = None,
-        limit: int | None = None,
-        store_name: str | None = None,
-        after: tuple[int, str] | None = None,
-    ) -> list[StoredRun]:
-        """Runs, newest first, after the one of this moment (in microseconds) and id."""
-
-    def measure_runs(self, **which: Any) -> list[int]:
-        """About how many bytes each of the runs has that `list_runs` returns."""
-
-    def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
-        """The runs that fit."""
-
-    def iterate_search(
-        self, search: RunSearch, store_name: str | None = None, *, start: int = 0
-    ) -> Generator[RunSummary, None, None]:
-        """What `search` returns from one on, a few runs at a time in memory."""
-
-    def search_page(self, search: PageSearch, store_name: str | None = None) -> RunPage:
-        """One page of the runs that fit, of each the chosen columns."""
-
-    def list_names(
-        self, project: str | None, text: str, limit: int, store_name: str | None = None
-    ) -> RunNames:
-        """The names that runs have."""
-
-    def close(self) -> None:
-        """Give up connections; called once."""
 
 
 class _Request(NamedTuple):
@@ -306,7 +208,7 @@ class OpenStore:
         write: Stores batches, as `_GroupCommit.write` does.
     """
 
-    def __init__(self, store: WorkspaceStore, threads: WorkThreads, *, groups: bool) -> None:
+    def __init__(self, store: RunStore, threads: WorkThreads, *, groups: bool) -> None:
         self.store = store
         self._threads = threads
         self._commits = _GroupCommit(store.write_group, threads) if groups else None
@@ -352,7 +254,7 @@ class WorkspaceStores:
 
     def __init__(
         self,
-        open_store: Callable[[str], WorkspaceStore],
+        open_store: Callable[[str], RunStore],
         threads: WorkThreads,
         *,
         limit: int,
@@ -442,7 +344,7 @@ class WorkspaceReader:
         workspace: The workspace's name.
     """
 
-    def __init__(self, store: WorkspaceStore, vault: PayloadVault | None, workspace: str) -> None:
+    def __init__(self, store: RunStore, vault: PayloadVault | None, workspace: str) -> None:
         self._vault = vault
         self._workspace = workspace
         self.load_run = store.load_run
