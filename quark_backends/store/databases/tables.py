@@ -7,7 +7,6 @@ sequences.
 from __future__ import annotations
 
 import re
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -44,13 +43,6 @@ _WORDS = re.compile("|".join(rf"{word}\b" for word in _IN_POSTGRESQL))
 def load_schema() -> str:
     """The statements that make all tables in SQLite."""
     return _COMMENT.sub("", Path(__file__).with_name("schema.sql").read_text("utf-8"))
-
-
-@cache
-def list_tables() -> tuple[str, ...]:
-    """Names of all tables; none refers to one behind it."""
-    found = _MADE.finditer(load_schema())
-    return tuple(made["name"] for made in found if made["what"] == "TABLE")
 
 
 def list_statements(

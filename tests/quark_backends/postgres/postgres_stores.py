@@ -3,9 +3,8 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from stores import Store
+from stores import Store, list_tables
 
-from quark_backends.store.databases.tables import list_tables
 from quark_backends.store.reading.reader import StoreReader
 from quark_backends.store.writing.ingest import BatchIngest
 

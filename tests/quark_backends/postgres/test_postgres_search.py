@@ -5,6 +5,7 @@ import test_search_equivalence
 from postgres_server import open_database
 from postgres_stores import empty_tables
 from search_stores import SearchStore
+from stores import list_tables
 from test_search_equivalence import (  # noqa: F401
     crowd,
     test_every_comparison_agrees,
@@ -12,7 +13,6 @@ from test_search_equivalence import (  # noqa: F401
     test_sql_and_python_agree,
 )
 
-from quark_backends.store.databases.tables import list_tables
 from quark_backends.store.reading.reader import StoreReader
 
 

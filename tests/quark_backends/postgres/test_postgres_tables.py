@@ -8,6 +8,7 @@ import pytest
 from postgres_server import open_database
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.pool import NullPool
+from stores import list_tables
 
 from quark_backends.store.databases.postgres import (
     VERSION_TABLE,
@@ -20,7 +21,7 @@ from quark_backends.store.databases.sqlite import (
     SCHEMA_VERSION,
     connect_memory,
 )
-from quark_backends.store.databases.tables import POSTGRESQL, list_statements, list_tables
+from quark_backends.store.databases.tables import POSTGRESQL, list_statements
 from quark_core.errors import BackendUnavailable, SchemaMigrationError, SessionStoreError
 
 

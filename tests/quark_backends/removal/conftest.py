@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from set_for_tests import SET_FOR_TESTS
+from stores import list_tables
 
 import quark
 from quark.cli.main import cli
 from quark_backends.store.databases.layout import StoreLayout
-from quark_backends.store.databases.tables import list_tables
 from quark_backends.store.upkeep.trash import RunTrash
 from quark_core.errors import QuarkError
 

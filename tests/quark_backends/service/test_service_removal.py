@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 from service_fixtures import ask, call, error_of, ingest, serving
+from stores import list_tables
 
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.deployment import Deployment
-from quark_backends.store.databases.tables import list_tables
 from quark_core.testing.fakes import BatchMaker
 
 PAYLOAD = b"weights" * 100_000
