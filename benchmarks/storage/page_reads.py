@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from figures import Figure, print_figures, time_call, time_side_by_side
 
-from quark_backends.store.run_store import RunStore
+from quark_backends.store.run_store import SqliteRunStore
 from quark_core.backends.curves import CurveQuery
 from storage.stores import RUN_ID, BenchStore, make_losses, make_metric_batches, name_keys
 
@@ -48,11 +48,11 @@ def measure_page_reads(*, quick: bool) -> dict[str, float]:
     return figures
 
 
-def _open(store: BenchStore) -> RunStore:
-    return RunStore.over_sqlite(store.layout, read_only=True)
+def _open(store: BenchStore) -> SqliteRunStore:
+    return SqliteRunStore(store.layout, read_only=True)
 
 
-def _read(opened: RunStore, low: int | None = None, high: int | None = None) -> Any:
+def _read(opened: SqliteRunStore, low: int | None = None, high: int | None = None) -> Any:
     query = CurveQuery.build(name_keys(_KEYS), entries=_ENTRIES, low=low, high=high)
     return opened.read_series_many(RUN_ID, query)
 
@@ -112,7 +112,7 @@ def _measure_curves(store: BenchStore, steps: int, spike_step: int, rounds: int)
 
 
 def _zoom(
-    opened: RunStore, steps: int, spike_step: int, width: int, rounds: int
+    opened: SqliteRunStore, steps: int, spike_step: int, width: int, rounds: int
 ) -> tuple[float, float, int]:
     """Median times of windows in different places around the spike, and how often it is missed.
 

@@ -13,7 +13,7 @@ from figures import Figure, print_figures, time_call
 
 import quark
 from quark_backends.store.databases.sqlite import connect, ensure_store
-from quark_backends.store.reading.search import RunFinder
+from quark_backends.store.reading.reader import StoreReader
 from quark_core.runs.run_search import build_page_search, build_search
 from storage.stores import START_US
 
@@ -49,7 +49,7 @@ def measure_run_list(*, quick: bool) -> dict[str, float]:
         connection = connect(layout)
         fill_runs(connection, runs)
         connection.close()
-        finder = RunFinder(lambda: connect(layout, read_only=True))
+        finder = StoreReader(lambda: connect(layout, read_only=True))
         for what, arguments in _SEARCHES.items():
             search = build_search(limit=_PAGE, **arguments)
             found = finder.search(search)
@@ -72,7 +72,7 @@ def measure_run_list(*, quick: bool) -> dict[str, float]:
     )
 
 
-def _measure_pages(finder: RunFinder, times: int) -> list[Figure]:
+def _measure_pages(finder: StoreReader, times: int) -> list[Figure]:
     """Pages of 200 runs with chosen columns, and names for completion."""
     shown = []
     for what, arguments in {**_SEARCHES, "with a count": {"count": True}}.items():

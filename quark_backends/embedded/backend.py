@@ -46,7 +46,6 @@ from quark_core.errors import BackendUnavailable, SessionStoreError, StoreNotFou
 
 if TYPE_CHECKING:
     from quark_backends.store.reading.reader import StoreReader
-    from quark_backends.store.reading.search import RunFinder
 
 _log = logging.getLogger("quark")
 
@@ -388,11 +387,6 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
             db_path=self._layout.db_path,
             run_path=str(self._layout.run_path(run_id)),
         )
-
-    def _make_finder(self) -> RunFinder:
-        from quark_backends.store.reading.search import RunFinder
-
-        return RunFinder(self._connect_reader)
 
     def write_generation(self, generation: Generation) -> int:
         """See `SupportsGenerations`."""

@@ -76,7 +76,6 @@ from quark_core.system.folders import describe_link, find_foreign_link
 from quark_core.system.process import current_process
 
 if TYPE_CHECKING:
-    from quark_backends.store.reading.search import RunFinder
     from quark_core.backends.run_summary import RunSummary
     from quark_core.records.columns import Columns
     from quark_core.records.query import Query
@@ -329,14 +328,13 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps, StoreReads):
         self._layout = StoreLayout(config.storage_dir)
         self._trash = JournalTrash(self._layout)
         self._unindexed_bytes = 0
-        # Of whoever is at the player's database, by the reader and the finder too.
+        # Of whoever is at the player's database, by the reader too.
         self._lock = threading.RLock()
         self._player = JournalPlayer(config.storage_dir, self._lock)
         self._connection: SqliteConnection | None = None
         self._generations: set[Path] = set()
         # How far the journals had come when the figures of forks were made.
         self._forks_look: tuple[int, int] | None = None
-        self._finder: RunFinder | None = None
         self._look: tuple[int, int, int] | None = None
         self._reader = StoreReader(self._connect, lock=self._lock)
 
@@ -392,17 +390,17 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps, StoreReads):
         """See `SupportsSearch`."""
         if self.load_run(run_id).run.fork_step is not None:
             return super().summarize(run_id)
-        return self._place_summary(self._read(run_id, lambda: self._find().summarize(run_id)))
+        return self._place_summary(self._read(run_id, lambda: self._reader.summarize(run_id)))
 
     def _ask(self, run_id: str | None, read: Callable[[StoreReader], T]) -> T:
         return self._read(run_id, lambda: read(self._reader))
 
-    def _search(self, ask: Callable[[RunFinder], T]) -> T:
+    def _search(self, ask: Callable[[StoreReader], T]) -> T:
         """Ask of the journals of all runs, of which a fork's may have been played first."""
 
         def search() -> T:
             self._settle_forks()
-            return ask(self._find())
+            return ask(self._reader)
 
         return self._read(None, search)
 
@@ -412,14 +410,6 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps, StoreReads):
         if look != self._forks_look:
             rebuild_forks(connection)
             self._forks_look = look
-
-    def _find(self) -> RunFinder:
-        if self._finder is None:
-            # SQLAlchemy is loaded by who searches only.
-            from quark_backends.store.reading.search import RunFinder
-
-            self._finder = RunFinder(self._connect, lock=self._lock)
-        return self._finder
 
     def write_generation(self, generation: Generation) -> int:
         """See `SupportsGenerations`."""
@@ -520,7 +510,6 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps, StoreReads):
         if connection is not self._connection:
             self._connection = connection
             self._reader = StoreReader(self._connect, lock=self._lock)
-            self._finder = None
             self._generations.clear()
             self._forks_look = None
 

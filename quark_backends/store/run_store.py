@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quark_backends.store.databases.connection import OpenFiles
+from quark_backends.store.databases.sqlite import connect
 from quark_backends.store.databases.write_batching import SqliteTurns
 from quark_backends.store.reading.reader import store_generation, write_generation
 from quark_backends.store.store_contract import TableStore
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from quark_backends.store.databases.connection import StoreConnection
     from quark_backends.store.databases.layout import StoreLayout
     from quark_backends.store.databases.postgres import PostgresDatabase
-    from quark_backends.store.reading.search import RunFinder
     from quark_backends.store.upkeep.trash import StoreTrash
     from quark_core.backends.contract import Batch, Generation
     from quark_core.backends.run_summary import RunSummary
@@ -32,147 +33,50 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Writing(Protocol):
-    """How a database is written to."""
-
-    let_go: set[str]
-    """See `RunStore.let_go`."""
-
-    def write_group(self, batches: Sequence[Batch], /) -> None:
-        """See `RunStore.write_group`."""
-
-    def write_generation(self, generation: Generation, /) -> int:
-        """See `RunStore.write_generation`."""
-
-    def change(self, apply: Callable[[StoreConnection], T], /) -> T:
-        """Run a function that changes the store in one transaction of its own."""
-
-    def coordinate(self, apply: Callable[[StoreConnection], T], /) -> T:
-        """As `change`, of what is done often and quickly."""
-
-    def coordinate_together(self, calls: Sequence[Callable[[], Any]], /) -> list[Any]:
-        """See `RunStore.coordinate_together`."""
-
-    def close(self) -> None:
-        """Give up what is open."""
-
-
 class RunStore(TableStore):
     """Reads and writes one store; may be used from any thread, by many at once.
 
-    Use `over_sqlite` or `over_postgres`.
-
     Args:
-        connect: Opens a connection for reading.
-        connect_compaction: Opens a connection for compaction.
-        writing: How it is written to.
-        make_finder: Makes what searches it.
-        make_trash: Makes what measures and removes runs.
-        gate: Lets compaction wait for those who write in this process; None where nothing is
-            written, and nothing compacted.
+        connect_reading: Opens a connection for reading.
+        connect_writing: Opens a connection for compaction.
+        read_only: Nothing is written to any run, and nothing compacted.
         path: The database file, where it is one.
+
+    Attributes:
+        let_go: Removed runs whose late batches `write_group` has acknowledged, and not stored.
     """
 
     def __init__(
         self,
+        connect_reading: Callable[[], StoreConnection],
+        connect_writing: Callable[[], StoreConnection],
         *,
-        connect: Callable[[], StoreConnection],
-        connect_compaction: Callable[[], StoreConnection],
-        writing: _Writing,
-        make_finder: Callable[[], RunFinder],
-        make_trash: Callable[[], StoreTrash],
-        gate: WriteGate | None,
+        read_only: bool,
         path: Path | None = None,
     ) -> None:
-        super().__init__(connect, path, follows=gate is None)
-        self._writing = writing
-        self._new_finder = make_finder
-        self._make_trash = make_trash
-        self._compaction = None if gate is None else BackgroundCompaction(connect_compaction, gate)
-        if self._compaction is not None:
+        super().__init__(connect_reading, path, follows=read_only)
+        self.let_go: set[str] = set()
+        self._read_only = read_only
+        # Lets compaction wait for those who write in this process.
+        self._gate = WriteGate()
+        self._compaction: BackgroundCompaction | None = None
+        if not read_only:
+            self._compaction = BackgroundCompaction(connect_writing, self._gate)
             # Whoever wrote here before may have left some of it.
             self._compaction.resume()
 
-    @classmethod
-    def over_sqlite(cls, layout: StoreLayout, *, read_only: bool = False) -> RunStore:
-        """The store in a folder that `ensure_store` made.
-
-        Args:
-            layout: The store.
-            read_only: Nothing is written to any run, and nothing compacted: for who looks on,
-                also where nothing may be written. An older store is migrated, or read from a
-                migrated copy where it may not be; whatever takes the file's place is read then.
-
-        Raises:
-            SessionStoreError: It cannot be opened, or a newer Quark wrote it (the message
-                gives both versions).
-        """
-        from quark_backends.store.databases.sqlite import connect
-
-        gate = None if read_only else WriteGate()
-        read = partial(connect, layout, read_only=True)
-        if read_only:
-            # What cannot be read is told now, and not by the first read.
-            read().close()
-
-        def make_finder() -> RunFinder:
-            from quark_backends.store.reading.search import RunFinder
-
-            return RunFinder(read)
-
-        def make_trash() -> StoreTrash:
-            from quark_backends.store.upkeep.trash import RunTrash
-
-            return RunTrash(layout, read_only=read_only)
-
-        write = partial(connect, layout)
-        return cls(
-            connect=read,
-            connect_compaction=write,
-            writing=_NoWriting() if gate is None else _SqliteWriting(layout, gate),
-            make_finder=make_finder,
-            make_trash=make_trash,
-            gate=gate,
-            path=layout.db_path,
-        )
-
-    @classmethod
-    def over_postgres(cls, database: PostgresDatabase, *, read_only: bool = False) -> RunStore:
-        """The store in a schema that has its tables; the database is closed by who made it.
-
-        Args:
-            database: The schema.
-            read_only: Nothing is written to any run, and nothing compacted.
-        """
-
-        def make_finder() -> RunFinder:
-            from quark_backends.store.reading.search import RunFinder
-
-            return RunFinder(begin=database.begin_search)
-
-        def make_trash() -> StoreTrash:
-            from quark_backends.store.upkeep.trash import SharedTrash
-
-            return SharedTrash(database)
-
-        return cls(
-            connect=database.connect,
-            connect_compaction=database.connect,
-            writing=_NoWriting() if read_only else _PostgresWriting(database),
-            make_finder=make_finder,
-            make_trash=make_trash,
-            gate=None if read_only else WriteGate(),
-        )
-
     @property
+    @abstractmethod
     def trash(self) -> StoreTrash:
         """Measures and removes its runs."""
-        return self._make_trash()
 
-    @property
-    def let_go(self) -> set[str]:
-        """Removed runs whose late batches `write_group` has acknowledged, and not stored."""
-        return self._writing.let_go
+    @abstractmethod
+    def _write(self, batches: Sequence[Batch]) -> None:
+        """Store batches as one."""
+
+    @abstractmethod
+    def write_generation(self, generation: Generation) -> int:
+        """Store outputs of an analyzer; see `SupportsGenerations`."""
 
     def write_group(self, batches: Sequence[Batch]) -> None:
         """Store batches as one, each exactly once however often it comes; on disk when it returns.
@@ -184,23 +88,18 @@ class RunStore(TableStore):
         """
         if not batches:
             return
-        self._writing.write_group(batches)
+        self._check_writable()
+        self._write(batches)
         if self._compaction is not None:
             self._compaction.note(len(batches), sum(batch.count for batch in batches))
 
-    def write_generation(self, generation: Generation) -> int:
-        """Store outputs of an analyzer; see `SupportsGenerations`."""
-        return self._writing.write_generation(generation)
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise BackendUnavailable("the store was opened for reading only")
 
     def measure_runs(self, **which: Any) -> list[int]:
         """See `StoreReader.measure_runs`."""
         return self._ask(None, lambda reader: reader.measure_runs(**which))
-
-    def _edit(self, apply: Callable[[StoreConnection], T]) -> T:
-        return self._writing.change(apply)
-
-    def _coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
-        return self._writing.coordinate(apply)
 
     def coordinate_together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """Make calls of `SupportsCoordination` one after the other; in SQLite one sync is for all.
@@ -211,7 +110,7 @@ class RunStore(TableStore):
         Returns:
             Of each what it returned or raised; none of them may be answered sooner.
         """
-        return self._writing.coordinate_together(calls)
+        return [_call(each) for each in calls]
 
     def iterate_outputs(
         self, run_id: str, kind: str, analyzer: str | None = None, *, limit: int | None = None
@@ -222,18 +121,18 @@ class RunStore(TableStore):
     def iterate_search(
         self, search: RunSearch, store_name: str | None = None, *, start: int = 0
     ) -> Generator[RunSummary, None, None]:
-        """See `RunFinder.iterate_search`."""
-        return self._find().iterate_search(search, store_name, start=start)
+        """See `StoreReader.iterate_search`; holds a connection as `iterate` does."""
+        return self._readers.any.iterate_search(search, store_name, start=start)
 
     def close(self) -> None:
         """End compaction and give up what is open; nothing may be called meanwhile or later."""
         if self._compaction is not None:
             self._compaction.close()
-        self._writing.close()
+        self._close_writing()
         self._close_readers()
 
-    def _make_finder(self) -> RunFinder:
-        return self._new_finder()
+    def _close_writing(self) -> None:
+        """Give up what is open for writing."""
 
 
 def _call(call: Callable[[], Any]) -> Any:
@@ -244,81 +143,88 @@ def _call(call: Callable[[], Any]) -> Any:
         return error
 
 
-class _NoWriting:
-    """Refuses what is to be written."""
+class SqliteRunStore(RunStore):
+    """The store in a folder that `ensure_store` made; one writes at a time: SQLite lets no more.
 
-    def __init__(self) -> None:
-        self.let_go: set[str] = set()
+    Args:
+        layout: The store.
+        read_only: For who looks on, also where nothing may be written. An older store is
+            migrated, or read from a migrated copy where it may not be; whatever takes the
+            file's place is read then.
 
-    def _refuse(self, _work: object, /) -> NoReturn:
-        raise BackendUnavailable("the store was opened for reading only")
+    Raises:
+        SessionStoreError: It cannot be opened, or a newer Quark wrote it (the message
+            gives both versions).
+    """
 
-    write_group = write_generation = change = coordinate = _refuse
-
-    def coordinate_together(self, calls: Sequence[Callable[[], Any]], /) -> list[Any]:
-        return [_call(each) for each in calls]
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class _SqliteWriting:
-    """One writer at a time: SQLite has no more."""
-
-    def __init__(self, layout: StoreLayout, gate: WriteGate) -> None:
-        from quark_backends.store.databases.sqlite import connect
-
-        self._connect = partial(connect, layout)
+    def __init__(self, layout: StoreLayout, *, read_only: bool = False) -> None:
+        read = partial(connect, layout, read_only=True)
         self._layout = layout
-        self._connection: StoreConnection | None = self._connect()
-        self._files = OpenFiles(layout)
+        self._connect = partial(connect, layout)
+        self._connection: StoreConnection | None = None
+        if read_only:
+            # What cannot be read is told now, and not by the first read.
+            read().close()
+        else:
+            self._open()
         self._turns = SqliteTurns(layout)
-        self._ingest = BatchIngest(self._connection)
-        self.let_go = self._ingest.let_go
-        self._gate = gate
+        super().__init__(read, self._connect, read_only=read_only, path=layout.db_path)
+        if not read_only:
+            self.let_go = self._ingest.let_go
 
-    def write_group(self, batches: Sequence[Batch]) -> None:
+    def _open(self, let_go: set[str] | None = None) -> None:
+        self._connection = self._connect()
+        self._files = OpenFiles(self._layout)
+        self._ingest = BatchIngest(self._connection, let_go=let_go)
+
+    @property
+    def trash(self) -> StoreTrash:
+        """See `RunStore`."""
+        from quark_backends.store.upkeep.trash import RunTrash
+
+        return RunTrash(self._layout, read_only=self._read_only)
+
+    def _write(self, batches: Sequence[Batch]) -> None:
         with self._gate.write():
-            if self._connection is None:
+            before = self._connection
+            if before is None:
                 raise BackendUnavailable("the store was closed")
             if self._files.find_lost():
-                self._begin_anew()
+                # Others have taken the place of ours.
+                try:
+                    self._open(self.let_go)
+                except SessionStoreError as error:
+                    raise BackendUnavailable(str(error)) from error
+                before.close()
             self._ingest.write(batches)
             self._files.note()
 
-    def _begin_anew(self) -> None:
-        """Go on with the files that have taken the place of ours."""
-        assert self._connection is not None
-        try:
-            connection = self._connect()
-        except SessionStoreError as error:
-            raise BackendUnavailable(str(error)) from error
-        self._connection.close()
-        self._connection = connection
-        self._files = OpenFiles(self._layout)
-        self._ingest = BatchIngest(connection, let_go=self.let_go)
-
     def write_generation(self, generation: Generation) -> int:
+        """See `SupportsGenerations`."""
+        self._check_writable()
         with self._gate.write(), closing(self._connect()) as connection:
             return write_generation(connection, generation)
 
-    def change(self, apply: Callable[[StoreConnection], T]) -> T:
+    def _edit(self, apply: Callable[[StoreConnection], T]) -> T:
+        self._check_writable()
         with self._gate.write(), closing(self._connect()) as connection, editing(connection):
             return apply(connection)
 
-    def coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
+    def _coordinate(self, apply: Callable[[StoreConnection], T]) -> T:
+        self._check_writable()
         # Nobody has to wait for the disk's sync, but who is answered.
         with self._turns.syncing(), self._gate.write():
             return self._turns.run(apply)
 
     def coordinate_together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """See `RunStore`."""
         try:
             with self._turns.syncing():
-                return [_call(each) for each in calls]
+                return super().coordinate_together(calls)
         except SessionStoreError as error:
             return [error] * len(calls)
 
-    def close(self) -> None:
+    def _close_writing(self) -> None:
         self._turns.close()
         with self._gate.write():
             if self._connection is not None:
@@ -326,34 +232,42 @@ class _SqliteWriting:
                 self._connection = None
 
 
-class _PostgresWriting:
-    """As many writers as there are connections; those of one run take turns in the database."""
+class PostgresRunStore(RunStore):
+    """The store in a schema that has its tables; those who write one run take turns in there.
 
-    def __init__(self, database: PostgresDatabase) -> None:
+    Args:
+        database: The schema; it is closed by who made it.
+        read_only: Nothing is written to any run, and nothing compacted.
+    """
+
+    def __init__(self, database: PostgresDatabase, *, read_only: bool = False) -> None:
         self._database = database
-        self.let_go: set[str] = set()
+        super().__init__(database.connect, database.connect, read_only=read_only)
 
-    def write_group(self, batches: Sequence[Batch]) -> None:
+    @property
+    def trash(self) -> StoreTrash:
+        """See `RunStore`."""
+        from quark_backends.store.upkeep.trash import SharedTrash
+
+        return SharedTrash(self._database)
+
+    def _write(self, batches: Sequence[Batch]) -> None:
+        def write(connection: StoreConnection) -> None:
+            ingest = BatchIngest(connection, self._database.known_names, self.let_go)
+            ingest.write_once(batches)
+
         try:
-            self._database.run(lambda connection: self._write(connection, batches))
+            self._database.run(write)
         except SessionStoreError as error:
             # What is stored already cannot be read here now, and may be later.
             raise BackendUnavailable(str(error)) from error
 
     def write_generation(self, generation: Generation) -> int:
-        return self._database.run(lambda connection: store_generation(connection, generation))
+        """See `SupportsGenerations`."""
+        return self._edit(lambda connection: store_generation(connection, generation))
 
-    def change(self, apply: Callable[[StoreConnection], T]) -> T:
+    def _edit(self, apply: Callable[[StoreConnection], T]) -> T:
+        self._check_writable()
         return self._database.run(apply)
 
-    coordinate = change
-
-    def coordinate_together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        return [_call(each) for each in calls]
-
-    def _write(self, connection: StoreConnection, batches: Sequence[Batch]) -> None:
-        ingest = BatchIngest(connection, self._database.known_names, self.let_go)
-        ingest.write_once(batches)
-
-    def close(self) -> None:
-        """The database outlives its stores."""
+    _coordinate = _edit

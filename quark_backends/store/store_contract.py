@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -22,7 +21,6 @@ from quark_backends.store.writing.edits import (
 from quark_backends.store.writing.sweeps import KeepsSweeps
 
 if TYPE_CHECKING:
-    from quark_backends.store.reading.search import RunFinder
     from quark_core.backends.edits import BelongingEdit, RunEdit, StoredGroup, StoredProject
     from quark_core.backends.run_pages import PageSearch, RunNames, RunPage
     from quark_core.backends.run_summary import RunSummary, StoredRun
@@ -68,9 +66,9 @@ class StoreReads(ABC):
     def _ask(self, run_id: str | None, read: Callable[[StoreReader], T]) -> T:
         """Ask a reader of a run, or of all where it is None."""
 
-    @abstractmethod
-    def _search(self, ask: Callable[[RunFinder], T]) -> T:
-        """Ask what searches the store."""
+    def _search(self, ask: Callable[[StoreReader], T]) -> T:
+        """Ask a reader of all runs what is known of them."""
+        return self._ask(None, ask)
 
     def _place(self, stored: StoredRun) -> StoredRun:
         """A run with the directory that it has here."""
@@ -119,23 +117,23 @@ class StoreReads(ABC):
         return list(map(self._place, found))
 
     def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
-        """See `RunFinder.search`."""
-        found = self._search(lambda finder: finder.search(search, store_name))
+        """See `StoreReader.search`."""
+        found = self._search(lambda reader: reader.search(search, store_name))
         return list(map(self._place_summary, found))
 
     def summarize(self, run_id: str) -> RunSummary:
         """See `SupportsSearch`."""
-        return self._place_summary(self._search(lambda finder: finder.summarize(run_id)))
+        return self._place_summary(self._search(lambda reader: reader.summarize(run_id)))
 
     def search_page(self, search: PageSearch, store_name: str | None = None) -> RunPage:
-        """See `RunFinder.search_page`."""
-        return self._search(lambda finder: finder.search_page(search, store_name))
+        """See `StoreReader.search_page`."""
+        return self._search(lambda reader: reader.search_page(search, store_name))
 
     def list_names(
         self, project: str | None, text: str, limit: int, store_name: str | None = None
     ) -> RunNames:
-        """See `RunFinder.list_names`."""
-        return self._search(lambda finder: finder.list_names(project, text, limit, store_name))
+        """See `StoreReader.list_names`."""
+        return self._search(lambda reader: reader.list_names(project, text, limit, store_name))
 
 
 class TableStore(KeepsSweeps, StoreReads):
@@ -151,13 +149,6 @@ class TableStore(KeepsSweeps, StoreReads):
         self, connect: Callable[[], StoreConnection], path: Path | None, *, follows: bool
     ) -> None:
         self._readers = ReaderPool(connect, path, follows=follows)
-        self._follows = follows
-        self._finder: RunFinder | None = None
-        self._finder_lock = threading.Lock()
-
-    @abstractmethod
-    def _make_finder(self) -> RunFinder:
-        """Make what searches it; SQLAlchemy is loaded by who searches only."""
 
     @abstractmethod
     def _edit(self, apply: Callable[[StoreConnection], T]) -> T:
@@ -175,23 +166,9 @@ class TableStore(KeepsSweeps, StoreReads):
         with self._readers.take() as reader:
             return read(reader)
 
-    def _search(self, ask: Callable[[RunFinder], T]) -> T:
-        return ask(self._find())
-
-    def _find(self) -> RunFinder:
-        with self._finder_lock:
-            if self._finder is None:
-                self._finder = self._make_finder()
-            if self._follows:
-                self._finder.follow(self._readers.look())
-            return self._finder
-
     def _close_readers(self) -> None:
         """Give up what is open for reading; a later read opens it again."""
         self._readers.close()
-        if self._finder is not None:
-            self._finder.close()
-            self._finder = None
 
     def read_mark(self, run_id: str) -> str:
         """See `SupportsChanges`."""

@@ -119,63 +119,51 @@ class WritingConformance(BackendKit):
             assert observe() == expected
 
     def test_values_are_kept_exactly(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """Every float64 comes back bit by bit; NaN and the infinities as what they are."""
         values = [0.1, -0.0, 5e-324, 1.7976931348623157e308, math.inf, -math.inf, math.nan, 1 / 3]
-        backend = open_backend()
-        backend.write(maker.start())
         backend.write(maker.metrics(*[("m", step, value) for step, value in enumerate(values)]))
         found = [value for _, _, value in observe()]
         assert [_bits(value) for value in found] == [_bits(value) for value in values]
 
     def test_finite_values_are_kept_exactly(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """Whatever becomes of the others."""
         values = [0.1, 5e-324, -1.7976931348623157e308, 1 / 3, 16777217.0, 2.0**53 + 2, 1e-320]
-        backend = open_backend()
-        backend.write(maker.start())
         backend.write(maker.metrics(*[("m", step, value) for step, value in enumerate(values)]))
         assert [value for _, _, value in observe()] == values
 
     def test_steps_may_repeat_and_go_backwards(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """Nothing is merged by step, and no order of steps is asked for."""
         rows: Observation = [("m", 5, 1.0), ("m", 3, 2.0), ("m", 5, 1.0), ("m", None, 4.0)]
-        backend = open_backend()
-        backend.write(maker.start())
         backend.write(maker.metrics(*rows))
         assert observe() == rows
 
     def test_steps_are_whole_to_the_last_bit(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """Also beyond what a float holds."""
         steps = [0, 2**31, 2**53 + 1, 2**63 - 1]
-        backend = open_backend()
-        backend.write(maker.start())
         backend.write(maker.metrics(*[("m", step, 1.0) for step in steps]))
         assert [step for _, step, _ in observe()] == steps
 
     def test_odd_names_are_kept_apart(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """Names that a file, a column or a reserved word could stumble over."""
         keys = list(dict.fromkeys(ODD_KEYS))
-        backend = open_backend()
-        backend.write(maker.start())
         backend.write(maker.metrics(*[(key, 1, float(i)) for i, key in enumerate(keys)]))
         assert observe() == [(key, 1, float(i)) for i, key in enumerate(keys)]
 
     def test_a_large_batch_is_kept_whole(
-        self, open_backend: Opener, maker: BatchMaker, observe: Observe
+        self, backend: Any, maker: BatchMaker, observe: Observe
     ) -> None:
         """In its order, however many rows the store takes at a time."""
         rows: Observation = [(f"m{i % 7}", i, float(i)) for i in range(5_000)]
-        backend = open_backend()
-        backend.write(maker.start())
         backend.write(maker.metrics(*rows))
         assert observe() == rows
 

@@ -1,13 +1,8 @@
 """The kit finds each weakness that was planted in a store of trials, and none in the sound one."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from planted_coordination import WEAK
+from planted_runs import name_failing, run_planted
 
 # The kit's part is run once, within the first test.
 pytestmark = pytest.mark.timeout(900)
@@ -26,12 +21,6 @@ class Planted(CoordinationConformance, WorkersConformance):
     def definition(self):
         return define()
 
-    @pytest.fixture
-    def config(self, tmp_path):
-        weakness = type(self).__name__.removeprefix("Test")
-        return BackendConfig(
-            storage_dir=tmp_path, run_id=self.RUN_ID, options={"weakness": weakness}
-        )
 """
 
 CAUGHT_BY = {
@@ -88,45 +77,18 @@ CAUGHT_BY = {
     "SetsWithoutComparing": ["fields_are_compared_and_set"],
     "RefusesLateRuns": ["a_superseded_run_is_kept_and_decides_nothing"],
 }
-# What waits for something that never comes: for how long.
-LIMITS_S = {"ForgetsLostTrials": 4, "KeepsTheTokenOfALostTrial": 25}
-HERE = Path(__file__).parent
+LIMITS = {
+    "Sound": "TIME_LIMIT_S = 60",
+    # What waits for something that never comes: for how long.
+    "ForgetsLostTrials": "TIME_LIMIT_S = 4",
+    "KeepsTheTokenOfALostTrial": "TIME_LIMIT_S = 25",
+}
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
     """Class -> test -> outcome: the kit's part for the sound store, and the named tests."""
-    folder = tmp_path_factory.mktemp("planted")
-    classes = "".join(
-        f"\n\nclass Test{name}(Planted):\n    TIME_LIMIT_S = {LIMITS_S.get(name, 60)}\n"
-        for name in ("Sound", *WEAK)
-    )
-    module = folder / "test_planted.py"
-    module.write_text(MODULE + classes)
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    wanted = [f"{module}::TestSound"]
-    for name, tests in CAUGHT_BY.items():
-        wanted += [f"{module}::Test{name}::test_{test}" for test in tests]
-    report = folder / "report.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-p", "quark_core.testing.report", "--conformance-json", str(report)),
-            *(f"--basetemp={folder / 'temporary'}", *wanted),
-        ],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])},
-        capture_output=True,
-        text=True,
-        timeout=880,
-    )
-    assert report.is_file(), done.stdout + done.stderr
-    return {
-        name.removeprefix("Test"): {
-            one["test"].removeprefix("test_"): one["outcome"] for one in tests
-        }
-        for name, tests in json.loads(report.read_text()).items()
-    }
+    return run_planted(tmp_path_factory.mktemp("planted"), MODULE, CAUGHT_BY, LIMITS, 880)[1]
 
 
 def test_every_weakness_has_a_test_that_finds_it():
@@ -143,5 +105,5 @@ def test_the_sound_store_passes(outcomes):
 @pytest.mark.long
 @pytest.mark.parametrize("weakness", CAUGHT_BY)
 def test_the_weakness_is_found(outcomes, weakness):
-    expected = dict.fromkeys(CAUGHT_BY[weakness], "failed")
-    assert {test: outcomes[weakness][test] for test in CAUGHT_BY[weakness]} == expected
+    expected, found = name_failing(CAUGHT_BY, outcomes, weakness)
+    assert found == expected

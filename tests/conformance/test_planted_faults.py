@@ -1,13 +1,8 @@
 """The kit finds each weakness that was planted in a backend, and none in the sound one."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from planted_backends import WEAK
+from planted_runs import name_failing, run_planted
 
 # The whole kit is run once, within the first test.
 pytestmark = pytest.mark.timeout(600)
@@ -26,13 +21,6 @@ class Planted(BackendConformance):
     @pytest.fixture
     def definition(self):
         return define(type(self).__name__.removeprefix("Test"))
-
-    @pytest.fixture
-    def config(self, tmp_path):
-        weakness = type(self).__name__.removeprefix("Test")
-        return BackendConfig(
-            storage_dir=tmp_path, run_id=self.RUN_ID, options={"weakness": weakness}
-        )
 
     @pytest.fixture
     def observe(self, config):
@@ -107,51 +95,23 @@ CAUGHT_BY = {
     "HasWhatItDoesNotDeclare": ["capabilities_are_true"],
     "SpeaksAnOlderVersion": ["definition_is_complete"],
 }
-# Of what never ends: how long it is waited for.
-LIMITS_S = {"HangsInClose": (2, 0.5)}
-HERE = Path(__file__).parent
+LIMITS = {
+    "Sound": "TIME_LIMIT_S, CLOSE_LIMIT_S = 60, 30",
+    # Never ends: so long it is waited for.
+    "HangsInClose": "TIME_LIMIT_S, CLOSE_LIMIT_S = 2, 0.5",
+}
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
     """What pytest prints, and its report: the kit for the sound backend, and the named tests."""
-    folder = tmp_path_factory.mktemp("planted")
-    classes = "".join(
-        f"\n\nclass Test{name}(Planted):\n    TIME_LIMIT_S, CLOSE_LIMIT_S = {{}}, {{}}\n".format(
-            *LIMITS_S.get(name, (60, 30))
-        )
-        for name in ("Sound", *WEAK)
-    )
-    module = folder / "test_planted.py"
-    module.write_text(MODULE + classes)
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    wanted = [f"{module}::TestSound"]
-    for name, tests in CAUGHT_BY.items():
-        wanted += [f"{module}::Test{name}::test_{test}" for test in tests]
-    report = folder / "report.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-p", "quark_core.testing.report", "--conformance-json", str(report)),
-            *(f"--basetemp={folder / 'temporary'}", *wanted),
-        ],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *filter(None, sys.path)])},
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
-    assert report.is_file(), done.stdout + done.stderr
-    return done.stdout, json.loads(report.read_text())
+    return run_planted(tmp_path_factory.mktemp("planted"), MODULE, CAUGHT_BY, LIMITS, 580)
 
 
 @pytest.fixture(scope="module")
 def outcomes(session):
     """Class -> test -> outcome."""
-    return {
-        name.removeprefix("Test"): {one["test"].removeprefix("test_"): one for one in tests}
-        for name, tests in session[1].items()
-    }
+    return session[1]
 
 
 def test_every_weakness_has_a_test_that_finds_it():
@@ -160,19 +120,18 @@ def test_every_weakness_has_a_test_that_finds_it():
 
 @pytest.mark.long
 def test_the_sound_backend_passes(outcomes):
-    failed = {name: one for name, one in outcomes["Sound"].items() if one["outcome"] == "failed"}
-    assert failed == {}
-    passed = [one for one in outcomes["Sound"].values() if one["outcome"] == "passed"]
-    assert len(passed) > 60
+    failed = {name for name, outcome in outcomes["Sound"].items() if outcome == "failed"}
+    assert failed == set()
+    assert list(outcomes["Sound"].values()).count("passed") > 60
     for test in {test for tests in CAUGHT_BY.values() for test in tests}:
-        assert outcomes["Sound"][test]["outcome"] == "passed", test
+        assert outcomes["Sound"][test] == "passed", test
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("weakness", CAUGHT_BY)
 def test_the_weakness_is_found(outcomes, weakness):
-    found = {test: outcomes[weakness][test]["outcome"] for test in CAUGHT_BY[weakness]}
-    assert found == dict.fromkeys(CAUGHT_BY[weakness], "failed")
+    expected, found = name_failing(CAUGHT_BY, outcomes, weakness)
+    assert found == expected
 
 
 @pytest.mark.long

@@ -660,14 +660,14 @@ class Deployment:
         Raises:
             SessionStoreError: It cannot be opened.
         """
-        from quark_backends.store.run_store import RunStore
+        from quark_backends.store.run_store import PostgresRunStore, SqliteRunStore
 
         if self.control.is_sqlite:
             from quark_backends.store.databases.sqlite import ensure_store
 
             layout = ensure_store(self.find_root(workspace))
-            return RunStore.over_sqlite(layout, read_only=read_only)
-        return RunStore.over_postgres(self.find_database(workspace), read_only=read_only)
+            return SqliteRunStore(layout, read_only=read_only)
+        return PostgresRunStore(self.find_database(workspace), read_only=read_only)
 
     def close(self) -> None:
         """Give up connections."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -33,7 +32,7 @@ from quark_core.errors import (
 )
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import URL, Engine
 
 # Malformed for good: values out of range or of a wrong type, and what no row may lack.
 _MALFORMED = ("22", "23502", "23514", "42804", "42883", "42846")
@@ -304,8 +303,6 @@ _LOCK_TIMEOUT_S = 15
 # Whoever iterates over a run holds a moment of the store open.
 _IDLE_TIMEOUT_S = 600
 _MIGRATION_TIMEOUT_S = 600
-# Searches have connections of their own: SQLAlchemy keeps them.
-_SEARCHES = 4
 
 
 class PostgresPool:
@@ -315,7 +312,7 @@ class PostgresPool:
 
     Args:
         url: As SQLAlchemy writes it: `postgresql+psycopg://user@host:port/database`.
-        max_connections: At most so many at once, besides those of searches.
+        max_connections: At most so many at once.
         wait_s: How long a caller waits for one.
 
     Raises:
@@ -326,9 +323,6 @@ class PostgresPool:
         self.url = _parse(url)
         self.name = redact_text(self.url.render_as_string(hide_password=True))
         self._arguments = _find_arguments(self.url)
-        self._wait_s = wait_s
-        self._lock = threading.Lock()
-        self._engine: Engine | None = None
         self._pool = ConnectionPool(
             connection_class=PooledConnection,
             kwargs={**self._arguments, "autocommit": True, "context": make_adapters()},
@@ -364,58 +358,28 @@ class PostgresPool:
             ) from error
         return PostgresConnection(raw, _settings(schema, statement_timeout_s), self._pool.putconn)
 
-    @contextmanager
-    def begin_search(self, schema: str) -> Iterator[Connection]:
-        """A connection of SQLAlchemy in a transaction that sees one moment of a schema."""
-        with self._find_engine().connect() as connection, connection.begin():
-            connection.exec_driver_sql(_settings(schema, _STATEMENT_TIMEOUT_S))
-            yield connection
-
     def close(self) -> None:
         """Close all connections."""
         self._pool.close()
-        with self._lock:
-            if self._engine is not None:
-                self._engine.dispose()
-                self._engine = None
-
-    def _find_engine(self) -> Engine:
-        with self._lock:
-            if self._engine is None:
-                self._engine = make_engine(
-                    self.url,
-                    adapters=make_adapters(),
-                    read_only=True,
-                    isolation_level="REPEATABLE READ",
-                    pool_size=_SEARCHES,
-                    max_overflow=0,
-                    pool_timeout=self._wait_s,
-                    pool_pre_ping=True,
-                )
-            return self._engine
 
 
-def make_engine(
-    url: URL, *, adapters: AdaptersMap | None = None, read_only: bool = False, **options: Any
-) -> Engine:
-    """An engine of SQLAlchemy whose connections are as those of a pool.
+def make_engine(url: URL, **options: Any) -> Engine:
+    """An engine of SQLAlchemy whose connections are as those of a pool, but for their values.
 
     Args:
         url: The database.
-        adapters: How values are sent and read; as psycopg does by default.
-        read_only: Whether all of its transactions are.
         options: For SQLAlchemy.
     """
     from sqlalchemy import create_engine
 
     arguments = _find_arguments(url)
 
-    def connect() -> PooledConnection:
-        raw = PooledConnection.connect(**arguments, context=adapters)
-        raw.read_only = read_only
-        return raw
-
-    return create_engine(url, creator=connect, use_native_hstore=False, **options)
+    return create_engine(
+        url,
+        creator=lambda: PooledConnection.connect(**arguments),
+        use_native_hstore=False,
+        **options,
+    )
 
 
 def _parse(url: str) -> URL:
@@ -576,14 +540,6 @@ class PostgresDatabase:
         if isinstance(last, psycopg.IntegrityError):
             raise BackendRejected(f"the store has something that forbids it: {last}") from last
         raise BackendUnavailable(f"PostgreSQL: {redact_text(str(last))}") from last
-
-    @contextmanager
-    def begin_search(self) -> Iterator[Connection]:
-        """See `PostgresPool.begin_search`."""
-        if not self._is_checked:
-            self.connect().close()
-        with self._pool.begin_search(self.schema) as connection:
-            yield connection
 
     def take(self) -> PostgresConnection:
         """As `connect`, whatever is in the schema, or is not.

@@ -26,6 +26,7 @@ from quark_backends.store.databases.layout import (
     STORE_FOLDER,
     StoreLayout,
 )
+from quark_backends.store.databases.tables import SQLITE, list_statements, load_schema
 from quark_backends.store.databases.write_ahead_log import (
     WritingConnection,
     empty_log,
@@ -119,11 +120,6 @@ def connect_memory() -> SqliteConnection:
     )
     connection.executescript(load_schema())
     return connection
-
-
-def load_schema() -> str:
-    """The statements that make the tables; made from `tables.py`."""
-    return Path(__file__).with_name("schema.sql").read_text("utf-8")
 
 
 def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool) -> None:
@@ -771,8 +767,6 @@ def _upgrade(db_path: Path, root: Path, *, wait_s: float, is_copy: bool = False)
 def _run_transaction(
     connection: SqliteConnection, root: Path, wait_s: float, *, is_copy: bool
 ) -> None:
-    from quark_backends.store.databases.tables import SQLITE, list_statements
-
     try:
         _begin(connection, root, wait_s)
         version = read_version(connection, root)

@@ -50,9 +50,8 @@ _COLUMNS = ("sequence", "step", "epoch", "time_us", "value")
 _KEPT_ROWS = 200_000
 # Of a longer one so many points of the wanted metrics are given at once.
 _PART_ROWS = 65_536
-# What a process that compacts while it writes leaves no more of.
-_BACKLOG_ROWS = 262_144
-_BACKLOG_BATCHES = 1024
+# Nor is one of more batches.
+_KEPT_BATCHES = 1024
 
 
 @dataclass(slots=True)
@@ -164,10 +163,10 @@ class MetricTails:
         """Whether the tail, with what came since it was kept, may be kept."""
         counts = rows.connection.execute(
             "SELECT count FROM batch WHERE writer_pk = ? AND kind = ? AND number > ? LIMIT ?",
-            (writer.pk, _KIND, kept.newest, _BACKLOG_BATCHES + 1),
+            (writer.pk, _KIND, kept.newest, _KEPT_BATCHES + 1),
         ).fetchall()
         new = sum(count for (count,) in counts)
-        return len(counts) <= _BACKLOG_BATCHES and kept.points.count + new <= _KEPT_ROWS
+        return len(counts) <= _KEPT_BATCHES and kept.points.count + new <= _KEPT_ROWS
 
 
 def _stream(
@@ -183,7 +182,7 @@ def _stream(
         if points.count >= _PART_ROWS:
             yield points.split(keys)
             points = _Points(dict(known))
-    rows.met_backlog |= records > _BACKLOG_ROWS or batches > _BACKLOG_BATCHES
+    rows.note_backlog(records, batches)
     if points.count:
         yield points.split(keys)
 

@@ -547,13 +547,9 @@ def _load(
     sequences = new.sequences.get(kind)
     if sequences:
         parts.append(_load_compacted(rows, writer, kind, sequences, keys if by_key else None))
-    numbers = new.numbers.get(kind, ())
-    whole = [number for number in numbers if number not in new.cuts]
-    parts += rows.load_batches(writer, kind, whole, {})
-    for number in numbers:
-        if number in new.cuts:
-            for part in rows.load_batches(writer, kind, [number], {}):
-                parts.append(part.order_by_sequence().take(new.cuts[number]))
+    for number, part in rows.load_numbered(writer, kind, new.numbers.get(kind, ()), {}):
+        cut = new.cuts.get(number)
+        parts.append(part if cut is None else part.order_by_sequence().take(cut))
     wanted = []
     for part in parts:
         chosen = part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -38,12 +38,18 @@ if TYPE_CHECKING:
     from quark_core.backends.contract import Batch, Generation
     from quark_core.backends.curves import Cursor, CurveQuery, CurveSet, RunChanges, RunHeads
     from quark_core.backends.grids import Grid, GridQuery
-    from quark_core.backends.run_pages import RunConfiguration, RunLabel
-    from quark_core.backends.run_summary import StoredRun
+    from quark_core.backends.run_pages import (
+        PageSearch,
+        RunConfiguration,
+        RunLabel,
+        RunNames,
+        RunPage,
+    )
+    from quark_core.backends.run_summary import RunSummary, StoredRun
     from quark_core.backends.series import Series
     from quark_core.records import StreamRecord
     from quark_core.records.columns import Columns
-    from quark_core.records.query import Query
+    from quark_core.records.query import Query, RunSearch
     from quark_core.records.runs import StopRequest
 
 
@@ -213,17 +219,10 @@ class StoreReader:
         from quark_backends.store.reading.incremental_reads import iterate_writer
         from quark_backends.store.reading.stored_rows import StoredRows
 
-        # A connection of its own: the moment lasts as long as whoever iterates takes.
-        connection = self._connect()
-        try:
-            connection.begin_read()
+        with self._begin_apart() as connection:
             stored = StoredRows(connection)
             for writer in find_writers(connection, run_id, query.rank):
                 yield from iterate_writer(stored, writer, kind, query, rows)
-        except connection.Error as error:
-            raise SessionStoreError(f"the store cannot be read: {error}") from error
-        finally:
-            connection.close()
 
     def read_batches(
         self, run_id: str, writer_id: str, start: int, limit: int, limit_bytes: int | None = None
@@ -258,14 +257,8 @@ class StoreReader:
         self, run_id: str, kind: str, analyzer: str | None = None, *, limit: int | None = None
     ) -> Iterator[Columns]:
         """What `read_outputs` returns, of one analysis after the other; see `iterate_outputs`."""
-        connection = self._connect()
-        try:
-            connection.begin_read()
+        with self._begin_apart() as connection:
             yield from iterate_outputs(connection, run_id, kind, analyzer, limit)
-        except connection.Error as error:
-            raise SessionStoreError(f"the store cannot be read: {error}") from error
-        finally:
-            connection.close()
 
     def load_run(self, run_id: str) -> StoredRun:
         """One run.
@@ -371,6 +364,57 @@ class StoreReader:
             arguments.append(limit)
         with self.begin() as connection:
             return [Label(*row) for row in connection.execute(sql, arguments).fetchall()]
+
+    def search(self, search: RunSearch, store_name: str | None = None) -> list[RunSummary]:
+        """The runs that fit; see `iterate_search`."""
+        from quark_backends.store.reading.search import iterate_search
+
+        with self.begin() as connection:
+            return list(iterate_search(connection, search, store_name))
+
+    def iterate_search(
+        self, search: RunSearch, store_name: str | None = None, *, start: int = 0
+    ) -> Generator[RunSummary, None, None]:
+        """What `search` returns, a few runs at a time in memory; see there."""
+        from quark_backends.store.reading.search import iterate_search
+
+        with self._begin_apart() as connection:
+            yield from iterate_search(connection, search, store_name, start=start)
+
+    def search_page(self, page: PageSearch, store_name: str | None = None) -> RunPage:
+        """One page of the runs that fit; see `load_page`."""
+        from quark_backends.store.reading.run_pages import load_page
+
+        with self.begin() as connection:
+            return load_page(connection, page, store_name)
+
+    def list_names(
+        self, project: str | None, text: str, limit: int, store_name: str | None = None
+    ) -> RunNames:
+        """The names that runs have; see `SupportsPages`."""
+        from quark_backends.store.reading.run_pages import load_names
+
+        with self.begin() as connection:
+            return load_names(connection, project, text, limit, store_name)
+
+    def summarize(self, run_id: str) -> RunSummary:
+        """One run with its metrics summed up, in the trash or not."""
+        from quark_backends.store.reading.search import summarize
+
+        with self.begin() as connection:
+            return summarize(connection, run_id)
+
+    @contextmanager
+    def _begin_apart(self) -> Iterator[StoreConnection]:
+        """A transaction over a connection of its own: it lasts as long as whoever iterates."""
+        connection = self._connect()
+        try:
+            connection.begin_read()
+            yield connection
+        except connection.Error as error:
+            raise SessionStoreError(f"the store cannot be read: {error}") from error
+        finally:
+            connection.close()
 
     @contextmanager
     def begin(self) -> Iterator[StoreConnection]:

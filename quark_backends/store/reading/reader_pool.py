@@ -18,7 +18,8 @@ from quark_core.errors import SessionStoreError
 if TYPE_CHECKING:
     from quark_backends.store.reading.stored_rows import BlockCache
 
-_READERS = 4
+# Of those who read and search at once.
+_READERS = 6
 # What nothing can be written beside is perhaps read from a copy, which is not made anew more often.
 _STILL_S = 30.0
 
@@ -96,10 +97,6 @@ class ReaderPool:
                 self._blocks.forget()
             self._look, self._looked_at = look, now
             return look
-
-    def look(self) -> object:
-        """Differs from before where another file is read now; None where there is none."""
-        return None if self._path is None else self._look_at(self._path)
 
     def read_mark(self, run_id: str) -> str:
         """See `SupportsChanges`."""

@@ -6,28 +6,22 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import msgspec
-from sqlalchemy import (
-    ColumnElement,
-    Table,
-    and_,
-    case,
-    exists,
-    func,
-    literal,
-    or_,
-    select,
-    union_all,
-)
 
-from quark_backends.store.databases.tables import METADATA
+from quark_backends.store.databases.connection import StoreConnection
 from quark_backends.store.reading.search_conditions import (
+    STATISTICS,
     SearchConditions,
+    Sql,
     StoredNames,
-    find_alive,
+    contains,
     is_visible,
+    join_sql,
+    list_values,
+    some,
+    sql,
 )
 from quark_backends.store.reading.table_rows import cut_numbers, read_texts
 from quark_core.backends.run_pages import (
@@ -41,24 +35,11 @@ from quark_core.backends.run_pages import (
 )
 from quark_core.records.base import now_us
 from quark_core.records.names import encode_name
-from quark_core.records.query import Field, RunSearch, Scope
+from quark_core.records.query import Field, Scope
 from quark_core.search.fallback import describe_key, open_cursor, order_names
 from quark_core.search.resolution import resolve_names, spell_name, write_name
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-_run = METADATA.tables["run"]
-_project = METADATA.tables["project"]
-_run_tag = METADATA.tables["run_tag"]
-_run_metric = METADATA.tables["run_metric"]
-_run_config = METADATA.tables["run_config"]
-_run_field = METADATA.tables["run_field"]
-_run_fingerprint = METADATA.tables["run_fingerprint"]
-_name = METADATA.tables["name"]
-
-_STATISTICS = {"last": "last", "first": "first", "min": "low", "max": "high", "count": "count"}
 _RUN_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "created": ("created_us",),
     "updated": ("updated_us",),
@@ -83,10 +64,30 @@ _CELL_CHARACTERS = 16_384
 _LIST_CHARACTERS = 65_536
 _PAGE_CHARACTERS = 4_000_000
 _KEY_CHARACTERS = 512
+# Columns of a run that a run may make large; a list of texts that is large is not shown.
+_CUT = {
+    "notes": f"substr(run.notes, 1, {_CELL_CHARACTERS})",
+    "tags": f"CASE WHEN length(run.tags) <= {_LIST_CHARACTERS} THEN run.tags ELSE '[]' END",
+    "group_paths": (
+        f"CASE WHEN length(run.group_paths) <= {_LIST_CHARACTERS} THEN run.group_paths END"
+    ),
+}
 
 
-def load_page(connection: Connection, page: PageSearch, store_name: str | None) -> RunPage:
-    """One page, inside a transaction that reads; see `RunFinder.search_page`."""
+def load_page(
+    connection: StoreConnection, page: PageSearch, store_name: str | None = None
+) -> RunPage:
+    """One page of the runs that fit, of each the chosen columns; see `SupportsPages`.
+
+    Args:
+        connection: The store, inside of a transaction that reads.
+        page: What is asked for.
+        store_name: Only runs that were started for a storage root of this label.
+
+    Raises:
+        SchemaValidationError: A name that no run of the searched project has, or a cursor of
+            another search.
+    """
     search = page.search
     cursor = open_cursor(page)
     names = StoredNames(connection, search.project, store_name)
@@ -94,18 +95,18 @@ def load_page(connection: Connection, page: PageSearch, store_name: str | None) 
     if resolved is None:
         return RunPage(columns=page.column_texts, rows=(), count=0 if page.count else None)
     at_us = now_us() if cursor is None else cursor.at_us
-    conditions = _make_conditions(connection, resolved, names, at_us, store_name)
-    statement = (
-        select(_run.c.pk, _run.c.id, _run.c.created_us, *(key for key, _ in conditions.list_keys()))
-        .select_from(conditions.tables)
-        .where(conditions.make_condition())
-        .order_by(*conditions.make_order())
-        .limit(page.limit + 1)
-    )
+    own = (names.metric_names, at_us, store_name)
+    conditions = SearchConditions(connection, resolved, *own)
+    keys = [Sql("run.pk, run.id, run.created_us"), *(key for key, _ in conditions.list_keys())]
+    condition = conditions.make_condition()
     if cursor is not None:
         bound = conditions.make_bound(cursor.keys, cursor.created_us, cursor.run_id)
-        statement = statement.where(bound)
-    found = [tuple(row) for row in connection.execute(statement)]
+        condition = sql("{} AND {}", condition, bound)
+    statement = sql(
+        f"SELECT {{}} FROM {{}} WHERE {{}} ORDER BY {{}} LIMIT {page.limit + 1}",
+        *(join_sql(", ", keys), conditions.tables, condition, conditions.make_order()),
+    )
+    found = statement.ask(connection).fetchall()
     shown = found[: page.limit]
     cells = _Cells(connection, [row[0] for row in shown], page.columns, at_us)
     rows: list[RunRow] = []
@@ -121,41 +122,19 @@ def load_page(connection: Connection, page: PageSearch, store_name: str | None) 
         _, run_id, created_us, *keys = shown[len(rows) - 1]
         last = PageCursor(checksum_search(search), at_us, created_us, run_id, keys)
         following = last.encode()
+    count = None
+    if page.count:
+        unordered = SearchConditions(connection, replace(resolved, order_by=()), *own)
+        counted = sql(
+            "SELECT count(*) FROM {} WHERE {}", unordered.tables, unordered.make_condition()
+        )
+        (count,) = counted.ask(connection).fetchone()
     return RunPage(
         columns=page.column_texts,
         rows=tuple(rows),
         next=following,
-        count=_count(connection, resolved, names, at_us, store_name) if page.count else None,
+        count=count,
     )
-
-
-def _make_conditions(
-    connection: Connection,
-    resolved: RunSearch,
-    names: StoredNames,
-    at_us: int,
-    store_name: str | None,
-) -> SearchConditions:
-    asks_liveness = any(
-        field.scope == "run" and field.name in ("state", "duration") for field in resolved.fields
-    )
-    alive = find_alive(connection) if asks_liveness else ()
-    return SearchConditions(resolved, names.metric_names, alive, at_us, store_name)
-
-
-def _count(
-    connection: Connection,
-    resolved: RunSearch,
-    names: StoredNames,
-    at_us: int,
-    store_name: str | None,
-) -> int:
-    unordered = replace(resolved, order_by=())
-    conditions = _make_conditions(connection, unordered, names, at_us, store_name)
-    statement = (
-        select(func.count()).select_from(conditions.tables).where(conditions.make_condition())
-    )
-    return int(connection.scalar(statement) or 0)
 
 
 class _Cells:
@@ -169,16 +148,20 @@ class _Cells:
     """
 
     def __init__(
-        self, connection: Connection, run_pks: Sequence[int], columns: Sequence[Field], at_us: int
+        self,
+        connection: StoreConnection,
+        run_pks: Sequence[int],
+        columns: Sequence[Field],
+        at_us: int,
     ) -> None:
         self._connection = connection
         self._columns = columns
         self._at_us = at_us
         self._runs: dict[int, Mapping[str, Any]] = {}
-        self._metrics: dict[tuple[int, str], Any] = {}
+        self._metrics: dict[tuple[int, str], Mapping[str, Any]] = {}
         # By run, scope and name.
         self._given: dict[tuple[int, str, str], Any] = {}
-        self._long: dict[int, list[tuple[str, Table, str, bool]]] = {}
+        self._long: dict[int, list[tuple[str, str, str, bool]]] = {}
         fields = {
             scope: [field.name for field in columns if field.scope == scope]
             for scope in get_args(Scope)
@@ -186,7 +169,7 @@ class _Cells:
         for part in cut_numbers(run_pks):
             if fields["run"]:
                 self._load_runs(connection, part, fields["run"])
-            for scope, table in (("config", _run_config), ("field", _run_field)):
+            for scope, table in (("config", "run_config"), ("field", "run_field")):
                 if fields[scope]:
                     self._load_given(connection, part, scope, table, fields[scope])
             if fields["fingerprint"]:
@@ -198,9 +181,12 @@ class _Cells:
         """The cells of one run."""
         long = self._long.pop(run_pk, [])
         for scope, table, key, is_json in long:
-            text = func.substr(table.c.text, 1, _CELL_CHARACTERS + 1)
-            its = (table.c.run_pk == run_pk, table.c.key == key)
-            found = str(self._connection.scalar(select(text).where(*its)) or "")
+            beginning = sql(
+                f"SELECT substr(text, 1, {_CELL_CHARACTERS + 1}) FROM {table}"
+                " WHERE run_pk = {} AND key = {}",
+                *(run_pk, key),
+            )
+            found = str(beginning.ask(self._connection).fetchone()[0] or "")
             is_cut = len(found) > _CELL_CHARACTERS
             value = f"{found[:_CELL_CHARACTERS]}…" if is_cut else found
             self._given[run_pk, scope, key] = json.loads(found) if is_json and not is_cut else value
@@ -217,7 +203,7 @@ class _Cells:
         for name in spell_name(field):
             row = self._metrics.get((run_pk, name))
             if row is not None:
-                value = getattr(row, _STATISTICS[field.statistic])
+                value = row[STATISTICS[field.statistic]]
                 return math.nan if value is None else value
         return None
 
@@ -252,82 +238,67 @@ class _Cells:
             end_us = self._at_us if is_alive else row["heartbeat_us"]
         return float(max(0, end_us - row["created_us"])) / 1e6
 
-    def _load_runs(self, connection: Connection, part: Sequence[int], names: list[str]) -> None:
+    def _load_runs(
+        self, connection: StoreConnection, part: Sequence[int], names: list[str]
+    ) -> None:
         wanted = {column for name in names for column in _RUN_COLUMNS.get(name, (name,))}
-        statement = select(_run.c.pk, *map(_cut_column, sorted(wanted)))
+        columns = ["pk", *sorted(wanted)]
+        texts = [_CUT.get(column, f"run.{column}") for column in columns]
+        tables = "run"
         if "project" in names:
-            statement = statement.add_columns(_project.c.name.label("project_name")).join_from(
-                _run, _project
-            )
-        for row in connection.execute(statement.where(_run.c.pk.in_(part))).mappings():
-            self._runs[row["pk"]] = dict(row)
+            columns.append("project_name")
+            texts.append("project.name")
+            tables = "run JOIN project ON project.id = run.project_id"
+        statement = f"SELECT {', '.join(texts)} FROM {tables} WHERE run.pk IN {{}}"
+        for row in sql(statement, list_values(part)).ask(connection):
+            self._runs[row[0]] = dict(zip(columns, row, strict=True))
 
     def _load_given(
         self,
-        connection: Connection,
+        connection: StoreConnection,
         part: Sequence[int],
         scope: str,
-        table: Table,
+        table: str,
         keys: list[str],
     ) -> None:
-        columns = table.c
-        length = func.coalesce(func.length(columns.text), 0)
-        statement = select(
-            columns.run_pk, columns.key, length, columns.type, columns.number, _cut_text(table)
-        ).where(columns.run_pk.in_(part), columns.key.in_(sorted(set(keys))))
-        for run_pk, key, characters, kind, *value in connection.execute(statement):
+        short = f"CASE WHEN length(text) <= {_SHORT_CHARACTERS} THEN text END"
+        statement = sql(
+            f"SELECT run_pk, key, coalesce(length(text), 0), type, number, {short} FROM {table}"
+            " WHERE run_pk IN {} AND key IN {}",
+            *(list_values(part), list_values(sorted(set(keys)))),
+        )
+        for run_pk, key, characters, kind, *value in statement.ask(connection):
             if characters > _SHORT_CHARACTERS:
                 self._long.setdefault(run_pk, []).append((scope, table, key, kind == "json"))
             else:
                 self._given[run_pk, scope, key] = _read_value(kind, *value)
 
     def _load_fingerprints(
-        self, connection: Connection, part: Sequence[int], keys: list[str]
+        self, connection: StoreConnection, part: Sequence[int], keys: list[str]
     ) -> None:
-        columns = _run_fingerprint.c
-        statement = (
-            select(
-                columns.run_pk,
-                columns.key,
-                func.substr(func.min(columns.digest), 1, _SHORT_CHARACTERS),
-            )
-            .where(columns.run_pk.in_(part), columns.key.in_(sorted(set(keys))))
-            .group_by(columns.run_pk, columns.key)
+        statement = sql(
+            f"SELECT run_pk, key, substr(min(digest), 1, {_SHORT_CHARACTERS}) FROM run_fingerprint"
+            " WHERE run_pk IN {} AND key IN {} GROUP BY run_pk, key",
+            *(list_values(part), list_values(sorted(set(keys)))),
         )
-        for run_pk, key, digest in connection.execute(statement):
+        for run_pk, key, digest in statement.ask(connection):
             self._given[run_pk, "fingerprint", key] = digest
 
-    def _load_metrics(self, connection: Connection, part: Sequence[int]) -> None:
+    def _load_metrics(self, connection: StoreConnection, part: Sequence[int]) -> None:
         fields = [field for field in self._columns if field.scope == "metric"]
-        texts = {name for field in fields for name in spell_name(field)}
-        found = connection.execute(
-            select(_name.c.pk, _name.c.text).where(_name.c.text.in_(sorted(texts)))
+        texts = sorted({name for field in fields for name in spell_name(field)})
+        found = sql("SELECT pk, text FROM name WHERE text IN {}", list_values(texts))
+        names: dict[int, str] = dict(found.ask(connection).fetchall())
+        if not names:
+            return
+        columns = sorted({STATISTICS[field.statistic] for field in fields})
+        statement = sql(
+            f"SELECT run_pk, name_pk, {', '.join(columns)} FROM run_metric"
+            " WHERE run_pk IN {} AND name_pk IN {}",
+            *(list_values(part), list_values(sorted(names))),
         )
-        names: dict[int, str] = {row.pk: row.text for row in found}
-        statistics = sorted({_STATISTICS[field.statistic] for field in fields})
-        columns = _run_metric.c
-        statement = select(
-            columns.run_pk, columns.name_pk, *(columns[column] for column in statistics)
-        ).where(columns.run_pk.in_(part), columns.name_pk.in_(sorted(names)))
-        for row in connection.execute(statement) if names else ():
-            self._metrics[row.run_pk, names[row.name_pk]] = row
-
-
-def _cut_column(name: str) -> ColumnElement[Any]:
-    """A column of a run that no run makes large; a list of texts that is, is not shown."""
-    column = _run.c[name]
-    if name == "notes":
-        return func.substr(column, 1, _CELL_CHARACTERS).label(name)
-    if name == "tags":
-        return case((func.length(column) <= _LIST_CHARACTERS, column), else_="[]").label(name)
-    if name == "group_paths":
-        return case((func.length(column) <= _LIST_CHARACTERS, column)).label(name)
-    return column
-
-
-def _cut_text(table: Table) -> ColumnElement[Any]:
-    """The text of a value where it is short, else NULL."""
-    return case((func.length(table.c.text) <= _SHORT_CHARACTERS, table.c.text))
+        for run_pk, name_pk, *values in statement.ask(connection):
+            self._metrics[run_pk, names[name_pk]] = dict(zip(columns, values, strict=True))
 
 
 def _count_characters(cell: Any) -> int:
@@ -345,9 +316,13 @@ def _read_value(kind: str, number: float | None, text: str | None) -> Any:
 
 
 def load_names(
-    connection: Connection, project: str | None, text: str, limit: int, store_name: str | None
+    connection: StoreConnection,
+    project: str | None,
+    text: str,
+    limit: int,
+    store_name: str | None = None,
 ) -> RunNames:
-    """Names that have a text in them, inside a transaction; see `RunFinder.list_names`."""
+    """The names that runs have and that have a text in them; see `SupportsPages`."""
     visible = is_visible(project, store_name)
     metrics = _find_metrics(connection, visible, text)
     keys = _find_keys(connection, visible, text)
@@ -367,100 +342,84 @@ def load_names(
     )
 
 
-def _contains(column: ColumnElement[Any], *texts: str) -> ColumnElement[bool]:
-    lower = func.lower(column)
-    return or_(*(func.replace(lower, text.lower(), "") != lower for text in texts if text))
+def _contains(column: str, *texts: str) -> Sql:
+    """Whether a column has one of some texts in it; true where none of them says anything."""
+    lower = Sql(f"lower({column})")
+    wanted = [contains(lower, text.lower()) for text in texts if text]
+    return some(*wanted) if wanted else Sql("1 = 1")
 
 
-def _find_metrics(
-    connection: Connection, visible: Sequence[ColumnElement[bool]], text: str
-) -> list[str]:
-    used = exists(
-        select(literal(1))
-        .select_from(_run_metric.join(_run, _run.c.pk == _run_metric.c.run_pk))
-        .where(_run_metric.c.name_pk == _name.c.pk, *visible)
-        .correlate(_name)
+def _find_metrics(connection: StoreConnection, visible: Sql, text: str) -> list[str]:
+    found = sql(
+        "SELECT name.text FROM name WHERE EXISTS (SELECT 1 FROM run_metric"
+        " JOIN run ON run.pk = run_metric.run_pk WHERE run_metric.name_pk = name.pk AND {})"
+        f" AND {{}} ORDER BY name.text LIMIT {_LOOKED_THROUGH}",
+        *(visible, _contains("name.text", text, encode_name(text) if text else "")),
     )
-    statement = select(_name.c.text).where(used).order_by(_name.c.text).limit(_LOOKED_THROUGH)
-    if text:
-        statement = statement.where(_contains(_name.c.text, text, encode_name(text)))
-    return [write_name("metric", key) for key in connection.scalars(statement)]
+    return [write_name("metric", key) for (key,) in found.ask(connection)]
 
 
-def _find_keys(
-    connection: Connection, visible: Sequence[ColumnElement[bool]], text: str
-) -> list[str]:
+def _find_keys(connection: StoreConnection, visible: Sql, text: str) -> list[str]:
     # From one key to the next one: the index is not walked through for each run that has it.
-    first = select(func.min(_run_config.c.key).label("key")).cte("keys", recursive=True)
-    following = select(func.min(_run_config.c.key)).where(_run_config.c.key > first.c.key)
-    keys = first.union_all(
-        select(following.correlate(first).scalar_subquery()).where(first.c.key.is_not(None))
+    found = sql(
+        "WITH RECURSIVE keys (key) AS (SELECT min(run_config.key) FROM run_config UNION ALL"
+        " SELECT (SELECT min(run_config.key) FROM run_config WHERE run_config.key > keys.key)"
+        " FROM keys WHERE keys.key IS NOT NULL)"
+        f" SELECT keys.key FROM keys WHERE length(keys.key) <= {_KEY_CHARACTERS}"
+        " AND EXISTS (SELECT 1 FROM run_config JOIN run ON run.pk = run_config.run_pk"
+        " WHERE run_config.key = keys.key AND {}) AND {}"
+        f" LIMIT {_LOOKED_THROUGH}",
+        *(visible, _contains("keys.key", text)),
     )
-    used = exists(
-        select(literal(1))
-        .select_from(_run_config.join(_run, _run.c.pk == _run_config.c.run_pk))
-        .where(_run_config.c.key == keys.c.key, *visible)
-        .correlate(keys)
-    )
-    is_short = func.length(keys.c.key) <= _KEY_CHARACTERS
-    statement = select(keys.c.key).where(is_short, used).limit(_LOOKED_THROUGH)
-    if text:
-        statement = statement.where(_contains(keys.c.key, text))
-    return list(connection.scalars(statement))
+    return [key for (key,) in found.ask(connection)]
 
 
-def _find_tags(
-    connection: Connection, visible: Sequence[ColumnElement[bool]], text: str
-) -> dict[str, int]:
-    statement = (
-        select(_run_tag.c.tag, func.count())
-        .select_from(_run_tag.join(_run, _run.c.pk == _run_tag.c.run_pk))
-        .where(*visible)
-        .group_by(_run_tag.c.tag)
-        .order_by(_run_tag.c.tag)
-        .limit(_LOOKED_THROUGH)
+def _find_tags(connection: StoreConnection, visible: Sql, text: str) -> dict[str, int]:
+    found = sql(
+        "SELECT run_tag.tag, count(*) FROM run_tag JOIN run ON run.pk = run_tag.run_pk"
+        " WHERE {} AND {} GROUP BY run_tag.tag ORDER BY run_tag.tag"
+        f" LIMIT {_LOOKED_THROUGH}",
+        *(visible, _contains("run_tag.tag", text)),
     )
-    if text:
-        statement = statement.where(_contains(_run_tag.c.tag, text))
-    return {tag: int(count) for tag, count in connection.execute(statement)}
+    return dict(found.ask(connection).fetchall())
 
 
 def _load_values(
-    connection: Connection, visible: Sequence[ColumnElement[bool]], keys: Sequence[str]
+    connection: StoreConnection, visible: Sql, keys: Sequence[str]
 ) -> dict[str, list[Any]]:
     """Values of each key: those of the newest runs, or of some older ones that have it."""
-    newest = connection.scalars(
-        select(_run.c.pk)
-        .where(*visible)
-        .order_by(_run.c.created_us.desc(), _run.c.pk.desc())
-        .limit(_NEWEST_RUNS)
-    ).all()
-    places = {pk: place for place, pk in enumerate(newest)}
-    columns = _run_config.c
-    given = (columns.key, columns.type, columns.number, columns.text)
-    is_short = func.coalesce(func.length(columns.text), 0) <= _SHORT_CHARACTERS
+    runs = sql(
+        "SELECT run.pk FROM run WHERE {} ORDER BY run.created_us DESC, run.pk DESC"
+        f" LIMIT {_NEWEST_RUNS}",
+        visible,
+    )
+    places = {pk: place for place, (pk,) in enumerate(runs.ask(connection))}
+    given = "run_config.key, run_config.type, run_config.number, run_config.text"
+    is_short = f"coalesce(length(run_config.text), 0) <= {_SHORT_CHARACTERS}"
     found: dict[str, list[tuple[int, Any]]] = {key: [] for key in keys}
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         part = keys[start : start + _KEYS_AT_ONCE]
-        statement = select(columns.run_pk, *given).where(
-            columns.run_pk.in_(newest), columns.key.in_(part), is_short
+        newest = sql(
+            f"SELECT run_pk, {given} FROM run_config"
+            f" WHERE run_pk IN {{}} AND key IN {{}} AND {is_short}",
+            *(list_values(places), list_values(part)),
         )
-        for run_pk, key, *value in connection.execute(statement):
+        for run_pk, key, *value in newest.ask(connection) if places else ():
             found[key].append((places[run_pk], _read_value(*value)))
         missing = [key for key in part if not found[key]]
         if not missing:
             continue
         older = (
-            select(
-                select(*given)
-                .select_from(_run_config.join(_run, _run.c.pk == columns.run_pk))
-                .where(and_(columns.key == key, is_short, *visible))
-                .limit(_VALUES_OF_OLD)
-                .subquery()
+            sql(
+                f"SELECT * FROM (SELECT {given} FROM run_config"
+                " JOIN run ON run.pk = run_config.run_pk"
+                f" WHERE run_config.key = {{}} AND {is_short} AND {{}}"
+                f" LIMIT {_VALUES_OF_OLD}) AS older_{place}",
+                *(key, visible),
             )
-            for key in missing
+            for place, key in enumerate(missing)
         )
-        for key, *value in connection.execute(union_all(*older)):
+        for key, *value in join_sql(" UNION ALL ", older).ask(connection):
             found[key].append((0, _read_value(*value)))
     return {
         key: [value for _, value in sorted(values, key=lambda item: item[0])]

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Double,
-    FromClause,
-    Table,
-    and_,
-    case,
-    cast,
-    exists,
-    false,
-    func,
-    literal,
-    not_,
-    or_,
-    select,
-    true,
-)
 
-from quark_backends.store.databases.tables import METADATA
+from quark_backends.store.databases.connection import StoreConnection, StoreCursor
 from quark_core.records.query import (
     VALUE_SCOPES,
     And,
@@ -50,29 +31,51 @@ from quark_core.search.evaluation import parse_period
 from quark_core.search.resolution import RUN_FIELDS
 from quark_core.system.process import ProcessIdentity, find_lost_reason
 
-_run = METADATA.tables["run"]
-_project = METADATA.tables["project"]
-_run_tag = METADATA.tables["run_tag"]
-_run_metric = METADATA.tables["run_metric"]
-_run_group_member = METADATA.tables["run_group_member"]
-_run_fingerprint = METADATA.tables["run_fingerprint"]
-_name = METADATA.tables["name"]
-_GIVEN: dict[Scope, Table] = {
-    "config": METADATA.tables["run_config"],
-    "field": METADATA.tables["run_field"],
-}
+_GIVEN: dict[Scope, str] = {"config": "run_config", "field": "run_field"}
 # Tables whose column `key` has the names of a scope.
-_KEYED: dict[Scope, Table] = {**_GIVEN, "fingerprint": _run_fingerprint}
+_KEYED: dict[Scope, str] = {**_GIVEN, "fingerprint": "run_fingerprint"}
 
-_COMPARE: dict[Operator, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_STATISTICS = {"last": "last", "first": "first", "min": "low", "max": "high", "count": "count"}
+STATISTICS = {"last": "last", "first": "first", "min": "low", "max": "high", "count": "count"}
+"""Figure of a metric -> its column."""
+
+
+class Sql(NamedTuple):
+    """A piece of a statement, and the values that it binds."""
+
+    text: str
+    values: tuple[Any, ...] = ()
+
+    def ask(self, connection: StoreConnection) -> StoreCursor:
+        """Run it as a statement."""
+        return connection.execute(self.text, self.values)
+
+
+def sql(text: str, *parts: Any) -> Sql:
+    """A piece out of a text with `{}` for each part: a piece, or a value that is bound."""
+    pieces = [part if isinstance(part, Sql) else Sql("?", (part,)) for part in parts]
+    values = tuple(value for piece in pieces for value in piece.values)
+    return Sql(text.format(*(piece.text for piece in pieces)), values)
+
+
+def join_sql(word: str, parts: Iterable[Sql]) -> Sql:
+    """Pieces with a word, such as a comma, between them."""
+    pieces = list(parts)
+    return sql(word.join(["{}"] * len(pieces)), *pieces)
+
+
+def every(*conditions: Sql) -> Sql:
+    """Whether all of some conditions are true."""
+    return sql("({})", join_sql(" AND ", conditions))
+
+
+def some(*conditions: Sql) -> Sql:
+    """Whether one of some conditions is true."""
+    return sql("({})", join_sql(" OR ", conditions)) if conditions else Sql("1 = 0")
+
+
+def list_values(values: Iterable[Any]) -> Sql:
+    """Values for `IN`, in parentheses; there is at least one."""
+    return sql("({})", join_sql(", ", (Sql("?", (value,)) for value in values)))
 
 
 class SearchConditions:
@@ -82,72 +85,73 @@ class SearchConditions:
     one that a run cannot meet is true.
 
     Args:
+        connection: Inside of a transaction that reads.
         search: Its names are resolved.
         metric_names: Stored key of each of its metrics -> the key's number.
-        alive: Numbers of the runs that say they are running, and are.
         at_us: The present, in microseconds since the epoch.
         store_name: Only runs that were started for a storage root of this label.
     """
 
     def __init__(
         self,
+        connection: StoreConnection,
         search: RunSearch,
         metric_names: Mapping[str, int],
-        alive: tuple[int, ...],
         at_us: int,
         store_name: str | None = None,
     ) -> None:
         self._search = search
         self._store_name = store_name
-        self._alive = alive
+        asks_liveness = any(
+            field.scope == "run" and field.name in ("state", "duration") for field in search.fields
+        )
+        alive = _find_alive(connection) if asks_liveness else ()
+        self._is_alive = sql("run.pk IN {}", list_values(alive)) if alive else Sql("1 = 0")
         self._at_us = at_us
-        self._joined: dict[tuple[str, str], FromClause] = {}
-        self.tables: FromClause = _run
+        self._joined: dict[tuple[str, str], str] = {}
+        self.tables = Sql("run")
         if Field("run", "project") in search.fields:
-            self.tables = _run.join(_project, _project.c.id == _run.c.project_id)
+            self.tables = Sql("run JOIN project ON project.id = run.project_id")
         for field in search.fields:
             place = (field.scope, field.name)
             if field.scope == "run" or place in self._joined:
                 continue
-            alias: FromClause
+            alias = self._joined[place] = f"{field.scope}_{len(self._joined)}"
             if field.scope == "metric":
-                alias = _run_metric.alias(f"metric_{len(self._joined)}")
-                named = alias.c.name_pk == metric_names[field.name]
+                joined = sql(
+                    f"run_metric AS {alias} ON {alias}.name_pk = {{}} AND", metric_names[field.name]
+                )
             elif field.scope == "fingerprint":
                 # Two subjects may have the same key; a run is found once.
-                columns = _run_fingerprint.c
-                alias = (
-                    select(columns.run_pk, func.min(columns.digest).label("digest"))
-                    .where(columns.key == field.name)
-                    .group_by(columns.run_pk)
-                    .subquery(f"fingerprint_{len(self._joined)}")
+                joined = sql(
+                    "(SELECT run_pk, min(digest) AS digest FROM run_fingerprint WHERE key = {}"
+                    f" GROUP BY run_pk) AS {alias} ON",
+                    field.name,
                 )
-                named = true()
             else:
-                alias = _GIVEN[field.scope].alias(f"{field.scope}_{len(self._joined)}")
-                named = alias.c.key == field.name
-            self._joined[place] = alias
-            self.tables = self.tables.outerjoin(alias, and_(alias.c.run_pk == _run.c.pk, named))
+                joined = sql(
+                    f"{_GIVEN[field.scope]} AS {alias} ON {alias}.key = {{}} AND", field.name
+                )
+            self.tables = sql(f"{{}} LEFT JOIN {{}} {alias}.run_pk = run.pk", self.tables, joined)
 
-    def make_condition(self) -> ColumnElement[bool]:
+    def make_condition(self) -> Sql:
         """What must be true of a run."""
-        conditions: list[ColumnElement[bool]] = [_run.c.trashed_us.is_(None)]
+        conditions = [is_visible(self._search.project, self._store_name)]
         if not self._search.archived:
-            conditions.append(_run.c.archived_us.is_(None))
-        if self._search.project is not None:
-            conditions.append(is_of_project(self._search.project))
-        if self._store_name is not None:
-            conditions.append(_run.c.store_name == self._store_name)
+            conditions.append(Sql("run.archived_us IS NULL"))
         if self._search.where is not None:
             conditions.append(self._convert(self._search.where))
-        return and_(*conditions)
+        return every(*conditions)
 
-    def make_order(self) -> list[ColumnElement[Any]]:
+    def make_order(self) -> Sql:
         """What to sort by; what is missing last, and ties newest first."""
-        terms = [term for order in self._search.order_by for term in self._make_terms(order)]
-        return [*terms, _run.c.created_us.desc(), _run.c.pk.desc()]
+        terms = [
+            sql(f"{{}} {'DESC' if is_descending else 'ASC'} NULLS LAST", term)
+            for term, is_descending in self.list_keys()
+        ]
+        return join_sql(", ", [*terms, Sql("run.created_us DESC, run.pk DESC")])
 
-    def list_keys(self) -> list[tuple[ColumnElement[Any], bool]]:
+    def list_keys(self) -> list[tuple[Sql, bool]]:
         """Each term that is sorted by, and whether it is descending."""
         return [
             (term, order.descending)
@@ -155,7 +159,7 @@ class SearchConditions:
             for term in self._list_terms(order)
         ]
 
-    def make_bound(self, keys: Sequence[Any], created_us: int, run_id: str) -> ColumnElement[bool]:
+    def make_bound(self, keys: Sequence[Any], created_us: int, run_id: str) -> Sql:
         """Only what stands behind the run that has these keys.
 
         Args:
@@ -163,199 +167,200 @@ class SearchConditions:
             created_us: When the run was made.
             run_id: The run; where it is gone, what was made at its moment is left out.
         """
-        created = _run.c.created_us
-        last = select(func.coalesce(func.min(_run.c.pk), -1)).where(_run.c.id == run_id)
-        bound = or_(
-            created < created_us, and_(created == created_us, _run.c.pk < last.scalar_subquery())
+        bound = sql(
+            "(run.created_us < {} OR run.created_us = {} AND run.pk <"
+            " (SELECT coalesce(min(pk), -1) FROM run AS last WHERE last.id = {}))",
+            created_us,
+            created_us,
+            run_id,
         )
         if not keys:
             # Said twice, so that an index has where to begin.
-            bound = and_(created <= created_us, bound)
+            bound = sql("(run.created_us <= {} AND {})", created_us, bound)
         for (term, is_descending), key in zip(self.list_keys()[::-1], keys[::-1], strict=True):
             if key is None:
-                bound = and_(term.is_(None), bound)
+                bound = sql("({} IS NULL AND {})", term, bound)
             else:
-                beyond = term < key if is_descending else term > key
-                bound = or_(beyond, term.is_(None), and_(term == key, bound))
+                sign = "<" if is_descending else ">"
+                bound = sql(
+                    f"({{}} {sign} {{}} OR {{}} IS NULL OR ({{}} = {{}} AND {{}}))",
+                    *(term, key, term, term, key, bound),
+                )
         return bound
 
-    def _convert(self, expression: Expression) -> ColumnElement[bool]:
+    def _convert(self, expression: Expression) -> Sql:
         match expression:
             case And(operands):
-                return and_(*(self._convert(operand) for operand in operands))
+                return every(*map(self._convert, operands))
             case Or(operands):
-                return or_(*(self._convert(operand) for operand in operands))
+                return some(*map(self._convert, operands))
             case Not(operand):
-                return not_(self._convert(operand))
+                return sql("NOT ({})", self._convert(operand))
             case HasTag(tag):
-                return self._has_tag(_run_tag.c.tag == tag)
+                return sql(f"EXISTS ({_OWN_TAGS} AND run_tag.tag = {{}})", tag)
             case InGroup(path, below):
-                return self._is_in_group(path, below)
+                return _is_in_group(path, below)
             case IsNull(field):
                 return self._is_null(field)
             case Comparison(field, sign, value):
                 return self._compare(field, sign, value)
             case Membership(field, values):
-                return or_(*(self._compare(field, "==", value) for value in values))
+                return some(*(self._compare(field, "==", value) for value in values))
             case Contains(field, part):
                 return self._contains(field, part)
 
-    def _has_tag(self, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
-        return exists(
-            select(literal(1)).where(_run_tag.c.run_pk == _run.c.pk, *conditions).correlate(_run)
-        )
-
-    def _is_in_group(self, path: str, below: bool) -> ColumnElement[bool]:
-        member = _run_group_member.c
-        wanted = member.path == path
-        if below:
-            # What begins with the path and a slash, said so that an index finds it.
-            beyond = f"{path}{chr(ord('/') + 1)}"
-            wanted = or_(wanted, and_(member.path > f"{path}/", member.path < beyond))
-        found = select(literal(1)).where(member.run_pk == _run.c.pk, wanted).correlate(_run)
-        return exists(found)
-
-    def _is_null(self, field: Field) -> ColumnElement[bool]:
+    def _is_null(self, field: Field) -> Sql:
         if field.scope in VALUE_SCOPES:
-            return not_(self._is_set(field))
+            return sql("NOT ({})", self._is_set(field))
         if field.scope == "run" and RUN_FIELDS[field.name] == "groups":
-            return _run.c.group_paths.is_(None)
+            return Sql("run.group_paths IS NULL")
         if field.scope == "run" and RUN_FIELDS[field.name] == "tags":
-            return not_(self._has_tag())
-        return self._find_column(field).is_(None)
+            return Sql(f"NOT EXISTS ({_OWN_TAGS})")
+        return sql("{} IS NULL", self._find_column(field))
 
-    def _is_set(self, field: Field) -> ColumnElement[bool]:
+    def _is_set(self, field: Field) -> Sql:
         """Whether a configuration has something there."""
-        kind = self._joined[field.scope, field.name].c.type
-        return and_(kind.is_not(None), kind != "null")
+        alias = self._joined[field.scope, field.name]
+        return Sql(f"({alias}.type IS NOT NULL AND {alias}.type <> 'null')")
 
-    def _compare(self, field: Field, sign: Operator, value: Value) -> ColumnElement[bool]:
+    def _compare(self, field: Field, sign: Operator, value: Value) -> Sql:
         if field.scope in VALUE_SCOPES:
             return self._compare_given(field, sign, value)
         column = self._find_column(field)
         if field.scope == "run" and RUN_FIELDS[field.name] == "time":
-            return and_(column.is_not(None), _compare_time(column, sign, str(value)))
-        if isinstance(value, int) and field.scope == "metric":
-            value = float(value)
-        return and_(column.is_not(None), _COMPARE[sign](column, value))
+            found = _compare_time(column, sign, str(value))
+        else:
+            if isinstance(value, int) and field.scope == "metric":
+                value = float(value)
+            found = _compare(column, sign, value)
+        return sql("({} IS NOT NULL AND {})", column, found)
 
-    def _compare_given(self, field: Field, sign: Operator, value: Value) -> ColumnElement[bool]:
-        columns = self._joined[field.scope, field.name].c
+    def _compare_given(self, field: Field, sign: Operator, value: Value) -> Sql:
+        alias = self._joined[field.scope, field.name]
         kind = "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
-        column = columns.text if kind == "text" else columns.number
-        plain = value if isinstance(value, str) else float(value)
+        column = Sql(f"{alias}.{'text' if kind == 'text' else 'number'}")
+        found = _compare(column, sign, value if isinstance(value, str) else float(value))
         if sign == "!=":
-            different = or_(columns.type != kind, column.is_(None), column != plain)
-            return and_(self._is_set(field), different)
-        return and_(
-            columns.type.is_not(None),
-            columns.type == kind,
-            column.is_not(None),
-            _COMPARE[sign](column, plain),
+            different = sql(f"({alias}.type <> '{kind}' OR {{}} IS NULL OR {{}})", column, found)
+            return every(self._is_set(field), different)
+        return sql(
+            f"({alias}.type IS NOT NULL AND {alias}.type = '{kind}' AND {{}} IS NOT NULL AND {{}})",
+            column,
+            found,
         )
 
-    def _contains(self, field: Field, part: str) -> ColumnElement[bool]:
+    def _contains(self, field: Field, part: str) -> Sql:
         if field.scope == "metric":
-            return false()
+            return Sql("1 = 0")
+        is_text = Sql("1 = 1")
         if field.scope in VALUE_SCOPES:
-            columns = self._joined[field.scope, field.name].c
-            column: ColumnElement[Any] = columns.text
-            is_text = and_(columns.type.is_not(None), columns.type == "text", column.is_not(None))
+            alias = self._joined[field.scope, field.name]
+            column = Sql(f"{alias}.text")
+            is_text = Sql(f"{alias}.type IS NOT NULL AND {alias}.type = 'text'")
         else:
             column = self._find_column(field)
-            is_text = column.is_not(None)
-        # LIKE takes case differently in each database, and has wildcards to escape.
-        return and_(is_text, func.replace(column, part, "") != column)
+        return every(is_text, sql("{} IS NOT NULL", column), contains(column, part))
 
-    def _make_terms(self, order: OrderBy) -> list[ColumnElement[Any]]:
+    def _list_terms(self, order: OrderBy) -> list[Sql]:
+        field = order.field
+        if field.scope not in VALUE_SCOPES:
+            return [self._find_column(field)]
+        alias = self._joined[field.scope, field.name]
         return [
-            (term.desc() if order.descending else term.asc()).nulls_last()
-            for term in self._list_terms(order)
+            Sql(
+                f"CASE WHEN {alias}.type = 'bool' THEN 0"
+                f" WHEN {alias}.type = 'number' AND {alias}.number IS NOT NULL THEN 1"
+                f" WHEN {alias}.type = 'text' THEN 2 END"
+            ),
+            Sql(f"{alias}.number"),
+            Sql(f"CASE WHEN {alias}.type = 'text' THEN {alias}.text END"),
         ]
 
-    def _list_terms(self, order: OrderBy) -> list[ColumnElement[Any]]:
-        field = order.field
-        if field.scope in VALUE_SCOPES:
-            columns = self._joined[field.scope, field.name].c
-            kind = case(
-                (columns.type == "bool", 0),
-                (and_(columns.type == "number", columns.number.is_not(None)), 1),
-                (columns.type == "text", 2),
-            )
-            return [kind, columns.number, case((columns.type == "text", columns.text))]
-        return [self._find_column(field)]
-
-    def _find_column(self, field: Field) -> ColumnElement[Any]:
+    def _find_column(self, field: Field) -> Sql:
         if field.scope == "metric":
-            return self._joined["metric", field.name].c[_STATISTICS[field.statistic]]
+            return Sql(f"{self._joined['metric', field.name]}.{STATISTICS[field.statistic]}")
         if field.scope == "fingerprint":
-            return self._joined["fingerprint", field.name].c.digest
+            return Sql(f"{self._joined['fingerprint', field.name]}.digest")
         match field.name:
             case "created" | "updated" | "ended" | "archived":
-                return _run.c[f"{field.name}_us"]
+                return Sql(f"run.{field.name}_us")
             case "duration":
                 return self._measure_duration()
             case "parent":
-                return _run.c.parent_run_id
+                return Sql("run.parent_run_id")
             case "project":
-                return _project.c.name
+                return Sql("project.name")
             case "state":
-                return case(
-                    (_run.c.status != "running", _run.c.status),
-                    (_run.c.pk.in_(self._alive), "running"),
-                    else_="lost",
+                return sql(
+                    "CASE WHEN run.status <> 'running' THEN run.status"
+                    " WHEN {} THEN 'running' ELSE 'lost' END",
+                    self._is_alive,
                 )
             case "step":
-                return _run.c.newest_step
+                return Sql("run.newest_step")
             case _:
-                return _run.c[field.name]
+                return Sql(f"run.{field.name}")
 
-    def _measure_duration(self) -> ColumnElement[float]:
-        end_us = case(
-            (_run.c.ended_us.is_not(None), _run.c.ended_us),
-            (
-                and_(_run.c.status == "running", _run.c.pk.in_(self._alive)),
-                literal(self._at_us, _run.c.created_us.type),
-            ),
-            else_=_run.c.heartbeat_us,
+    def _measure_duration(self) -> Sql:
+        length_us = sql(
+            "(CASE WHEN run.ended_us IS NOT NULL THEN run.ended_us"
+            " WHEN run.status = 'running' AND {} THEN {} ELSE run.heartbeat_us END"
+            " - run.created_us)",
+            *(self._is_alive, self._at_us),
         )
-        length_us = end_us - _run.c.created_us
-        return case((length_us < 0, 0.0), else_=cast(length_us, Double) / 1e6)
+        return sql(
+            "CASE WHEN {} < 0 THEN 0.0 ELSE CAST({} AS DOUBLE PRECISION) / 1000000.0 END",
+            *(length_us, length_us),
+        )
 
 
-def is_of_project(name: str) -> ColumnElement[bool]:
-    """Whether a run is of a project; an index has the answer without the run's row."""
-    found = select(_project.c.id).where(_project.c.name == name).scalar_subquery()
-    return _run.c.project_id == found
+_OWN_TAGS = "SELECT 1 FROM run_tag WHERE run_tag.run_pk = run.pk"
 
 
-def _compare_time(column: ColumnElement[Any], sign: Operator, text: str) -> ColumnElement[bool]:
+def _compare(column: Sql, sign: Operator, value: Value) -> Sql:
+    return sql(f"{{}} {'=' if sign == '==' else sign} {{}}", column, value)
+
+
+def contains(column: Sql, part: str) -> Sql:
+    """Whether a text has another one in it."""
+    # LIKE takes case differently in each database, and has wildcards to escape.
+    return sql("replace({}, {}, '') <> {}", column, part, column)
+
+
+def _is_in_group(path: str, below: bool) -> Sql:
+    wanted = sql("run_group_member.path = {}", path)
+    if below:
+        # What begins with the path and a slash, said so that an index finds it.
+        beyond = f"{path}{chr(ord('/') + 1)}"
+        inside = "run_group_member.path > {} AND run_group_member.path < {}"
+        wanted = some(wanted, sql(inside, f"{path}/", beyond))
+    own = "SELECT 1 FROM run_group_member WHERE run_group_member.run_pk = run.pk"
+    return sql(f"EXISTS ({own} AND {{}})", wanted)
+
+
+def _compare_time(column: Sql, sign: Operator, text: str) -> Sql:
     start_us, end_us = parse_period(text)
     match sign:
         case "==":
-            return and_(column >= start_us, column < end_us)
+            return sql("({} >= {} AND {} < {})", column, start_us, column, end_us)
         case "!=":
-            return or_(column < start_us, column >= end_us)
-        case "<":
-            return column < start_us
+            return sql("({} < {} OR {} >= {})", column, start_us, column, end_us)
+        case "<" | ">=":
+            return sql(f"{{}} {sign} {{}}", column, start_us)
         case "<=":
-            return column < end_us
+            return sql("{} < {}", column, end_us)
         case ">":
-            return column >= end_us
-        case ">=":
-            return column >= start_us
+            return sql("{} >= {}", column, end_us)
 
 
-def find_alive(connection: Connection) -> tuple[int, ...]:
+def _find_alive(connection: StoreConnection) -> tuple[int, ...]:
     """Runs that say they are running, and are: what SQL cannot tell.
 
     There are never many: each is a process of this host, or of another one
     that was heard of in the last minute.
     """
     rows = connection.execute(
-        select(_run.c.pk, _run.c.process, _run.c.heartbeat_us).where(
-            _run.c.status == "running", _run.c.trashed_us.is_(None)
-        )
+        "SELECT pk, process, heartbeat_us FROM run WHERE status = 'running' AND trashed_us IS NULL"
     )
     return tuple(
         pk
@@ -367,14 +372,16 @@ def find_alive(connection: Connection) -> tuple[int, ...]:
     )
 
 
-def is_visible(project: str | None, store_name: str | None) -> list[ColumnElement[bool]]:
+def is_visible(project: str | None, store_name: str | None) -> Sql:
     """What is true of a run that is searched: its project and store, and that it is not trashed."""
-    conditions: list[ColumnElement[bool]] = [_run.c.trashed_us.is_(None)]
+    conditions = [Sql("run.trashed_us IS NULL")]
     if project is not None:
-        conditions.append(is_of_project(project))
+        # An index has the answer without the run's row.
+        own = "run.project_id = (SELECT own.id FROM project AS own WHERE own.name = {})"
+        conditions.append(sql(own, project))
     if store_name is not None:
-        conditions.append(_run.c.store_name == store_name)
-    return conditions
+        conditions.append(sql("run.store_name = {}", store_name))
+    return every(*conditions)
 
 
 class StoredNames:
@@ -384,41 +391,40 @@ class StoredNames:
         metric_names: Stored key -> number, of the metrics that were found.
     """
 
-    def __init__(self, connection: Connection, project: str | None, store_name: str | None) -> None:
+    def __init__(
+        self, connection: StoreConnection, project: str | None, store_name: str | None
+    ) -> None:
         self._connection = connection
         self._is_searched = is_visible(project, store_name)
         self.metric_names: dict[str, int] = {}
 
     def has_runs(self) -> bool:
         """Whether there is any run."""
-        found = select(_run.c.pk).where(*self._is_searched).limit(1)
-        return self._connection.scalar(found) is not None
+        found = sql("SELECT run.pk FROM run WHERE {} LIMIT 1", self._is_searched)
+        return found.ask(self._connection).fetchone() is not None
 
     def has(self, scope: Scope, name: str) -> bool:
         """Whether a run has the name."""
         table = _KEYED.get(scope)
         if table is not None:
-            return self._is_used(table, table.c.key == name)
-        pk = self._connection.scalar(select(_name.c.pk).where(_name.c.text == name))
-        if pk is None or not self._is_used(_run_metric, _run_metric.c.name_pk == pk):
+            return self._is_used(table, "key", name)
+        row = sql("SELECT pk FROM name WHERE text = {}", name).ask(self._connection).fetchone()
+        if row is None or not self._is_used("run_metric", "name_pk", row[0]):
             return False
-        self.metric_names[name] = pk
+        self.metric_names[name] = row[0]
         return True
 
     def list_names(self, scope: Scope) -> Iterable[str]:
         """All names."""
         table = _KEYED.get(scope)
-        if table is not None:
-            texts = self._connection.scalars(select(table.c.key).distinct()).all()
-        else:
-            texts = self._connection.scalars(select(_name.c.text)).all()
-        return [text for text in texts if self.has(scope, text)]
+        texts = f"DISTINCT key FROM {table}" if table is not None else "text FROM name"
+        found = self._connection.execute(f"SELECT {texts}").fetchall()
+        return [text for (text,) in found if self.has(scope, text)]
 
-    def _is_used(self, table: Any, condition: Any) -> bool:
-        statement = (
-            select(table.c.run_pk)
-            .join_from(table, _run, table.c.run_pk == _run.c.pk)
-            .where(condition, *self._is_searched)
-            .limit(1)
+    def _is_used(self, table: str, column: str, value: str | int) -> bool:
+        found = sql(
+            f"SELECT 1 FROM {table} JOIN run ON run.pk = {table}.run_pk"
+            f" WHERE {table}.{column} = {{}} AND {{}} LIMIT 1",
+            *(value, self._is_searched),
         )
-        return self._connection.scalar(statement) is not None
+        return found.ask(self._connection).fetchone() is not None

@@ -53,8 +53,10 @@ _OPEN_CHUNKS = 32
 _CACHED_LISTED = 100_000
 # Bound parameters of one statement; SQLite refuses more than 999 in its older versions.
 _MANY = 500
-# Bodies that are held at once where one after the other is looked at: about 60 kB each.
-_MANY_BODIES = 50
+_CHUNKS = (
+    "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count"
+    " FROM chunk WHERE writer_pk = ? AND kind = ?"
+)
 _NAME_FILTERS = ("metric_key", "namespace", "metric_name")
 
 # Writer, kind, and which texts were asked for.
@@ -189,9 +191,7 @@ class StoredRows:
                 return []
             condition = f"AND name_pk IN ({', '.join('?' * len(names))})"
         rows = self.connection.execute(
-            "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count"
-            f" FROM chunk WHERE writer_pk = ? AND kind = ? {condition} ORDER BY first_sequence, pk",
-            (writer.pk, kind, *(names or ())),
+            f"{_CHUNKS} {condition} ORDER BY first_sequence, pk", (writer.pk, kind, *(names or ()))
         )
         entries = [ChunkEntry(*row) for row in rows]
         low, high = _step_bounds(query)
@@ -221,9 +221,7 @@ class StoredRows:
         """What `join_chunks` returns, not kept; a damaged chunk is left out and told once."""
         chunks: dict[int, list[Chunk]] = {}
         read: list[ChunkEntry] = []
-        bodies = self._load_bodies(entries)
-        for entry in entries:
-            chunk = self._open_chunk(kind, entry, bodies[entry.pk])
+        for entry, chunk in zip(entries, self._decode_chunks(kind, entries), strict=True):
             if chunk is not None:
                 chunks.setdefault(entry.name_pk, []).append(chunk)
                 read.append(entry)
@@ -255,23 +253,12 @@ class StoredRows:
 
     def load_rollups(self, entries: Sequence[ChunkEntry]) -> list[bytes]:
         """The roll-ups of chunks as they are stored, in their order; empty where one has none."""
-        found: dict[int, bytes | None] = {}
-        pks = [entry.pk for entry in entries]
-        for start in range(0, len(pks), _MANY):
-            part = pks[start : start + _MANY]
-            marks = ", ".join("?" * len(part))
-            found.update(
-                self.connection.execute(f"SELECT pk, rollup FROM chunk WHERE pk IN ({marks})", part)
-            )
-        return [found.get(pk) or b"" for pk in pks]
+        return [found or b"" for found in self._load_column("rollup", entries)]
 
     def open_chunks(self, kind: str, entries: Sequence[ChunkEntry]) -> Iterator[Chunk | None]:
         """Each of these chunks; None in place of one that is damaged, which is told once."""
-        for start in range(0, len(entries), _MANY_BODIES):
-            part = entries[start : start + _MANY_BODIES]
-            bodies = self._load_bodies(part)
-            for entry in part:
-                yield self._open_chunk(kind, entry, bodies[entry.pk])
+        for start in range(0, len(entries), _OPEN_CHUNKS):
+            yield from self._decode_chunks(kind, entries[start : start + _OPEN_CHUNKS])
 
     def find_series_chunks(
         self, writer: WriterRow, names: Sequence[int]
@@ -287,9 +274,7 @@ class StoredRows:
         for start in range(0, len(wanted), _MANY):
             part = wanted[start : start + _MANY]
             rows = self.connection.execute(
-                "SELECT pk, name_pk, first_sequence, last_sequence, step_low, step_high, count"
-                " FROM chunk WHERE writer_pk = ? AND kind = ?"
-                f" AND name_pk IN ({', '.join('?' * len(part))})"
+                f"{_CHUNKS} AND name_pk IN ({', '.join('?' * len(part))})"
                 " ORDER BY name_pk, first_sequence, pk",
                 (writer.pk, MetricRecord.KIND, *part),
             )
@@ -323,10 +308,15 @@ class StoredRows:
 
         None in place of the body of one that is damaged, which is told once.
         """
+        return self._open_batches(writer, kind, "number > ?", (after,))
+
+    def _open_batches(
+        self, writer: WriterRow, kind: str, condition: str, arguments: Sequence[int]
+    ) -> Iterator[tuple[int, int, DecodedBody | None]]:
         rows = self.connection.execute(
             "SELECT number, count, digest, body FROM batch"
-            " WHERE writer_pk = ? AND kind = ? AND number > ? ORDER BY number",
-            (writer.pk, kind, after),
+            f" WHERE writer_pk = ? AND kind = ? AND {condition} ORDER BY number",
+            (writer.pk, kind, *arguments),
         )
         for number, count, digest, body in rows:
             try:
@@ -345,35 +335,33 @@ class StoredRows:
 
     def iterate_chunks(self, kind: str, entries: Sequence[ChunkEntry]) -> Iterator[Chunk]:
         """Chunks, a few at a time in memory; one that is damaged is left out and told once."""
-        for start in range(0, len(entries), _OPEN_CHUNKS):
-            part = entries[start : start + _OPEN_CHUNKS]
-            bodies = self._load_bodies(part)
-            for entry in part:
-                chunk = self._open_chunk(kind, entry, bodies[entry.pk])
-                if chunk is not None:
-                    yield chunk
+        return (chunk for chunk in self.open_chunks(kind, entries) if chunk is not None)
 
     def warn_of_chunk(self, count: int, error: Exception) -> None:
         """Say that a column of a chunk of so many records is damaged."""
         self._warn("chunk of records", count, count, error)
 
-    def _load_bodies(self, entries: Sequence[ChunkEntry]) -> dict[int, bytes]:
-        found: dict[int, bytes] = {}
+    def _load_column(self, column: str, entries: Sequence[ChunkEntry]) -> list[bytes | None]:
+        """A column of each of some chunks."""
+        found: dict[int, bytes | None] = {}
         pks = [entry.pk for entry in entries]
         for start in range(0, len(pks), _MANY):
             part = pks[start : start + _MANY]
             marks = ", ".join("?" * len(part))
-            found.update(
-                self.connection.execute(f"SELECT pk, body FROM chunk WHERE pk IN ({marks})", part)
-            )
-        return found
+            sql = f"SELECT pk, {column} FROM chunk WHERE pk IN ({marks})"
+            found.update(self.connection.execute(sql, part))
+        return [found.get(pk) for pk in pks]
 
-    def _open_chunk(self, kind: str, entry: ChunkEntry, body: bytes) -> Chunk | None:
-        try:
-            return decode_chunk(kind, body)
-        except SchemaValidationError as error:
-            self._warn("chunk", entry.pk, entry.count, error)
-            return None
+    def _decode_chunks(self, kind: str, entries: Sequence[ChunkEntry]) -> Iterator[Chunk | None]:
+        bodies = self._load_column("body", entries)
+        for entry, body in zip(entries, bodies, strict=True):
+            assert body is not None
+            try:
+                chunk = decode_chunk(kind, body)
+            except SchemaValidationError as error:
+                self._warn("chunk", entry.pk, entry.count, error)
+                chunk = None
+            yield chunk
 
     def _name_constants(self, kind: str, name_pk: int) -> Mapping[str, Any]:
         if name_pk not in self._names:
@@ -405,10 +393,11 @@ class StoredRows:
             known, columns = -1, Columns.empty(kind)
         parts = [columns] if columns.count else []
         batches = rows = 0
-        for number, count, part in self.iterate_batches(writer, kind, known, equals):
+        for number, count, body in self.open_batches(writer, kind, known):
             known = number
             batches += 1
             rows += count
+            part = self._make_rows(writer, number, count, body, equals)
             if part is not None and part.count:
                 parts.append(part)
         if len(parts) > 1 or not columns.count:
@@ -430,37 +419,10 @@ class StoredRows:
         rows = sum(count for (count,) in counts)
         return len(counts) <= _SHORT_TAIL_BATCHES and rows <= _SHORT_TAIL_ROWS
 
-    def iterate_batches(
-        self, writer: WriterRow, kind: str, after: int, equals: Mapping[str, str]
-    ) -> Iterator[tuple[int, int, Columns | None]]:
-        """Each batch after one: its number, how many records it holds, and rows of it.
-
-        None in place of the rows of one that is damaged.
-
-        Args:
-            writer: Whose batches.
-            kind: Of which kind.
-            after: The number of the one before the first.
-            equals: Only rows whose texts are these.
-        """
-        rows = self.connection.execute(
-            "SELECT number, count, digest, body FROM batch"
-            " WHERE writer_pk = ? AND kind = ? AND number > ? ORDER BY number",
-            (writer.pk, kind, after),
-        )
-        for number, count, digest, body in rows:
-            yield number, count, self._decode_batch(writer, number, count, digest, body, equals)
-
-    def load_batches(
-        self, writer: WriterRow, kind: str, numbers: Sequence[int], equals: Mapping[str, str]
-    ) -> Iterator[Columns]:
-        """Rows of each of these batches; one that is damaged or not there is left out."""
-        return (rows for _, rows in self.load_numbered(writer, kind, numbers, equals))
-
     def load_numbered(
         self, writer: WriterRow, kind: str, numbers: Sequence[int], equals: Mapping[str, str]
     ) -> Iterator[tuple[int, Columns]]:
-        """As `load_batches`, each with its number.
+        """Number and rows of each of these batches; one that is damaged or not there is left out.
 
         Args:
             writer: Whose batches.
@@ -470,27 +432,25 @@ class StoredRows:
         """
         for start in range(0, len(numbers), _MANY):
             part = numbers[start : start + _MANY]
-            rows = self.connection.execute(
-                "SELECT number, count, digest, body FROM batch WHERE writer_pk = ? AND kind = ?"
-                f" AND number IN ({', '.join('?' * len(part))}) ORDER BY number",
-                (writer.pk, kind, *part),
-            )
-            for number, count, digest, body in rows:
-                columns = self._decode_batch(writer, number, count, digest, body, equals)
-                if columns is not None:
-                    yield number, columns
+            among = f"number IN ({', '.join('?' * len(part))})"
+            for number, count, body in self._open_batches(writer, kind, among, part):
+                rows = self._make_rows(writer, number, count, body, equals)
+                if rows is not None:
+                    yield number, rows
 
-    def _decode_batch(
+    def _make_rows(
         self,
         writer: WriterRow,
         number: int,
         count: int,
-        digest: bytes,
-        body: bytes,
+        body: DecodedBody | None,
         equals: Mapping[str, str],
     ) -> Columns | None:
+        """Rows of a batch; None of one that is damaged."""
+        if body is None:
+            return None
         try:
-            rows, left_out, reason = make_rows(open_body(body, digest), writer.origin, equals)
+            rows, left_out, reason = make_rows(body, writer.origin, equals)
         except (SchemaValidationError, *MALFORMED) as error:
             self.warn_of_batch(writer, number, count, error)
             return None

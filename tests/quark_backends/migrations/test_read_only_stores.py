@@ -44,11 +44,11 @@ FOLLOW = """
 import json, sys
 from pathlib import Path
 from quark_backends.store.databases.sqlite import find_store
-from quark_backends.store.run_store import RunStore
+from quark_backends.store.run_store import SqliteRunStore
 from quark_core.backends.curves import EACH_RANK, CurveQuery
 from quark_core.records.query import Query
 
-store = RunStore.over_sqlite(find_store(Path(sys.argv[1])), read_only=True)
+store = SqliteRunStore(find_store(Path(sys.argv[1])), read_only=True)
 found = {}
 for stored in store.list_runs():
     run_id = stored.run.id

@@ -3,13 +3,8 @@
 import sqlite3
 
 import quark
-from quark_backends.store.databases.sqlite import (
-    OLDEST_VERSION,
-    SCHEMA_VERSION,
-    ensure_store,
-    load_schema,
-)
-from quark_backends.store.databases.tables import ADDED, SQLITE, list_statements, render_schema
+from quark_backends.store.databases.sqlite import OLDEST_VERSION, SCHEMA_VERSION, ensure_store
+from quark_backends.store.databases.tables import ADDED, SQLITE, list_statements
 
 
 def describe_tables(path):
@@ -45,8 +40,13 @@ def describe_tables(path):
     return tables
 
 
-def test_the_schema_is_the_one_that_is_declared():
-    assert load_schema() == render_schema()
+def test_the_statements_make_the_tables_of_a_new_store(tmp_path):
+    database = sqlite3.connect(tmp_path / "made.db")
+    for statement in list_statements(SQLITE):
+        database.execute(statement)
+    database.close()
+    new = ensure_store(tmp_path / "new")
+    assert describe_tables(tmp_path / "made.db") == describe_tables(new.db_path)
 
 
 def test_a_migrated_store_has_the_tables_of_a_new_one(old_store, tmp_path):

@@ -3,9 +3,8 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from stores import Store
+from stores import Store, list_tables
 
-from quark_backends.store.databases.tables import METADATA
 from quark_backends.store.reading.reader import StoreReader
 from quark_backends.store.writing.ingest import BatchIngest
 
@@ -35,6 +34,6 @@ class PostgresStore(Store):
 
 def empty_tables(connection):
     connection.begin_write()
-    for table in reversed(METADATA.sorted_tables):
-        connection.execute(f"DELETE FROM {table.name}")
+    for table in reversed(list_tables()):
+        connection.execute(f"DELETE FROM {table}")
     connection.commit()

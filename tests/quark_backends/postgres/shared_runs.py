@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from stores import Store
 
 from quark_backends.store.databases.sqlite import ensure_store
-from quark_backends.store.run_store import RunStore
+from quark_backends.store.run_store import PostgresRunStore, SqliteRunStore
 
 
 class StoredRun(Store):
@@ -24,11 +24,11 @@ class StoredRun(Store):
 
 @contextlib.contextmanager
 def open_over_sqlite(folder):
-    with contextlib.closing(RunStore.over_sqlite(ensure_store(folder))) as store:
+    with contextlib.closing(SqliteRunStore(ensure_store(folder))) as store:
         yield store
 
 
 @contextlib.contextmanager
 def open_over_postgres(database):
-    with contextlib.closing(RunStore.over_postgres(database)) as store:
+    with contextlib.closing(PostgresRunStore(database)) as store:
         yield store

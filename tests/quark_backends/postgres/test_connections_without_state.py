@@ -97,10 +97,11 @@ def test_nothing_of_a_search_stays_on_its_connection(postgres_url, pool, fresh):
     ):
         StoredRun(store).start()
         assert len(store.search(build_search(where="state == 'running'"))) == 1
-        with pool._find_engine().connect() as connection:
-            assert tuple(connection.exec_driver_sql(STATE).one()) == fresh
-        with pytest.raises(Exception, match="read-only"), database.begin_search() as connection:
-            connection.exec_driver_sql("DELETE FROM run")
+        assert read_state(pool) == fresh
+        with contextlib.closing(database.connect()) as connection:
+            connection.begin_read()
+            with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+                connection.execute("DELETE FROM run")
 
 
 def test_stores_of_two_workspaces_take_turns_on_one_connection(postgres_url, pool):

@@ -12,7 +12,7 @@ from shared_runs import StoredRun, open_over_postgres
 from stores import Writer
 
 from quark_backends.store.databases.postgres import PostgresDatabase, PostgresPool
-from quark_backends.store.run_store import RunStore
+from quark_backends.store.run_store import PostgresRunStore
 from quark_core.errors import BackendRejected, BackendUnavailable, SessionStoreError
 from quark_core.records.query import Query
 from quark_core.runs.run_search import build_search
@@ -23,10 +23,10 @@ ALL = Query(all_attempts=True)
 SERVER = """
 import sys, msgspec
 from quark_backends.store.databases.postgres import PostgresDatabase
-from quark_backends.store.run_store import RunStore
+from quark_backends.store.run_store import PostgresRunStore
 from quark_core.backends.contract import Batch
 database = PostgresDatabase(sys.argv[1], schema=sys.argv[2])
-store = RunStore.over_postgres(database)
+store = PostgresRunStore(database)
 groups = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=list[list[Batch]])
 print("ready", flush=True)
 for group in groups:
@@ -108,7 +108,7 @@ def test_two_processes_are_given_the_same_batches(postgres_url, postgres_databas
 @pytest.mark.long
 def test_one_of_those_who_start_a_run_at_once_has_it(postgres_url, postgres_database):
     databases = [PostgresDatabase(postgres_url, schema=postgres_database.schema) for _ in range(4)]
-    stores = [RunStore.over_postgres(database) for database in databases]
+    stores = [PostgresRunStore(database) for database in databases]
     ready = threading.Barrier(4)
 
     def start(number, run_id):

@@ -5,6 +5,7 @@ import test_search_equivalence
 from postgres_server import open_database
 from postgres_stores import empty_tables
 from search_stores import SearchStore
+from stores import list_tables
 from test_search_equivalence import (  # noqa: F401
     crowd,
     test_every_comparison_agrees,
@@ -12,19 +13,19 @@ from test_search_equivalence import (  # noqa: F401
     test_sql_and_python_agree,
 )
 
-from quark_backends.store.databases.tables import METADATA
-from quark_backends.store.reading.search import RunFinder
+from quark_backends.store.reading.reader import StoreReader
 
 
 def copy_rows(source, target):
     """All rows of a store in SQLite, with their keys."""
     empty_tables(target)
     target.begin_write()
-    for table in METADATA.sorted_tables:
-        names = ", ".join(f'"{column.name}"' for column in table.columns)
-        marks = ", ".join("?" * len(table.columns))
-        rows = source.execute(f"SELECT {names} FROM {table.name}").fetchall()
-        target.executemany(f"INSERT INTO {table.name} ({names}) VALUES ({marks})", rows)
+    for table in list_tables():
+        columns = source.execute(f"PRAGMA table_info({table})").fetchall()
+        names = ", ".join(column[1] for column in columns)
+        marks = ", ".join("?" * len(columns))
+        rows = source.execute(f"SELECT {names} FROM {table}").fetchall()
+        target.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)
     target.commit()
 
 
@@ -46,7 +47,7 @@ def searches_in_postgres(database):
                 copy_rows(self.connection, connection)
             finally:
                 connection.close()
-            self.finder = RunFinder(begin=database.begin_search)
+            self.finder = StoreReader(database.connect)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(test_search_equivalence, "SearchStore", PostgresSearchStore)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from set_for_tests import SET_FOR_TESTS
+from stores import list_tables
 
 import quark
 from quark.cli.main import cli
 from quark_backends.store.databases.layout import StoreLayout
-from quark_backends.store.databases.tables import METADATA
 from quark_backends.store.upkeep.trash import RunTrash
 from quark_core.errors import QuarkError
 
@@ -140,18 +140,16 @@ class Store:
     def count_orphans(self):
         """Rows in any table that hang on a run, a writer or an analysis that is gone."""
         found = {}
-        for table in METADATA.sorted_tables:
-            for column in table.columns:
-                for key in column.foreign_keys:
-                    target = key.column.table.name
-                    (count,) = self.query(
-                        f"SELECT count(*) FROM {table.name} WHERE {column.name} NOT IN"
-                        f" (SELECT {key.column.name} FROM {target})"
-                    )[0]
-                    # The highest writer's number may be kept, in a row without content.
-                    kept = table.name == "writer" and target == "run"
-                    if count > kept:
-                        found[f"{table.name}.{column.name}"] = count
+        for table in list_tables():
+            for _, _, target, column, key, *_ in self.query(f"PRAGMA foreign_key_list({table})"):
+                (count,) = self.query(
+                    f"SELECT count(*) FROM {table} WHERE {column} NOT IN"
+                    f" (SELECT {key} FROM {target})"
+                )[0]
+                # The highest writer's number may be kept, in a row without content.
+                kept = table == "writer" and target == "run"
+                if count > kept:
+                    found[f"{table}.{column}"] = count
         return found
 
 

@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 from service_fixtures import ask, call, error_of, ingest, serving
+from stores import list_tables
 
 from quark_backends.service.server.config import ServiceConfig
 from quark_backends.service.server.deployment import Deployment
-from quark_backends.store.databases.tables import METADATA
 from quark_core.testing.fakes import BatchMaker
 
 PAYLOAD = b"weights" * 100_000
@@ -69,20 +69,20 @@ def count_rows(tmp_path, store_url, workspace):
                 connection = deployment.find_database(workspace).connect()
             with closing(connection):
                 found = {}
-                for table in METADATA.sorted_tables:
-                    (rows,) = connection.execute(f"SELECT count(*) FROM {table.name}").fetchone()
+                for table in list_tables():
+                    (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
                     # SQLite keeps the highest numbers, in rows without content.
-                    if table.name in ("run", "writer") and not connection.is_shared:
+                    if table in ("run", "writer") and not connection.is_shared:
                         (rows,) = connection.execute(
-                            f"SELECT count(*) FROM {table.name} WHERE"
+                            f"SELECT count(*) FROM {table} WHERE"
                             + (
                                 " run_path != ''"
-                                if table.name == "run"
+                                if table == "run"
                                 else " run_pk IN (SELECT pk FROM run WHERE run_path != '')"
                             )
                         ).fetchone()
-                    if rows and table.name not in ("project", "name", "removed"):
-                        found[table.name] = rows
+                    if rows and table not in ("project", "name", "removed"):
+                        found[table] = rows
                 return found
         finally:
             deployment.close()

@@ -1,10 +1,11 @@
 """Stores to put batches into, without a session in front of them."""
 
+import contextlib
 import itertools
 
 import msgspec
 
-from quark_backends.store.databases.sqlite import connect, ensure_store
+from quark_backends.store.databases.sqlite import connect, connect_memory, ensure_store
 from quark_backends.store.reading.reader import StoreReader
 from quark_backends.store.upkeep.compaction import Compactor
 from quark_backends.store.writing.ingest import BatchIngest
@@ -16,6 +17,16 @@ from quark_core.records.names import split_name
 from quark_core.system.process import current_process
 
 START_US = 1_767_225_600_000_000
+
+
+def list_tables():
+    """Names of all tables; none refers to one behind it."""
+    with contextlib.closing(connect_memory()) as memory:
+        rows = memory.execute(
+            "SELECT name FROM sqlite_master "
+            "WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+        )
+        return [name for (name,) in rows]
 
 
 class Store:

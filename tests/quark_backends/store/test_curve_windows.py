@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stores import START_US, Store, Writer
 from tiers import count_examples
 
-from quark_backends.store.reading import curves
+from quark_backends.store.reading import curves, stored_rows
 from quark_backends.store.reading.reader import StoreReader
 from quark_backends.store.reading.stored_rows import StoredRows
 from quark_backends.store.upkeep import compaction
@@ -274,7 +274,7 @@ def test_a_long_tail_is_read_in_parts(tmp_path, monkeypatch):
         fill(store.writer, "other", values[:3_000])
         monkeypatch.setattr(curves, "_KEPT_ROWS", 100)
         monkeypatch.setattr(curves, "_PART_ROWS", 3_000)
-        monkeypatch.setattr(curves, "_BACKLOG_ROWS", 10_000)
+        monkeypatch.setattr(stored_rows, "_BACKLOG_ROWS", 10_000)
         for entries in (None, 5, 100, 4_000):
             for window in (Window(), Window(low=777, high=19_000)):
                 found = read(store, entries=entries, window=window).curves

@@ -13,7 +13,7 @@ from stores import START_US, Store, Writer
 from tiers import count_examples
 
 from quark_backends.store.reading.reader_pool import ReaderPool
-from quark_backends.store.run_store import RunStore
+from quark_backends.store.run_store import SqliteRunStore
 from quark_backends.store.upkeep.compaction import Compactor
 from quark_core.backends.curves import CurveQuery
 from quark_core.errors import BackendUnavailable, RunNotFoundError, SessionStoreError
@@ -237,7 +237,7 @@ def test_a_mark_changes_with_what_is_committed_only(store):
 
 
 def open_read_only(store):
-    return RunStore.over_sqlite(store.layout, read_only=True)
+    return SqliteRunStore(store.layout, read_only=True)
 
 
 def test_a_store_opened_for_reading_refuses_to_write_and_shows_what_others_write(store):

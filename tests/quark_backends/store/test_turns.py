@@ -14,7 +14,7 @@ import pytest
 
 from quark_backends.store.databases import write_batching
 from quark_backends.store.databases.sqlite import ensure_store
-from quark_backends.store.run_store import RunStore
+from quark_backends.store.run_store import SqliteRunStore
 from quark_backends.store.writing import trials
 from quark_core.backends.coordination import NewTrial
 from quark_core.errors import SchemaValidationError, SessionStoreError
@@ -336,7 +336,7 @@ def test_a_block_of_one_thread_puts_off_nothing_of_another(taking_turns, disk):
 
 @pytest.fixture
 def store(layout):
-    opened = RunStore.over_sqlite(layout)
+    opened = SqliteRunStore(layout)
     yield opened
     opened.close()
 

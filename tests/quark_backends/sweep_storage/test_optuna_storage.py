@@ -16,7 +16,7 @@ from service_fixtures import serving
 from quark.sweeps.optuna_search import EntryJournal
 from quark_backends.embedded.plugin import quark_register_backends as embedded
 from quark_backends.service.plugin import quark_register_backends as service
-from quark_backends.store.run_store import RunStore
+from quark_backends.store.run_store import PostgresRunStore
 from quark_core.backends.contract import BackendConfig
 
 
@@ -46,7 +46,7 @@ _databases = []
 
 def _open_postgres():
     """By its name, since connections cannot be pickled."""
-    return RunStore.over_postgres(_databases[0])
+    return PostgresRunStore(_databases[0])
 
 
 @pytest.fixture(scope="module")

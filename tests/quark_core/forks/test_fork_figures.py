@@ -9,7 +9,7 @@ from stores import Store, Writer
 from tiers import count_examples
 
 import quark_backends.store.upkeep.compaction as compaction
-from quark_backends.store.reading.search import RunFinder
+from quark_backends.store.reading.reader import StoreReader
 from quark_backends.store.writing import metrics
 from quark_core.search.fallback import summarize_by_reading
 from quark_core.system.process import current_process
@@ -121,7 +121,7 @@ def test_figures_of_forks_are_those_of_their_curves(
         if own:
             writer.log(*own)
         start_fork(grandchild, "child", steps[1])
-        finder = RunFinder(store.connect_reader)
+        finder = StoreReader(store.connect_reader)
         try:
             for run_id in ("parent", "child", "last"):
                 expected = describe(summarize_by_reading(store.reader, run_id))

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 
 from quark_backends.store.databases.sqlite import connect_memory
-from quark_backends.store.reading.search import RunFinder
+from quark_backends.store.reading.reader import StoreReader
 from quark_backends.store.writing.summaries import write_config, write_tags
 from quark_core.system.process import current_process
 
@@ -43,7 +43,7 @@ class SearchStore:
 
     def __init__(self, runs):
         self.connection = connect_memory()
-        self.finder = RunFinder(lambda: self.connection)
+        self.finder = StoreReader(lambda: self.connection)
         for run in runs:
             self.add(run)
 

@@ -10,7 +10,7 @@ from search_stores import BASE_US, Run, SearchStore
 
 import quark
 from quark_backends.store.databases.sqlite import connect, ensure_store
-from quark_backends.store.reading.search import RunFinder
+from quark_backends.store.reading.reader import StoreReader
 from quark_core.backends.run_summary import MetricSummary
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
 from quark_core.runs.run_search import build_search
@@ -139,12 +139,14 @@ def test_the_newest_are_the_runs_that_a_search_by_their_age_finds(store, asked):
     assert [list(run.metrics) for run in newest] == [sorted(run.metrics) for run in newest]
 
 
-def test_who_asks_for_the_newest_runs_loads_no_sqlalchemy(tmp_path):
+def test_a_search_loads_no_sqlalchemy(tmp_path):
     quark.start_run(project="p", storage_dir=tmp_path).end_run()
     script = (
         "import sys, quark\n"
         f"(run,) = quark.search_runs(project='p', storage_dir={str(tmp_path)!r})\n"
         "assert run.stored.state == 'completed'\n"
+        f'found = quark.search_runs(where="name == null", storage_dir={str(tmp_path)!r})\n'
+        "assert [each.run_id for each in found] == [run.run_id]\n"
         "assert 'sqlalchemy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
@@ -263,7 +265,7 @@ def test_forty_names_in_one_search():
 
 def test_threads_may_search_at_once(tmp_path):
     layout = ensure_store(tmp_path)
-    finder = RunFinder(lambda: connect(layout, read_only=True))
+    finder = StoreReader(lambda: connect(layout, read_only=True))
     found, errors = [], []
 
     def search():
@@ -287,7 +289,7 @@ def test_threads_may_search_at_once(tmp_path):
 def test_each_search_sees_what_was_written_before_it(tmp_path):
     layout = ensure_store(tmp_path)
     writing = connect(layout)
-    finder = RunFinder(lambda: connect(layout, read_only=True))
+    finder = StoreReader(lambda: connect(layout, read_only=True))
     assert finder.search(build_search()) == []
     writing.execute(
         "INSERT INTO project (id, name, root_path, created_us, updated_us)"

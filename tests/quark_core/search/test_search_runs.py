@@ -11,7 +11,7 @@ import quark
 from quark.cli.main import cli
 from quark_backends.csv.files import CsvReader
 from quark_backends.store.databases.sqlite import connect, find_store
-from quark_backends.store.reading.search import RunFinder
+from quark_backends.store.reading.reader import StoreReader
 from quark_core.runs.backend_choice import open_reader
 from quark_core.runs.run_search import build_search, summarize_run
 from quark_core.search.fallback import search_by_reading, summarize_by_reading
@@ -82,7 +82,7 @@ def test_where_there_is_no_store_it_says_so(tmp_path):
 
 @pytest.mark.long
 def test_ingest_keeps_what_reading_every_point_would_give(three_runs):
-    finder = RunFinder(lambda: connect(find_store(three_runs), read_only=True))
+    finder = StoreReader(lambda: connect(find_store(three_runs), read_only=True))
     reader = open_reader(three_runs)
     for run_id in ("first", "second", "third"):
         kept, read = finder.summarize(run_id), summarize_by_reading(reader, run_id)
