@@ -49,13 +49,13 @@ from quark.sweeps.space import uniform as uniform
 from quark.sweeps.sweep import Sweep as Sweep
 from quark.sweeps.sweep import sweep as sweep
 from quark.sweeps.trial import Trial as Trial
-from quark.tracker.mirrors import CSVBackend as CSVBackend
-from quark.tracker.mirrors import MLflowBackend as MLflowBackend
-from quark.tracker.mirrors import WandbBackend as WandbBackend
 from quark.tracker.tracker import NullTracker as NullTracker
 from quark.tracker.tracker import Tracker as Tracker
 from quark.tracker.tracker import register_backend as register_backend
 from quark.tracker.tracker import setup_tracker as setup_tracker
+from quark_backends.csv.tracker_backend import CSVBackend as CSVBackend
+from quark_backends.mlflow.tracker_backend import MLflowBackend as MLflowBackend
+from quark_backends.wandb.tracker_backend import WandbBackend as WandbBackend
 from quark_core.backends.contract import DeliveryReport as DeliveryReport
 from quark_core.backends.contract import LaneReport as LaneReport
 from quark_core.backends.registry import migrate_store as migrate_store
