@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from quark_core.api import SchemaValidationError
+from quark_core.api import OpenRun, SchemaValidationError, read_step
 
 
 def check_type(value: object, name: str, kind: type) -> None:
@@ -35,6 +35,14 @@ def check_names(**names: object) -> None:
     for name, value in names.items():
         if value is not None and not isinstance(value, str):
             raise SchemaValidationError(f"{name} must be a str, not a {_say_type(value)}")
+
+
+def take_step(run: OpenRun, step: object, told: str = "step must be given") -> int:
+    """The number of a step; what is told of None can be given."""
+    number = read_step(run, step)
+    if number is None:
+        raise SchemaValidationError(told)
+    return number
 
 
 def check_scaler(scaler: Any) -> None:

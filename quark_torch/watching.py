@@ -18,17 +18,15 @@ from torch.utils.flop_counter import flop_registry
 from quark_core.api import (
     InvalidRunStateError,
     OpenRun,
-    SchemaValidationError,
     StepRates,
     StepTelemetryScope,
     SystemTelemetry,
     SystemTelemetryConfig,
     find_next_step,
-    read_step,
     resolve_target,
     spell_out,
 )
-from quark_torch.checks import check_flags
+from quark_torch.checks import check_flags, take_step
 from quark_torch.failures import InstrumentationNotices, do_each
 from quark_torch.instruments.instrument import Instrument, InstrumentSet
 from quark_torch.layer_filter import LayerFilterConfig, name_modules
@@ -366,9 +364,7 @@ class TrainingWatch:
         """
         if self._closed:
             raise InvalidRunStateError("step: this watch is closed")
-        checked = read_step(self._run, step)
-        if checked is None:
-            raise SchemaValidationError("step must be given")
+        checked = take_step(self._run, step)
         self._stop_counting()
         self._end_step()
         self._begin_step(checked, epoch, metadata)
@@ -584,20 +580,34 @@ def watch(
     # What was made is closed where the next part cannot be made.
     with ExitStack() as made:
         if layers:
-            filters = _configure_filter(include_types, include_name_patterns)
-            config = _configure_layers(schedule, filters, grad_scaler, include_eval=include_eval)
+            chosen: Any = {
+                "include_types": include_types,
+                "include_name_patterns": include_name_patterns,
+            }
+            config = HookEngineConfig(
+                schedule=schedule,
+                filters=LayerFilterConfig(**chosen),
+                grad_scaler=grad_scaler,
+                include_eval=include_eval,
+            )
             # Those of other models are told of once, by who looks at parameters.
             hooked = _list_own(model, optimizer) if parameters else optimizer
             engine = HookEngine(session, model, hooked, config=config)
             made.callback(engine.close)
         if parameters:
-            seen = _configure_parameters(schedule, grad_scaler, distributions=distributions)
+            seen = ParameterDiagnosticsConfig(
+                schedule=schedule,
+                capture_distributions=distributions,
+                distribution_types=("value", "gradient", "update"),
+                grad_scaler=grad_scaler,
+            )
             diagnostics = ParameterDiagnostics(session, model, optimizer, config=seen)
             made.callback(diagnostics.close)
         if telemetry:
             sampling = SystemTelemetryConfig(sample_every_n_steps=every_n_steps)
             if rates.get("flops_per_step") == "model":
-                flops = rates["flops_per_step"] = _count_from(session, model)
+                notices = InstrumentationNotices(resolve_target(session), "TrainingWatch")
+                flops = rates["flops_per_step"] = StepFlops(model, notices)
             sampled = SystemTelemetry(session, config=sampling, **rates)  # type: ignore[arg-type]
             made.callback(sampled.close)
         if extras:
@@ -606,33 +616,6 @@ def watch(
         made.pop_all()
     run = resolve_target(session)
     return TrainingWatch(run, engine, diagnostics, sampled, pace, instruments, flops, model=model)
-
-
-def _count_from(session: object, model: nn.Module) -> StepFlops:
-    return StepFlops(model, InstrumentationNotices(resolve_target(session), "TrainingWatch"))
-
-
-def _configure_filter(types: Any, name_patterns: Any) -> LayerFilterConfig:
-    return LayerFilterConfig(include_types=types, include_name_patterns=name_patterns)
-
-
-def _configure_layers(
-    schedule: HookScheduleConfig, filters: LayerFilterConfig, scaler: Any, *, include_eval: bool
-) -> HookEngineConfig:
-    return HookEngineConfig(
-        schedule=schedule, filters=filters, grad_scaler=scaler, include_eval=include_eval
-    )
-
-
-def _configure_parameters(
-    schedule: HookScheduleConfig, grad_scaler: Any, *, distributions: bool
-) -> ParameterDiagnosticsConfig:
-    return ParameterDiagnosticsConfig(
-        schedule=schedule,
-        capture_distributions=distributions,
-        distribution_types=("value", "gradient", "update"),
-        grad_scaler=grad_scaler,
-    )
 
 
 def _list_own(model: object, optimizer: Any) -> Any:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,9 @@ IMPORTED = "run_imported"
 
 _log = logging.getLogger("quark")
 
+_KEPT_OF_RUN = (
+    *("name", "notes", "parent_run_id", "lineage_root_run_id", "run_path", "git_commit"),
+)
 _TRIES = 8
 _PATIENCE_S = 30.0
 _FIRST_PAUSE_S = 0.05
@@ -130,18 +133,7 @@ class RunImport:
 
     def to_dict(self) -> dict[str, Any]:
         """A new dict of JSON-like values."""
-        return {
-            "run_id": self.run_id,
-            "identity": self.identity,
-            "name": self.name,
-            "project": self.project,
-            "new": self.is_new,
-            "points": self.points,
-            "records": self.records,
-            "files": self.files,
-            "failure": self.failure,
-            "losses": [loss.to_dict() for loss in self.losses],
-        }
+        return {name.removeprefix("is_"): value for name, value in asdict(self).items()}
 
 
 @contextmanager
@@ -496,23 +488,14 @@ class _RunWriting:
 
     def _add_start(self, group: _Group, from_step: int) -> None:
         stored = self._primary.load_run(self._run_id)
-        run = stored.run
+        kept = {name: getattr(stored.run, name) for name in _KEPT_OF_RUN}
         data = {
             "project": {
                 "id": stored.project.id,
                 "name": stored.project.name,
                 "root_path": stored.project.root_path,
             },
-            "run": {
-                "name": run.name,
-                "notes": run.notes,
-                "parent_run_id": run.parent_run_id,
-                "lineage_root_run_id": run.lineage_root_run_id,
-                "run_path": run.run_path,
-                "git_commit": run.git_commit,
-                "strict_mode": False,
-                "tags": list(run.tags),
-            },
+            "run": {**kept, "strict_mode": False, "tags": list(stored.run.tags)},
             "process": describe_process(),
             "from_step": from_step,
         }

@@ -51,7 +51,8 @@ PORTION_POINTS = 50_000
 """About how many points one portion has at most."""
 
 PORTION_FILES = 64
-"""How many files."""
+PORTION_BYTES = 64 * 2**20
+"""How many files, and how many bytes of them as far as they are counted."""
 
 
 class ImportFailure(QuarkError):
@@ -138,46 +139,58 @@ def make_integers(values: Sequence[int]) -> NDArray[np.int64]:
 
 
 class PointList:
-    """Collects points one by one, where the tool gives them so."""
+    """Collects points one by one, where the tool gives them so.
 
-    __slots__ = ("_names", "_steps", "_times_s", "_values", "_which")
+    Args:
+        in_us: Whether times are whole microseconds since the epoch, and not seconds.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_epochs", "_in_us", "_names", "_steps", "_times", "_values", "_which")
+
+    def __init__(self, *, in_us: bool = False) -> None:
+        self._in_us = in_us
         self._names: dict[str, int] = {}
         self._which: list[int] = []
         self._steps: list[int] = []
+        self._epochs: list[int] = []
         self._values: list[float] = []
-        self._times_s: list[float] = []
+        self._times: list[Any] = []
 
     def __len__(self) -> int:
         return len(self._values)
 
-    def add(self, name: str, step: int, value: float, time_s: float) -> None:
-        """Add one point; its time in seconds since the epoch."""
+    def add(self, name: str, step: int, value: float, time: float, epoch: int = -1) -> None:
+        """Add one point; without a step, or an epoch, that is -1."""
         names = self._names
         place = names.get(name)
         if place is None:
             place = names[name] = len(names)
         self._which.append(place)
         self._steps.append(step)
+        self._epochs.append(epoch)
         self._values.append(value)
-        self._times_s.append(time_s)
+        self._times.append(time)
 
     def take(self) -> Points:
         """The points so far, as columns; the list is empty then."""
         import numpy as np
 
-        seconds = np.nan_to_num(np.array(self._times_s, np.float64), posinf=0.0, neginf=0.0)
-        # What lies beyond is told as what it is, and must fit into an integer till then.
-        seconds = seconds.clip(-_FARTHEST_S, _FARTHEST_S)
+        if self._in_us:
+            times_us = make_integers(self._times)
+        else:
+            seconds = np.nan_to_num(np.array(self._times, np.float64), posinf=0.0, neginf=0.0)
+            # What lies beyond is told as what it is, and must fit into an integer till then.
+            seconds = seconds.clip(-_FARTHEST_S, _FARTHEST_S)
+            times_us = np.rint(seconds * 1e6).astype(np.int64)
         points = Points(
             list(self._names),
             np.array(self._which, np.int64),
             make_integers(self._steps),
             np.array(self._values, np.float64),
-            np.rint(seconds * 1e6).astype(np.int64),
+            times_us,
+            make_integers(self._epochs) if max(self._epochs, default=-1) >= 0 else None,
         )
-        self.__init__()  # type: ignore[misc]
+        self.__init__(in_us=self._in_us)  # type: ignore[misc]
         return points
 
 
@@ -227,17 +240,29 @@ class Portion:
 
 
 class Gathered:
-    """Collects what is to be one portion: points, records and files."""
+    """Collects what is to be one portion: points, records and files.
 
-    def __init__(self) -> None:
-        self.points = PointList()
+    Attributes:
+        points, records, files: What it is made of.
+        size_bytes: How large the files are, where whoever adds them counts that.
+
+    Args:
+        in_us: As of `PointList`.
+        most_files: How many files fill it.
+    """
+
+    def __init__(self, *, in_us: bool = False, most_files: int = PORTION_FILES) -> None:
+        self._most_files = most_files
+        self.points = PointList(in_us=in_us)
         self.records: list[StreamRecord] = []
         self.files: list[ForeignFile] = []
+        self.size_bytes = 0
 
     @property
     def is_full(self) -> bool:
         """Whether so much is there that it is to be stored before more is read."""
-        return len(self.points) >= PORTION_POINTS or len(self.files) >= PORTION_FILES
+        is_heavy = len(self.files) >= self._most_files or self.size_bytes >= PORTION_BYTES
+        return is_heavy or len(self.points) >= PORTION_POINTS
 
     def make_portion(self, position: Mapping[str, Any], from_step: int | None = None) -> Portion:
         """What there is by now; nothing is, then."""
@@ -248,7 +273,7 @@ class Gathered:
             files=self.files,
             from_step=from_step,
         )
-        self.points, self.records, self.files = PointList(), [], []
+        self.records, self.files, self.size_bytes = [], [], 0
         return portion
 
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ def take_facts(facts: RunFacts, tool: str, losses: Losses) -> Taken:
         project=_cut_label(facts.project, "project", losses) or tool,
         name=_cut_label(facts.name, "name", losses),
         notes=_cut_notes(facts.notes, losses),
-        tags=_take_tags(facts.tags, losses),
+        tags=_take_words(facts.tags, lambda tag: check_tag(tag, "tag"), "tag", _MAX_TAGS, losses),
         config=config,
         config_digest="" if config is None else _digest(config),
         environment=known,
@@ -174,7 +174,7 @@ def take_facts(facts: RunFacts, tool: str, losses: Losses) -> Taken:
         ended_us=_take_time(facts.ended_us),
         parent_run_id=None if facts.parent is None else derive_run_id(tool, facts.parent),
         git_commit=_take_commit(facts.git_commit, losses),
-        groups=_take_groups(facts.groups, losses),
+        groups=_take_words(facts.groups, check_group_path, "group", _MAX_GROUPS, losses),
         fields=_take_fields(facts.fields, losses),
     )
 
@@ -302,28 +302,20 @@ def _cut_notes(text: str | None, losses: Losses) -> str | None:
     return check_notes(text[:_MAX_NOTES])
 
 
-def _take_tags(tags: Sequence[str], losses: Losses) -> tuple[str, ...]:
+def _take_words(
+    words: Sequence[str], check: Callable[[str], str], what: str, most: int, losses: Losses
+) -> tuple[str, ...]:
+    """Those tags or groups that are such, and no more than a run may have."""
     kept = set()
-    for tag in tags:
+    for word in words:
         try:
-            kept.add(check_tag(tag, "tag"))
+            kept.add(check(word))
         except SchemaValidationError as error:
-            losses.add("tag", str(tag), str(error))
-    if len(kept) > _MAX_TAGS:
-        losses.add("tag", "tags", f"a run has {_MAX_TAGS} at most", len(kept) - _MAX_TAGS)
-    return tuple(sorted(kept)[:_MAX_TAGS])
-
-
-def _take_groups(groups: Sequence[str], losses: Losses) -> tuple[str, ...]:
-    kept = set()
-    for group in groups:
-        try:
-            kept.add(check_group_path(group))
-        except SchemaValidationError as error:
-            losses.add("group", str(group), str(error))
-    if len(kept) > _MAX_GROUPS:
-        losses.add("group", "groups", f"a run has {_MAX_GROUPS} here", len(kept) - _MAX_GROUPS)
-    return tuple(sorted(kept)[:_MAX_GROUPS])
+            losses.add(what, str(word), str(error))
+    if len(kept) > most:
+        end = "here" if what == "group" else "at most"
+        losses.add(what, f"{what}s", f"a run has {most} {end}", len(kept) - most)
+    return tuple(sorted(kept)[:most])
 
 
 def _take_fields(fields: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]:

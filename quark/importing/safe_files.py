@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Self, cast
 
-from quark.importing.neutral_run import ForeignRun, ImportFailure
+from quark.importing.neutral_run import ForeignRun, ImportFailure, find_place
 from quark_core.config import settings
 
 DOCUMENT_BYTES = 64 * 2**20
@@ -115,6 +115,20 @@ class Archive(ForeignRun):
         self.key = str(path)
         self._path = path
         self._project = project
+
+    @classmethod
+    def find_runs(cls, place: str | Path, *, project: str | None = None) -> Iterator[Self]:
+        """The runs of the archives in a folder, or of one.
+
+        Args:
+            place: The folder or the archive.
+            project: Their project; by default the tool's.
+
+        Raises:
+            ImportFailure: There is no such place.
+        """
+        for path in find_files(find_place(place), "*.zip"):
+            yield cls(path, project)
 
     def mark(self) -> str | None:
         """See `ForeignRun`."""

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,10 +109,11 @@ _TICK_S = 0.5
 _HOUR_S = 3600.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class Pacing:
     """How often people are told, and how hard it is tried.
 
-    Args:
+    Attributes:
         topic_s: Seconds between two notices of one rule of one run; what comes in between is
             held back.
         per_hour: Notices in an hour, besides one digest of what was held back.
@@ -119,18 +121,10 @@ class Pacing:
         pauses_s: Before which further tries, where a target has surely not taken it.
     """
 
-    def __init__(
-        self,
-        *,
-        topic_s: float = 600.0,
-        per_hour: int = 20,
-        timeout_s: float = 20.0,
-        pauses_s: Sequence[float] = (2.0, 10.0, 60.0),
-    ) -> None:
-        self.topic_s = topic_s
-        self.per_hour = per_hour
-        self.timeout_s = timeout_s
-        self.pauses_s = tuple(pauses_s)
+    topic_s: float = 600.0
+    per_hour: int = 20
+    timeout_s: float = 20.0
+    pauses_s: Sequence[float] = (2.0, 10.0, 60.0)
 
 
 class Notifier:

@@ -35,7 +35,7 @@ _LOOK_S = 0.02
 # What gets on is waited for at the run's end, but not for ever.
 _END_WAIT_S = 30.0
 _LEVELS = ("sample", "full")
-_TOOLS = ("data_fingerprints", "device_values", "output_sketch", "stream_fingerprints")
+_TOOLS = ("arrays", "fingerprints", "watched_data")
 
 
 class _Cancelled(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -30,50 +31,34 @@ _TEXT_METHODS = frozenset({"eval", "query", "evaluate"})
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
+@dataclass(slots=True, eq=False)
 class Scope:
     """The names of one module, class, function, lambda or comprehension."""
 
-    __slots__ = (
-        "active",
-        "annotated",
-        "bound",
-        "captured",
-        "globals",
-        "handlers",
-        "kind",
-        "loads",
-        "nonlocals",
-        "numbers",
-        "params",
-        "parent",
-        "private",
-        "raw",
-        "split",
-        "tokens",
-    )
+    kind: ScopeKind
+    parent: Scope | None
+    # Name of the innermost class, without leading underscores: it mangles `__names`.
+    private: str | None
+    params: set[str] = field(default_factory=set)
+    bound: set[str] = field(default_factory=set)
+    globals: set[str] = field(default_factory=set)
+    nonlocals: set[str] = field(default_factory=set)
+    # Names of `except ... as`, and those of them that nothing else binds or captures.
+    handlers: set[str] = field(default_factory=set)
+    split: frozenset[str] = frozenset()
+    captured: set[str] = field(default_factory=set)
+    loads: set[str] = field(default_factory=set)
+    # Somebody here looks at the names of variables.
+    raw: bool = False
+    # Annotations of the body mean something, as of a function with a decorator.
+    annotated: bool = field(init=False)
+    # State of whoever writes the scope down.
+    numbers: dict[str, bytes] = field(default_factory=dict)
+    tokens: dict[str, bytes] = field(default_factory=dict)
+    active: dict[str, bytes] = field(default_factory=dict)
 
-    def __init__(self, kind: ScopeKind, parent: Scope | None, private: str | None) -> None:
-        self.kind = kind
-        self.parent = parent
-        # Name of the innermost class, without leading underscores: it mangles `__names`.
-        self.private = private
-        self.params: set[str] = set()
-        self.bound: set[str] = set()
-        self.globals: set[str] = set()
-        self.nonlocals: set[str] = set()
-        # Names of `except ... as`, and those of them that nothing else binds or captures.
-        self.handlers: set[str] = set()
-        self.split: frozenset[str] = frozenset()
-        self.captured: set[str] = set()
-        self.loads: set[str] = set()
-        # Somebody here looks at the names of variables.
-        self.raw = False
-        # Annotations of the body mean something, as of a function with a decorator.
-        self.annotated = kind in (ScopeKind.MODULE, ScopeKind.CLASS)
-        # State of whoever writes the scope down.
-        self.numbers: dict[str, bytes] = {}
-        self.tokens: dict[str, bytes] = {}
-        self.active: dict[str, bytes] = {}
+    def __post_init__(self) -> None:
+        self.annotated = self.kind in (ScopeKind.MODULE, ScopeKind.CLASS)
 
     def mangle(self, name: str) -> str:
         """The name as Python looks it up."""

@@ -17,6 +17,7 @@ import ast
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from quark.provenance.name_scopes import Scope, ScopeKind, Scopes, find_scopes
 
@@ -83,36 +84,30 @@ def digest_source(source: str | bytes | ast.Module) -> tuple[str, str]:
     return digest_bytes(b"".join(form.write_whole(tree))), LEVEL_SYNTAX
 
 
+@dataclass(slots=True)
 class _Imported:
     """One name that is imported: `import a, b` is two of them."""
 
-    __slots__ = ("bound", "key", "plain")
-
-    def __init__(self, key: bytes, bound: str, *, plain: bool) -> None:
-        self.key = key
-        self.bound = bound
-        # `import a.b` binds `a`: to the same module, however many of them stand there.
-        self.plain = plain
+    key: bytes
+    bound: str
+    # `import a.b` binds `a`: to the same module, however many of them stand there.
+    plain: bool
 
 
+@dataclass(slots=True)
 class _HandlerEdge:
     """Where the variable of `except ... as` begins and ends."""
 
-    __slots__ = ("begins", "name", "scope")
-
-    def __init__(self, name: str, scope: Scope, *, begins: bool) -> None:
-        self.name = name
-        self.scope = scope
-        self.begins = begins
+    name: str
+    scope: Scope
+    begins: bool
 
 
+@dataclass(slots=True)
 class _Bound:
     """A name that something other than a Name binds."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
 class _Marker(bytes):

@@ -133,7 +133,7 @@ class Methods:
 
 
 def choose_methods(definition: SweepDefinition, given: object = None) -> Methods:
-    """The sampler and the pruner of a sweep; arguments as of `open_optuna_search`."""
+    """The sampler and the pruner of a sweep; arguments as of `open_search`."""
     budget, seed = definition.budget, definition.seed
     if given is not None and not isinstance(given, str):
         sampler, pruner = _take_apart(given)
@@ -167,7 +167,12 @@ def choose_methods(definition: SweepDefinition, given: object = None) -> Methods
 
 
 def describe_objects(given: object) -> str:
-    """As `optuna_bridge.describe_optuna_search`."""
+    """What a definition says of Optuna's objects: their types, such as `optuna:GPSampler`.
+
+    Raises:
+        SchemaValidationError: They are no sampler, pruner or pair of both, or such that keep
+            pickles in the store.
+    """
     sampler, pruner = _take_apart(given)
     parts = [type(part).__name__ for part in (sampler, pruner) if part is not None]
     return _OBJECTS + "+".join(part for part in parts if part != "NopPruner")

@@ -21,7 +21,6 @@ from quark.sweeps.definition import (
     parse_search,
     read_options,
 )
-from quark.sweeps.optuna_bridge import describe_optuna_search, open_optuna_search
 from quark_core.backends.coordination import MOST_TRIALS, NewTrial, SupportsCoordination
 from quark_core.errors import SchemaValidationError
 from quark_core.records.sweeps import StoredTrial
@@ -343,7 +342,10 @@ def choose_search(given: object) -> SearchChoice:
     """
     if isinstance(given, str):
         return parse_search(given)
-    return parse_search(describe_optuna_search(given))
+    _require_optuna(given)
+    from quark.sweeps.optuna_samplers import describe_objects
+
+    return parse_search(describe_objects(given))
 
 
 def open_search(
@@ -358,10 +360,12 @@ def open_search(
         definition: What the sweep is.
         sweep_id: Its id.
         store: Where its trials and logs are.
-        given: The object that stands for the search, where the user gave one.
+        given: Optuna's sampler, pruner, or both as a pair, as this process was given them; None
+            where it was given a name, or has joined.
 
     Raises:
-        SchemaValidationError: No such search, or one that the definition does not fit.
+        SchemaValidationError: No such search, one that the definition does not fit, Optuna is not
+            installed, or the sweep was opened with objects of Optuna and this process has none.
     """
     name = definition.search.name
     if name == "halving":
@@ -371,4 +375,20 @@ def open_search(
     if name in ("random", "grid"):
         read_options(definition.search, {})
         return RandomSearch(definition) if name == "random" else GridSearch(definition)
-    return open_optuna_search(definition, sweep_id, store, given)
+    _require_optuna(given if given is not None else str(definition.search))
+    from quark.sweeps.optuna_samplers import choose_methods
+    from quark.sweeps.optuna_search import OptunaSearch
+
+    return OptunaSearch(definition, sweep_id, store, choose_methods(definition, given))
+
+
+def _require_optuna(wanted: object) -> None:
+    """See that Optuna is installed, which is imported when a sweep needs it and not before."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        what = repr(wanted[:60]) if isinstance(wanted, str) else type(wanted).__name__
+        raise SchemaValidationError(
+            f'search={what} needs Optuna, which is not installed: pip install "quark-tracker'
+            f'[sweep]"; "grid", "random", "halving" and "asha" need nothing ({error})'
+        ) from None

@@ -46,11 +46,7 @@ class QuarkTracker(GeneralTracker):
         **arguments: Any,
     ) -> None:
         super().__init__()
-        if project is not None:
-            arguments["project"] = project
-        elif session is None and "run_id" not in arguments:
-            arguments["project"] = "accelerate"
-        self._run = FrameworkRun(session, arguments)
+        self._run = FrameworkRun(session, arguments, project=project, framework="accelerate")
         self._next_step = 0
         self._asked = 0
 

@@ -41,12 +41,23 @@ class FrameworkRun:
         arguments: What `quark.start_run` takes. With `run_id` among them,
             that run is resumed instead, and `storage_dir`, `backends`,
             `from_step` and `state` are what it may have besides.
+        project: The run's project, where one is given.
+        framework: The project of a run that has none.
     """
 
     def __init__(
-        self, session: TrainingSession | None = None, arguments: Mapping[str, Any] | None = None
+        self,
+        session: TrainingSession | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        project: str | None = None,
+        framework: str | None = None,
     ) -> None:
         self._arguments = dict(arguments or {})
+        if project is None and session is None and "run_id" not in self._arguments:
+            project = framework
+        if project is not None:
+            self._arguments["project"] = project
         if session is not None and self._arguments:
             given = ", ".join(sorted(self._arguments))
             raise SchemaValidationError(f"session is started already, so {given} cannot be given")

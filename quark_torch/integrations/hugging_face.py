@@ -57,11 +57,7 @@ class QuarkCallback(TrainerCallback):
         session: TrainingSession | None = None,
         **arguments: Any,
     ) -> None:
-        if project is not None:
-            arguments["project"] = project
-        elif session is None and "run_id" not in arguments:
-            arguments["project"] = "transformers"
-        self._run = FrameworkRun(session, arguments)
+        self._run = FrameworkRun(session, arguments, project=project, framework="transformers")
         self._count = NonFiniteCount()
         self._has_found = False
         self._hook: Any = None

@@ -53,16 +53,12 @@ class QuarkLogger(Logger):
         **arguments: Any,
     ) -> None:
         super().__init__()
-        if project is not None:
-            arguments["project"] = project
-        elif session is None and "run_id" not in arguments:
-            arguments["project"] = "lightning"
         self._name = project or (session.project_name if session is not None else "lightning")
         self._storage_dir = arguments.get("storage_dir")
         self._prefix = prefix
         self._log_checkpoints = log_checkpoints
         self._noted: set[str] = set()
-        self._run = FrameworkRun(session, arguments)
+        self._run = FrameworkRun(session, arguments, project=project, framework="lightning")
         self._stopper = _Stopper(self._run)
 
     @property

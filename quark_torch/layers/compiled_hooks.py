@@ -33,7 +33,7 @@ from quark_torch.layers.recording import (
     LayerRecording,
 )
 from quark_torch.layers.watched_module import Site, UnitRule, find_functions
-from quark_torch.measuring.tensor_statistics import TensorStatistics
+from quark_torch.measuring.tensor_statistics import Partial, TensorStatistics, Wanted, conclude
 
 # Rows of statistics that compiled code writes into buffers, and what is read of them.
 #
@@ -215,25 +215,15 @@ def _kept_for_backward() -> Iterator[bool]:
 
 def read_row(row: list[float], *, has_saturation: bool) -> TensorStatistics:
     """The statistics that a row holds."""
-    counts = [int(number) for number in row[1:4]]
-    finite, nans, infinite = counts
-    mean, squares = row[4], row[5]
-    units = int(row[11])
-    return TensorStatistics(
-        element_count=finite + nans + infinite,
-        finite_count=finite,
-        nan_count=nans,
-        inf_count=infinite,
-        mean=mean if finite else None,
-        variance=squares / finite if finite else None,
-        norm=(squares + finite * mean * mean) ** 0.5 if finite else None,
-        minimum=row[6] if finite else None,
-        maximum=row[7] if finite else None,
-        near_zero_count=int(row[8]),
-        saturated_count=int(row[9]) if has_saturation else None,
-        unit_count=units or None,
-        dead_unit_count=int(row[10]) if units else None,
+    finite, nans, infinite, near_zero, saturated, dead, units = (
+        int(row[place]) for place in (1, 2, 3, 8, 9, 10, 11)
     )
+    mean, squares, low, high = row[4:8]
+    part = Partial(finite, nans, infinite, near_zero, saturated, mean, squares, low, high)
+    # Of the saturation it matters only whether it was wanted.
+    wanted = Wanted(near_zero=0.0, saturation=(0.0, 0.0) if has_saturation else None)
+    count = finite + nans + infinite
+    return conclude(part, count, wanted, units=(units, dead) if units else None)
 
 
 class Switch:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 from time import perf_counter_ns
 from typing import Any
@@ -53,14 +54,12 @@ _is_tracing = torch._C._get_tracing_state
 _peek_transforms = torch._C._functorch.peek_interpreter_stack
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ForwardHook(InertWhenCopied):
     """Hook of one module in one probed step. A copy of it is inert."""
 
-    __slots__ = ("_probed", "_site")
-
-    def __init__(self, site: Site, probed: ProbedStep) -> None:
-        self._site = site
-        self._probed = probed
+    _site: Site
+    _probed: ProbedStep
 
     def __call__(self, module: nn.Module, _args: object, output: object) -> None:
         """Take the statistics; returns None, since anything else would replace the output."""
@@ -69,27 +68,17 @@ class ForwardHook(InertWhenCopied):
         self._probed.see_output(self._site, module, output)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class GradientHook(InertWhenCopied):
     """Hook of one tensor that a module gave. A copy of it is inert."""
 
-    __slots__ = ("_call_index", "_fired", "_micro_batch", "_path", "_probed", "_scope", "_site")
-
-    def __init__(
-        self,
-        site: Site,
-        probed: ProbedStep,
-        call_index: int,
-        path: str | None,
-        micro_batch: int,
-        scope: str | None,
-    ) -> None:
-        self._site = site
-        self._probed = probed
-        self._call_index = call_index
-        self._path = path
-        self._micro_batch = micro_batch
-        self._scope = scope
-        self._fired = 0
+    _site: Site
+    _probed: ProbedStep
+    _call_index: int
+    _path: str | None
+    _micro_batch: int
+    _scope: str | None
+    _fired: int = 0
 
     def __call__(self, gradient: Tensor) -> None:
         """Take the statistics; returns None, since anything else would replace the gradient."""
@@ -233,7 +222,7 @@ class ProbedStep:
             with self._lock:
                 is_read = measurements.add(tensor, wanted, reading, later=self._later)
         if not is_read and dropped == measurements.dropped:
-            self._note_unread(reading.name, tensor)
+            self._note_unread(reading.module[0], tensor)
 
     def _note_unread(self, name: str, tensor: Tensor) -> None:
         error = self.measurements.error

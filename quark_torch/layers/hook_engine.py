@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_core.api import OpenRun, SchemaValidationError, check_step, read_step
-from quark_torch.checks import check_model, check_type
+from quark_core.api import check_step
+from quark_torch.checks import check_model, check_type, take_step
 from quark_torch.failures import do_each
 from quark_torch.layer_filter import (
     SelectedModule,
@@ -181,7 +181,7 @@ class HookEngine(LayerRecording):
         Raises:
             SchemaValidationError: `step` is no non-negative integer.
         """
-        return self._is_due(_require_step(self._run, step))
+        return self._is_due(take_step(self._run, step, _NO_STEP))
 
     def follow(self, is_due: Callable[[int], bool]) -> None:
         """Ask this from now on, in place of the schedule, whether a step is probed."""
@@ -207,7 +207,7 @@ class HookEngine(LayerRecording):
         if self._closed or self._run.refusal is not None:
             self._check_open("begin_step")
         if type(step) is not int or step < 0 or step > _INT64_MAX:
-            step = _require_step(self._run, step)
+            step = take_step(self._run, step, _NO_STEP)
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
             epoch = check_step(epoch, "epoch")
         if self._probed is not None:
@@ -610,13 +610,7 @@ class _StepScope:
                 raise
 
 
-def _require_step(run: OpenRun, step: object) -> int:
-    number = read_step(run, step)
-    if number is None:
-        raise SchemaValidationError("step must be a non-negative integer, not None")
-    return number
-
-
+_NO_STEP = "step must be a non-negative integer, not None"
 _WARM_UP_PROBES = 3
 _COUNTED_PROBES = 20
 _LIMIT_PERCENT = 5.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from time import time_ns
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack
@@ -74,15 +75,20 @@ class StepScale:
         return None if self.source is None else self.source()
 
 
+def _read_clock() -> int:
+    return time_ns() // 1000
+
+
+@dataclass(slots=True, eq=False)
 class LayerReading:
     """One tensor of one call of a module, until its statistics are known.
 
     Attributes:
         recording: Who makes the record.
-        name, kind, aliases: Of the module.
+        module: Name, class and other names of the module.
         direction: forward for an activation, backward for a gradient.
+        moment: Step and epoch.
         call_index: The module's call in its step.
-        step, epoch: Counters.
         shape: Of the tensor.
         path: Where it is in the output, or None where it is the output.
         micro_batch: How many backward passes of the step came before the call.
@@ -92,51 +98,18 @@ class LayerReading:
         scope: Which part of the whole it is, where it is a part that does not say so itself.
     """
 
-    __slots__ = (
-        "aliases",
-        "backward_index",
-        "call_index",
-        "direction",
-        "epoch",
-        "kind",
-        "micro_batch",
-        "name",
-        "path",
-        "recording",
-        "scale",
-        "scope",
-        "shape",
-        "step",
-        "time_us",
-    )
-
-    def __init__(
-        self,
-        recording: LayerRecording,
-        module: tuple[str, str, tuple[str, ...]],
-        direction: Literal["forward", "backward"],
-        moment: tuple[int, int | None],
-        call_index: int,
-        shape: tuple[int, ...] | None,
-        path: str | None = None,
-        micro_batch: int = 0,
-        backward_index: int = 0,
-        scale: GradientScale | None = None,
-        time_us: int | None = None,
-        scope: str | None = None,
-    ) -> None:
-        self.recording = recording
-        self.name, self.kind, self.aliases = module
-        self.direction = direction
-        self.step, self.epoch = moment
-        self.call_index = call_index
-        self.shape = shape
-        self.path = path
-        self.micro_batch = micro_batch
-        self.backward_index = backward_index
-        self.scale = scale
-        self.time_us = time_ns() // 1000 if time_us is None else time_us
-        self.scope = scope
+    recording: LayerRecording
+    module: tuple[str, str, tuple[str, ...]]
+    direction: Literal["forward", "backward"]
+    moment: tuple[int, int | None]
+    call_index: int
+    shape: tuple[int, ...] | None
+    path: str | None = None
+    micro_batch: int = 0
+    backward_index: int = 0
+    scale: GradientScale | None = None
+    time_us: int = field(default_factory=_read_clock)
+    scope: str | None = None
 
     def __call__(self, statistics: TensorStatistics) -> None:
         """Make the record; from the training thread or a background one."""
@@ -223,53 +196,47 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
     def _put(self, reading: LayerReading, found: TensorStatistics) -> None:
         if self._run.is_over:
             return
-        mean, variance, norm = found.mean, found.variance, found.norm
-        std, low, high = found.std, found.minimum, found.maximum
-        scale = None
-        if reading.scale is not None:
-            scale = reading.scale()
-            if scale is not None and scale not in (0.0, 1.0):
-                mean, std, norm = _divide(mean, scale), _divide(std, scale), _divide(norm, scale)
-                low, high = _divide(low, scale), _divide(high, scale)
-                variance = _divide(_divide(variance, scale), scale)
+        scale = None if reading.scale is None else reading.scale()
+        if scale is not None and scale not in (0.0, 1.0):
+            found = found.divide(scale)
         read = found.finite_count + found.nan_count + found.inf_count
+        name, module_type, aliases = reading.module
+        step, epoch = reading.moment
         is_forward = reading.direction == "forward"
         units = found.unit_count
         record = LayerSummaryRecord(
             *self._origin,
             self._take_sequence(),
             reading.time_us,
-            reading.name,
-            reading.kind,
+            name,
+            module_type,
             "activation" if is_forward else "gradient",
             reading.direction,
             reading.call_index,
             found.element_count,
-            reading.step,
-            reading.epoch,
+            step,
+            epoch,
             reading.shape,
-            mean,
-            std,
-            norm,
-            variance,
+            found.mean,
+            found.std,
+            found.norm,
+            found.variance,
             _share(found.dead_unit_count, units) if units else None,
             _share(found.saturated_count, read),
             _make_metadata(
                 reading.path,
-                reading.aliases,
+                aliases,
                 reading.micro_batch,
                 reading.backward_index,
                 scale,
                 found.notes,
                 found.density,
-                reading.name in self.outside,
+                name in self.outside,
                 reading.scope,
-                self.evaluations[reading.step].get(reading.name)
-                if reading.step in self.evaluations
-                else None,
+                self.evaluations[step].get(name) if step in self.evaluations else None,
             ),
-            low,
-            high,
+            found.minimum,
+            found.maximum,
             _share(found.near_zero_count, read),
             found.nan_count,
             found.inf_count,
@@ -445,10 +412,6 @@ def _make_metadata(
     return JsonObject(items) if items else None
 
 
-def _divide(value: float | None, scale: float) -> float | None:
-    return None if value is None else value / scale
-
-
 def _share(count: int | None, total: int | None) -> float | None:
     return None if count is None or not total else count / total
 
@@ -456,6 +419,7 @@ def _share(count: int | None, total: int | None) -> float | None:
 OF_GRADIENTS = Wanted(near_zero=0.0)
 
 
+@dataclass(slots=True, eq=False)
 class PlainTape:
     """Counters of a probed step, as the compiled tape has them too.
 
@@ -470,24 +434,14 @@ class PlainTape:
         late: Gradients that came after the step.
     """
 
-    __slots__ = (
-        "calls",
-        "evaluations",
-        "is_open",
-        "late",
-        "micro_batch",
-        "saw_backward",
-        "spent_ns",
-        "surplus",
-    )
-
-    def __init__(self) -> None:
-        self.is_open = True
-        self.spent_ns = 0
-        self.calls = 0
-        self.saw_backward = False
-        self.micro_batch = 0
-        self.evaluations = self.surplus = self.late = 0
+    is_open: bool = True
+    spent_ns: int = 0
+    calls: int = 0
+    saw_backward: bool = False
+    micro_batch: int = 0
+    evaluations: int = 0
+    surplus: int = 0
+    late: int = 0
 
     def close(self) -> None:
         """Take no more."""

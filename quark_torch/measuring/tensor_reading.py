@@ -325,6 +325,11 @@ _spaces: list[_Space] = []
 
 def measure_dense(tensor: Tensor, wanted: Wanted) -> TensorStatistics | None:
     """Statistics of a plain dense tensor in one read; None where the kernel is not for it."""
+    row = _read(tensor, wanted)
+    return None if row is None else _conclude(tensor, row, wanted)
+
+
+def _read(tensor: Tensor, wanted: Wanted) -> tuple[Any, ...] | None:
     kernel = find_kernel()
     if kernel is None or (job := _job(tensor, wanted)) is None:
         return None
@@ -332,7 +337,7 @@ def measure_dense(tensor: Tensor, wanted: Wanted) -> TensorStatistics | None:
     kernel.measure(job, space.address, 1, kernel.level)
     row = _RESULT.unpack_from(space.memory)
     _spaces.append(space)
-    return _conclude(tensor, row, wanted)
+    return row
 
 
 class DenseRows:
@@ -468,15 +473,8 @@ def measure_dense_updates(
 
 def read_dense(flat: Tensor, wanted: Wanted) -> Partial | None:
     """Read a plain contiguous tensor; None where the kernel is not for it."""
-    kernel = find_kernel()
-    wanted = wanted if wanted.units is None else wanted._replace(units=None)
-    if kernel is None or (job := _job(flat, wanted)) is None:
-        return None
-    space = _spaces.pop() if _spaces else _Space()
-    kernel.measure(job, space.address, 1, kernel.level)
-    row = _RESULT.unpack_from(space.memory)
-    _spaces.append(space)
-    return _partial(row)
+    row = _read(flat, wanted if wanted.units is None else wanted._replace(units=None))
+    return None if row is None else _partial(row)
 
 
 def _job(tensor: Tensor, wanted: Wanted, before: int = 0) -> bytes | None:
@@ -550,16 +548,11 @@ def _read_variation(row: tuple[Any, ...]) -> float | None:
 
 
 def _conclude(tensor: Tensor, row: tuple[Any, ...], wanted: Wanted) -> TensorStatistics | None:
-    part = _partial(row)
-    if tensor.dtype == torch.float64 and extreme_exponent(part):
+    if tensor.dtype == torch.float64 and extreme_exponent(_partial(row)):
         return None
-    units = None
     count = tensor.numel()
-    if wanted.units is not None and count:
-        if row[5] < 0:
-            return None  # no memory for the units
-        units = (tensor.shape[wanted.units], row[5])
-    return conclude(part, count, wanted, units=units, variation=_read_variation(row))
+    units = tensor.shape[wanted.units] if wanted.units is not None and count else None
+    return read_result(row, count, units, wanted)
 
 
 @functools.lru_cache(maxsize=256)

@@ -70,6 +70,17 @@ class TensorStatistics(msgspec.Struct, frozen=True, gc=False):
         """Square root of the variance."""
         return None if self.variance is None else math.sqrt(self.variance)
 
+    def divide(self, scale: float) -> TensorStatistics:
+        """Statistics of the tensor divided by a number above 0; counts stay as they are."""
+        mean, norm, low, high = (
+            None if value is None else value / scale
+            for value in (self.mean, self.norm, self.minimum, self.maximum)
+        )
+        variance = None if self.variance is None else self.variance / scale / scale
+        return msgspec.structs.replace(
+            self, mean=mean, variance=variance, norm=norm, minimum=low, maximum=high
+        )
+
 
 class Partial(NamedTuple):
     """Sums over some elements: the finite ones, and how many are not.

@@ -15,15 +15,13 @@ from quark_core.api import (
     OpenRun,
     ParameterDistributionRecord,
     ParameterSummaryRecord,
-    SchemaValidationError,
     SessionStoreError,
     check_step,
     normalize_object,
     parse_ranks,
-    read_step,
     resolve_target,
 )
-from quark_torch.checks import check_model, check_type
+from quark_torch.checks import check_model, check_type, take_step
 from quark_torch.failures import InstrumentationNotices, do_each
 from quark_torch.layer_filter import is_left_in_evaluation, name_modules
 from quark_torch.parameters.config import ParameterDiagnosticsConfig
@@ -398,7 +396,7 @@ class ParameterDiagnostics(ParameterReadback):
         if self._closed or self._run.refusal is not None:
             self._check_open("snapshot")
         if type(step) is not int or step < 0 or step > _INT64_MAX:
-            step = _require_step(self._run, step)
+            step = take_step(self._run, step)
         if epoch is not None and (type(epoch) is not int or epoch < 0 or epoch > _INT64_MAX):
             epoch = check_step(epoch, "epoch")
         return step, epoch
@@ -619,10 +617,3 @@ class ParameterDiagnostics(ParameterReadback):
         if self._run.refusal is not None:
             self._run.refuse(call)
         raise InvalidRunStateError(f"{call}: this ParameterDiagnostics is closed")
-
-
-def _require_step(run: OpenRun, step: object) -> int:
-    checked = read_step(run, step)
-    if checked is None:
-        raise SchemaValidationError("step must be given")
-    return checked

@@ -380,15 +380,14 @@ def read_parameters(
     for index, group in by_optimizer.items():
         _read_gradients(group, steps, index, config, early, find_scale)
         _note_sums(group, find_accumulated(index), find_carried(index))
-        outcome = None if index < 0 or not config.captures_updates else steps.review(index)
-        if outcome is not None and outcome.missing == "no_optimizer_step":
-            if was_skipped(group):
-                _note_skip(group, config)
-            else:
-                _note_missing(group, outcome.missing)
-        elif outcome is not None and outcome.missing is not None:
-            _note_missing(group, outcome.missing)
-        elif outcome is not None:
+        if index < 0 or not config.captures_updates:
+            continue
+        missing = steps.explain_missing(index)
+        if missing == "no_optimizer_step" and was_skipped(group):
+            _note_skip(group, config)
+        elif missing is not None:
+            _note_missing(group, missing)
+        else:
             _read_updates(group, steps, index, config, early_updates)
             updates = [reading.update for reading in group if reading.update is not None]
             # A fused optimizer is called all the same, and leaves out its step by itself.
@@ -501,7 +500,7 @@ def _read_gradients(
         if gradient is None:
             continue
         if statistics is not None and scale != 1.0:
-            statistics = _divide(statistics, scale)
+            statistics = statistics.divide(scale)
             reading.metadata["grad_scale"] = scale
         reading.gradient = statistics
         if statistics is not None and statistics.density is not None:
@@ -638,29 +637,6 @@ def _take_difference(
     wide = torch.complex128 if after.dtype.is_complex else torch.float64
     found = _take_histogram(after.to(wide) - before.to(wide), config)
     return None if found is None else found._replace(total_count=count)
-
-
-def _divide(statistics: TensorStatistics, scale: float) -> TensorStatistics:
-    """Statistics of the tensor divided by a number above 0."""
-
-    def shrink(value: float | None) -> float | None:
-        return None if value is None else value / scale
-
-    variance = statistics.variance
-    return TensorStatistics(
-        element_count=statistics.element_count,
-        finite_count=statistics.finite_count,
-        nan_count=statistics.nan_count,
-        inf_count=statistics.inf_count,
-        mean=shrink(statistics.mean),
-        variance=None if variance is None else variance / scale / scale,
-        norm=shrink(statistics.norm),
-        minimum=shrink(statistics.minimum),
-        maximum=shrink(statistics.maximum),
-        near_zero_count=statistics.near_zero_count,
-        density=statistics.density,
-        notes=statistics.notes,
-    )
 
 
 _IN_A_ROW = 3

@@ -6,6 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -22,18 +23,6 @@ class GradientMark(NamedTuple):
     """That a gradient was there when its optimizer's step ended, and its version then."""
 
     version: int | None
-
-
-class StepOutcome(NamedTuple):
-    """What is known of one optimizer since the last snapshot.
-
-    Attributes:
-        steps: Steps that it began.
-        missing: Why there is no update, or None where there is one.
-    """
-
-    steps: int
-    missing: str | None
 
 
 class _Kept:
@@ -68,6 +57,7 @@ class _Kept:
         )
 
 
+@dataclass(slots=True, eq=False)
 class _Watch:
     """One optimizer: its steps since the last snapshot and what is kept of it.
 
@@ -76,43 +66,28 @@ class _Watch:
     part of it.
     """
 
-    __slots__ = (
-        "begun",
-        "copies_from",
-        "disabled",
-        "finished",
-        "generation",
-        "handles",
-        "index",
-        "intervals",
-        "is_held",
-        "is_ready",
-        "kept",
-        "look",
-        "marks",
-        "members",
-        "optimizer",
-        "stepping",
-    )
+    optimizer: torch.optim.Optimizer
+    members: list[torch.optim.Optimizer] = field(init=False)
+    index: int = 0
+    # The member that is in its step.
+    stepping: object = None
+    handles: list[Any] = field(default_factory=list)
+    generation: int = 0
+    begun: int = 0
+    finished: int = 0
+    # The fewest steps that lay between two snapshots lately: from the step
+    # of that number on, any may be the last one.
+    copies_from: int = 1
+    intervals: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_INTERVALS))
+    is_held: bool = False
+    is_ready: bool = False
+    disabled: str | None = None
+    kept: dict[int, _Kept] = field(default_factory=dict)
+    marks: dict[int, GradientMark] = field(default_factory=dict)
+    look: tuple[list[int], list[torch.Tensor], WeightLook] | None = None
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-        self.members = [optimizer, *find_inner_optimizers(optimizer)]
-        self.index = 0
-        # The member that is in its step.
-        self.stepping: object = None
-        self.handles: list[Any] = []
-        self.generation = 0
-        self.begun = self.finished = 0
-        # The fewest steps that lay between two snapshots lately: from the step
-        # of that number on, any may be the last one.
-        self.copies_from = 1
-        self.intervals: deque[int] = deque(maxlen=_REMEMBERED_INTERVALS)
-        self.is_held = self.is_ready = False
-        self.disabled: str | None = None
-        self.kept: dict[int, _Kept] = {}
-        self.marks: dict[int, GradientMark] = {}
-        self.look: tuple[list[int], list[torch.Tensor], WeightLook] | None = None
+    def __post_init__(self) -> None:
+        self.members = [self.optimizer, *find_inner_optimizers(self.optimizer)]
 
     def roll(self, generation: int) -> None:
         """Begin a new interval between snapshots."""
@@ -354,19 +329,16 @@ class OptimizerSteps:
         except Exception as error:  # noqa: BLE001 - the user's step must go on
             self._on_failure("gradients_unread", error)
 
-    def review(self, index: int) -> StepOutcome:
-        """What one optimizer has done since the last snapshot."""
+    def explain_missing(self, index: int) -> str | None:
+        """Why one optimizer has no update since the last snapshot; None where it has one."""
         watch = self._watches[index]
         if watch.disabled is not None:
-            return StepOutcome(watch.begun, watch.disabled)
+            return watch.disabled
         if watch.generation != self._generation or not watch.begun:
-            return StepOutcome(0, "no_optimizer_step")
-        missing: str | None = None
+            return "no_optimizer_step"
         if watch.is_held or watch.finished < watch.begun:
-            missing = "optimizer_step_failed"
-        elif not watch.is_ready:
-            missing = "step_not_foreseen"
-        return StepOutcome(watch.begun, missing)
+            return "optimizer_step_failed"
+        return None if watch.is_ready else "step_not_foreseen"
 
     def has_stepped(self, index: int) -> bool:
         """Whether an optimizer has ended a step since the last snapshot."""

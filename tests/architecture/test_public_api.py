@@ -58,13 +58,13 @@ def test_all_is_sorted_and_true():
 
 
 def test_what_a_type_checker_sees_is_what_is_imported():
-    """The imports under TYPE_CHECKING, of which editors complete, and the table of lazy ones."""
-    (block,) = [
-        node
-        for node in ast.parse(Path(quark.__file__).read_text()).body
-        if isinstance(node, ast.If)
-    ]
-    seen = {each.asname: (line.module, each.name) for line in block.body for each in line.names}
+    stub = ast.parse(Path(quark.__file__).with_suffix(".pyi").read_text())
+    seen = {
+        each.asname: (line.module, each.name)
+        for line in stub.body
+        if isinstance(line, ast.ImportFrom) and line.module != "typing"
+        for each in line.names
+    }
     assert seen == {name: (home, name) for name, home in quark._HOMES.items()}
 
 

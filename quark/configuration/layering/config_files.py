@@ -133,13 +133,18 @@ def _check_size(values: Mapping[str, Any], name: str) -> None:
 # YAML
 
 
-def _read_yaml(text: str) -> tuple[Any, dict[str, int]]:
+def _import_yaml() -> Any:
     try:
         import yaml
     except ImportError:
         raise SchemaValidationError(
             "YAML needs PyYAML: pip install 'quark-tracker[yaml]'; JSON and TOML need nothing"
         ) from None
+    return yaml
+
+
+def _read_yaml(text: str) -> tuple[Any, dict[str, int]]:
+    yaml = _import_yaml()
     loader = yaml.SafeLoader(text)
     # As everybody means them: 1e-3 is a number, and 2026-05-07 the text that it is.
     resolvers = {
@@ -303,22 +308,12 @@ def save_values(values: Mapping[str, Any], path: Path) -> None:
     elif ending == ".toml":
         text = "\n".join(_write_table(plain, ())) + "\n"
     elif ending in (".yaml", ".yml"):
-        text = _write_yaml(plain)
+        text = str(_import_yaml().safe_dump(plain, sort_keys=False, allow_unicode=True))
     else:
         raise SchemaValidationError(
             f"{path}: a configuration is saved as .json, .toml, .yaml or .yml"
         )
     path.write_text(text, encoding="utf-8")
-
-
-def _write_yaml(values: dict[str, Any]) -> str:
-    try:
-        import yaml
-    except ImportError:
-        raise SchemaValidationError(
-            "YAML needs PyYAML: pip install 'quark-tracker[yaml]'; JSON and TOML need nothing"
-        ) from None
-    return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
 def _write_table(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:

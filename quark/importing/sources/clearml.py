@@ -20,17 +20,14 @@ from typing import Any
 
 from quark.importing.neutral_run import (
     ForeignFile,
-    ForeignRun,
     Gathered,
     ImportFailure,
     Losses,
     Portion,
     RunFacts,
-    find_place,
 )
 from quark.importing.safe_files import (
     Archive,
-    find_files,
     open_archive,
     read_entry,
     read_entry_lines,
@@ -43,21 +40,6 @@ _SCALAR = "training_stats_scalar"
 _PLOT = "plot"
 _NO_STEP = -(2**31)
 """The iteration of what ClearML calls a single value."""
-
-
-def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[ForeignRun]:
-    """The runs of the archives in a folder, or of one.
-
-    Args:
-        place: The folder (`~/.clearml/cache/offline`) or the archive.
-        project: Their project; by default ClearML's.
-
-    Raises:
-        ImportFailure: There is no such place.
-    """
-    root = find_place(place)
-    for path in find_files(root, "*.zip"):
-        yield ClearmlRun(path, project)
 
 
 class ClearmlRun(Archive):
@@ -190,6 +172,9 @@ class ClearmlRun(Archive):
                 ForeignFile(artifact_type="file", name=name, content=target, metadata=facts)
             )
         return found
+
+
+find_runs = ClearmlRun.find_runs
 
 
 def _read_time(event: Mapping[str, Any]) -> int:

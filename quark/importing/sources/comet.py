@@ -20,21 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from quark.importing.neutral_run import (
-    PORTION_FILES,
-    PORTION_POINTS,
     ForeignFile,
-    ForeignRun,
+    Gathered,
     ImportFailure,
     Losses,
-    Points,
+    PointList,
     Portion,
     RunFacts,
-    find_place,
-    make_integers,
 )
 from quark.importing.safe_files import (
     Archive,
-    find_files,
     open_archive,
     read_entry,
     read_entry_lines,
@@ -43,7 +38,6 @@ from quark.importing.safe_files import (
 
 _EXPERIMENT = "experiment.json"
 _MESSAGES = "messages.json"
-_PORTION_BYTES = 64 * 2**20
 _AUTO = ("curr_step", "curr_epoch")
 _TYPES = {"visualization": "image", "image": "image", "audio": "audio", "video": "video"}
 _CONSOLE = "standard_output"
@@ -51,21 +45,6 @@ _MACHINE = frozenset(
     "system_details os_packages installed_packages cloud_details git_metadata set_code "
     "set_filename cpu_static_info gpu_static_info system_info model_graph".split()
 )
-
-
-def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[ForeignRun]:
-    """The runs of the archives in a folder, or of one.
-
-    Args:
-        place: The folder or the archive.
-        project: Their project; by default Comet's.
-
-    Raises:
-        ImportFailure: There is no such place.
-    """
-    root = find_place(place)
-    for path in find_files(root, "*.zip"):
-        yield CometRun(path, project)
 
 
 class CometRun(Archive):
@@ -100,10 +79,9 @@ class CometRun(Archive):
     def read(self, position: Mapping[str, Any], losses: Losses) -> Iterator[Portion]:
         """See `ForeignRun`."""
         taken = int(position.get("messages", 0))
-        rows: list[tuple[str, int, int, float, int]] = []
-        files: list[ForeignFile] = []
+        found = Gathered(in_us=True)
         moment = [-1, -1]
-        number = size_bytes = 0
+        number = 0
         with (
             open_archive(self._path) as archive,
             tempfile.TemporaryDirectory(prefix="quark-import-") as folder,
@@ -114,22 +92,21 @@ class CometRun(Archive):
                 if number <= taken:
                     continue
                 if form == "metric_msg":
-                    rows += _read_metric(payload, moment, losses)
+                    _take_metric(payload, moment, found.points, losses)
                 elif form == "file_upload":
-                    target = Path(folder) / str(len(files))
+                    target = Path(folder) / str(len(found.files))
                     made = _extract(archive, payload, target, losses)
-                    files += [] if made is None else [made]
-                    size_bytes += target.stat().st_size if target.exists() else 0
+                    found.files += [] if made is None else [made]
+                    found.size_bytes += target.stat().st_size if target.exists() else 0
                 elif form == _CONSOLE:
                     losses.add("console", "output", "lines of the console are not taken")
                 elif form not in ("parameter_msg", "log_other", "") and form not in _MACHINE:
                     losses.add("message", form, "such messages of Comet's are not taken")
-                is_heavy = len(files) >= PORTION_FILES or size_bytes >= _PORTION_BYTES
-                if is_heavy or len(rows) >= PORTION_POINTS:
-                    yield _make_portion(number, rows, files)
-                    rows, files, size_bytes, taken = [], [], 0, number
-            if number > taken or rows or files:
-                yield _make_portion(number, rows, files)
+                if found.is_full:
+                    yield found.make_portion({"messages": number})
+                    taken = number
+            if number > taken:
+                yield found.make_portion({"messages": number})
 
     def _read_lines(self, archive: zipfile.ZipFile) -> Iterator[bytes]:
         try:
@@ -162,11 +139,7 @@ class CometRun(Archive):
         place[last] = value
 
 
-def _make_portion(
-    number: int, rows: list[tuple[str, int, int, float, int]], files: list[ForeignFile]
-) -> Portion:
-    points = _make_points(rows) if rows else None
-    return Portion(position={"messages": number}, points=points, files=files)
+find_runs = CometRun.find_runs
 
 
 def _parse(line: bytes, losses: Losses) -> tuple[str, Mapping[str, Any]]:
@@ -178,39 +151,24 @@ def _parse(line: bytes, losses: Losses) -> tuple[str, Mapping[str, Any]]:
         return "", {}
 
 
-def _read_metric(
-    payload: Mapping[str, Any], moment: list[int], losses: Losses
-) -> list[tuple[str, int, int, float, int]]:
+def _take_metric(
+    payload: Mapping[str, Any], moment: list[int], points: PointList, losses: Losses
+) -> None:
     metric = payload.get("metric")
     if not isinstance(metric, dict):
-        return []
+        return
     name = str(metric.get("metricName"))
     try:
         value = losses.read_number("point", name, metric.get("metricValue"))
     except (TypeError, ValueError):
         losses.add("point", name, "its value is no number")
-        return []
+        return
     step, epoch = metric.get("step"), metric.get("epoch")
     if not isinstance(step, int):
         step = moment[0] if moment[0] >= 0 or isinstance(epoch, int) else 0
     time_ms = payload.get("local_timestamp")
     time_us = time_ms * 1000 if isinstance(time_ms, int) else 0
-    return [(name, step, epoch if isinstance(epoch, int) else -1, value, time_us)]
-
-
-def _make_points(rows: list[tuple[str, int, int, float, int]]) -> Points:
-    import numpy as np
-
-    names = list(dict.fromkeys(row[0] for row in rows))
-    places = {name: place for place, name in enumerate(names)}
-    return Points(
-        names,
-        np.array([places[row[0]] for row in rows], np.int64),
-        make_integers([row[1] for row in rows]),
-        np.array([row[3] for row in rows], np.float64),
-        make_integers([row[4] for row in rows]),
-        make_integers([row[2] for row in rows]),
-    )
+    points.add(name, step, value, time_us, epoch if isinstance(epoch, int) else -1)
 
 
 def _extract(

@@ -31,6 +31,7 @@ from quark.importing.neutral_run import (
     ForeignRun,
     ImportFailure,
     Losses,
+    PointList,
     Points,
     Portion,
     RunFacts,
@@ -505,7 +506,7 @@ class CsvRun(ForeignRun):
         if position and position.get("head") != table.head:
             offset, skip = 0, rows
         self._span = list(position["span"]) if position.get("span") else None
-        taker = _PointTaker(losses, round(table.path.stat().st_mtime * 1e6))
+        points, default_us = PointList(in_us=True), round(table.path.stat().st_mtime * 1e6)
         number = rows - skip
         end = offset
         try:
@@ -514,18 +515,18 @@ class CsvRun(ForeignRun):
                 if skip:
                     skip -= 1
                     continue
-                taker.take_row(form, row, self._name, number - 1)
-                if len(taker) >= PORTION_POINTS:
-                    yield self._make_portion(taker, end, number)
+                _take_row(form, row, self._name, number - 1, default_us, points, losses)
+                if len(points) >= PORTION_POINTS:
+                    yield self._make_portion(points, end, number)
         except OSError as error:
             raise ImportFailure(f"{table.path} cannot be read: {error}") from error
         if table.is_cut:
             losses.add("row", table.path.name, "the last row has no end; it is taken later")
         if end != int(position.get("offset", 0)):
-            yield self._make_portion(taker, end, number)
+            yield self._make_portion(points, end, number)
 
-    def _make_portion(self, taker: _PointTaker, offset: int, rows: int) -> Portion:
-        points = taker.take()
+    def _make_portion(self, found: PointList, offset: int, rows: int) -> Portion:
+        points = found.take() if len(found) else None
         if points is not None:
             low, high = int(points.times_us.min()), int(points.times_us.max())
             span = self._span or [low, high]
@@ -539,70 +540,39 @@ class CsvRun(ForeignRun):
         return Portion(position=position, points=points)
 
 
-class _PointTaker:
-    """Collects the points of rows as columns."""
+def _take_row(
+    form: TableForm,
+    row: Sequence[str],
+    run: str | None,
+    number: int,
+    default_us: int,
+    points: PointList,
+    losses: Losses,
+) -> None:
+    """Take the points of one row that are of a run.
 
-    def __init__(self, losses: Losses, default_us: int) -> None:
-        self._losses = losses
-        self._default_us = default_us
-        self._clear()
-
-    def _clear(self) -> None:
-        self._names: dict[str, int] = {}
-        self._which: list[int] = []
-        self._steps: list[int] = []
-        self._epochs: list[int] = []
-        self._values: list[float] = []
-        self._times: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def take_row(self, form: TableForm, row: Sequence[str], run: str | None, number: int) -> None:
-        """The points of one row that are of a run.
-
-        Args:
-            form: What the columns mean.
-            row: The row.
-            run: The run.
-            number: Which row it is; the step where there is none.
-        """
-        step = _read_counter(row, form.step)
-        epoch = _read_counter(row, form.epoch)
-        if step < 0 and epoch < 0:
-            step = number
-        moment = None if form.time is None else parse_moment(row[form.time])
-        time_us = self._default_us if moment is None else moment
-        for named, metric, text in form.list_points(row):
-            if named != run or not text or text.isspace():
-                continue
-            try:
-                value = self._losses.read_number("column", metric, text)
-            except ValueError:
-                self._losses.add("column", metric, "it holds a text, which is no metric")
-                continue
-            self._which.append(self._names.setdefault(metric, len(self._names)))
-            self._values.append(value)
-            self._steps.append(step)
-            self._epochs.append(epoch)
-            self._times.append(time_us)
-
-    def take(self) -> Points | None:
-        """What was collected; nothing is left then."""
-        import numpy as np
-
-        if not self._values:
-            return None
-        points = Points(
-            list(self._names),
-            np.array(self._which, np.int64),
-            np.array(self._steps, np.int64),
-            np.array(self._values, np.float64),
-            np.array(self._times, np.int64),
-            np.array(self._epochs, np.int64),
-        )
-        self._clear()
-        return points
+    Args:
+        form: What the columns mean.
+        row: The row.
+        run: The run.
+        number: Which row it is; the step where there is none.
+        default_us: When its points were, where it does not say so.
+        points: Where they go.
+        losses: Told of what is no number.
+    """
+    step, epoch = _read_counter(row, form.step), _read_counter(row, form.epoch)
+    if step < 0 and epoch < 0:
+        step = number
+    moment = None if form.time is None else parse_moment(row[form.time])
+    for named, metric, text in form.list_points(row):
+        if named != run or not text or text.isspace():
+            continue
+        try:
+            value = losses.read_number("column", metric, text)
+        except ValueError:
+            losses.add("column", metric, "it holds a text, which is no metric")
+            continue
+        points.add(metric, step, value, default_us if moment is None else moment, epoch)
 
 
 def _read_counter(row: Sequence[str], place: int | None) -> int:

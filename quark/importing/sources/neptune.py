@@ -32,6 +32,7 @@ from quark.importing.neutral_run import (
     Points,
     Portion,
     RunFacts,
+    find_place,
 )
 from quark.importing.safe_files import find_files
 from quark_core.artifacts.payload_folder import is_plain_file
@@ -74,14 +75,11 @@ def find_runs(
     Raises:
         ImportFailure: There is no such folder, or pyarrow is not installed.
     """
-    root = Path(place).expanduser()
+    root = find_place(place)
     try:
         import pyarrow.parquet  # type: ignore[import-untyped]  # noqa: F401
     except ImportError:
         raise ImportFailure(_INSTALL) from None
-    if not root.exists():
-        raise ImportFailure(f"{root} does not exist")
-    root = root.resolve()
     grouped: dict[tuple[Path, str], list[Path]] = {}
     for path in find_files(root, "*.parquet"):
         found = _PART.fullmatch(path.stem)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,11 +31,12 @@ from quark.importing.neutral_run import (
     PORTION_POINTS,
     ForeignFile,
     ForeignRun,
+    Gathered,
     ImportFailure,
     Losses,
-    PointList,
     Portion,
     RunFacts,
+    find_place,
 )
 from quark_core.config.redaction import redact_values
 
@@ -45,14 +46,6 @@ if TYPE_CHECKING:
 
 _UNKNOWN_PLUGIN = "its kind ({}) has no place in a run"
 _PLAIN_PLUGIN = ""
-
-
-class Taker(Protocol):
-    """Where values go."""
-
-    points: PointList
-    files: list[ForeignFile]
-    size_bytes: int
 
 
 class ValueReader:
@@ -90,7 +83,7 @@ class ValueReader:
             known = self._names[tag] = self._rename(tag)
         return known
 
-    def read(self, value: Any, step: int, time_s: float, taker: Taker) -> None:
+    def read(self, value: Any, step: int, time_s: float, taker: Gathered) -> None:
         """Read a value that is not in `simple_value`."""
         form = value.WhichOneof("value")
         name = self.name(value.tag)
@@ -112,7 +105,9 @@ class ValueReader:
         except (ValueError, TypeError, IndexError, OverflowError) as error:
             self.losses.add(form or "value", name, f"it cannot be read: {error}")
 
-    def _read_tensor(self, value: Any, name: str, step: int, time_s: float, taker: Taker) -> None:
+    def _read_tensor(
+        self, value: Any, name: str, step: int, time_s: float, taker: Gathered
+    ) -> None:
         from tensorboard.util import tensor_util
 
         plugin = value.metadata.plugin_data.plugin_name
@@ -150,7 +145,7 @@ class ValueReader:
             told = plugin or f"a tensor of {array.dtype}, shape {array.shape}"
             self.losses.add("tensor", name, _UNKNOWN_PLUGIN.format(told))
 
-    def _read_histo(self, histo: Any, name: str, step: int, time_s: float, taker: Taker) -> None:
+    def _read_histo(self, histo: Any, name: str, step: int, time_s: float, taker: Gathered) -> None:
         """A histogram of the old form: its outermost edges say nothing, the extremes do."""
         counts, limits = list(histo.bucket), list(histo.bucket_limit)
         filled = [place for place, count in enumerate(counts) if count > 0]
@@ -168,7 +163,7 @@ class ValueReader:
         counts: list[float],
         step: int,
         time_s: float,
-        taker: Taker,
+        taker: Gathered,
     ) -> None:
         made = make_histogram(name, edges, counts, step=step, time_us=round(time_s * 1e6))
         if made is None:
@@ -176,10 +171,10 @@ class ValueReader:
         else:
             taker.files.append(made)
 
-    def _add_image(self, data: bytes, name: str, step: int, time_s: float, taker: Taker) -> None:
+    def _add_image(self, data: bytes, name: str, step: int, time_s: float, taker: Gathered) -> None:
         _add(taker, "image", name, data, step, time_s)
 
-    def _add_curve(self, array: Any, name: str, step: int, time_s: float, taker: Taker) -> None:
+    def _add_curve(self, array: Any, name: str, step: int, time_s: float, taker: Gathered) -> None:
         columns = ["true_positives", "false_positives", "true_negatives", "false_negatives"]
         columns = [*columns, "precision", "recall"][: len(array)]
         table = {"columns": columns, "rows": array.T.astype(float).tolist()}
@@ -210,7 +205,7 @@ class ValueReader:
 
 
 def _add(
-    taker: Taker,
+    taker: Gathered,
     artifact_type: str,
     name: str,
     data: bytes,
@@ -400,25 +395,15 @@ _HPARAMS_FOLDER = re.compile(r"\d{9,11}(\.\d+)?")
 _HEAD_BYTES = 4096
 _FIRST_S, _LAST_S = FIRST_US / 1e6, LAST_US / 1e6
 _PORTION_FILES = 256
-_PORTION_BYTES = 32 * 2**20
 
 
-class _Piece:
+class _Piece(Gathered):
     """What becomes a portion."""
 
-    __slots__ = ("end", "files", "from_step", "points", "size_bytes")
-
     def __init__(self, from_step: int | None = None) -> None:
-        self.points = PointList()
-        self.files: list[ForeignFile] = []
-        self.size_bytes = 0
+        super().__init__(most_files=_PORTION_FILES)
         self.from_step = from_step
         self.end = 0
-
-    @property
-    def is_full(self) -> bool:
-        heavy = len(self.files) >= _PORTION_FILES or self.size_bytes >= _PORTION_BYTES
-        return heavy or len(self.points) >= PORTION_POINTS
 
 
 @dataclass(slots=True)
@@ -447,16 +432,13 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     Raises:
         ImportFailure: There is no such folder, or TensorBoard is not installed.
     """
-    root = Path(place).expanduser()
+    root = find_place(place)
     try:
         from tensorboard.compat.proto import event_pb2  # noqa: F401
     except ImportError:
         raise ImportFailure(
             'event files are read by TensorBoard: pip install "quark-tracker[tensorboard]"'
         ) from None
-    if not root.exists():
-        raise ImportFailure(f"{root} does not exist")
-    root = root.resolve()
     if root.is_file():
         yield EventRun(root.stem, project or root.parent.name, [_Folder(root.parent, files=[root])])
         return
@@ -648,17 +630,13 @@ class EventRun(ForeignRun):
     def _make_portion(
         self, piece: _Piece, offsets: Mapping[str, int], values: ValueReader
     ) -> Portion:
-        return Portion(
-            position={
-                "files": dict(offsets),
-                "tags": dict(values.plugins),
-                "config": redact_values(dict(values.config)),
-                "span": self._span,
-            },
-            points=piece.points.take() if len(piece.points) else None,
-            files=piece.files,
-            from_step=piece.from_step,
-        )
+        position = {
+            "files": dict(offsets),
+            "tags": dict(values.plugins),
+            "config": redact_values(dict(values.config)),
+            "span": self._span,
+        }
+        return piece.make_portion(position, piece.from_step)
 
     def _find_start(self, file: Path) -> float | None:
         """When the first event of a file was, in seconds; None where there is none yet."""

@@ -240,7 +240,6 @@ def read_broken_off(run):
 
 
 def test_an_import_that_is_broken_off_again_and_again_loses_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(comet, "PORTION_POINTS", 2)
     monkeypatch.setattr("quark.importing.neutral_run.PORTION_POINTS", 2)
     messages = []
     for step in range(7):

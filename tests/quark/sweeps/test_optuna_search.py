@@ -16,8 +16,9 @@ from optuna.trial import TrialState
 import quark
 from quark.sweeps import optuna_samplers
 from quark.sweeps.definition import SweepDefinition
-from quark.sweeps.optuna_bridge import describe_optuna_search, open_optuna_search
+from quark.sweeps.optuna_samplers import describe_objects
 from quark.sweeps.optuna_search import OptunaSearch
+from quark.sweeps.search_algorithms import open_search
 from quark_backends.embedded.plugin import quark_register_backends
 from quark_core.backends.contract import BackendConfig
 from quark_core.backends.coordination import NewTrial
@@ -392,7 +393,7 @@ def work_any(bench):
 
 def test_objects_of_optuna_are_taken_and_named_in_the_definition(make):
     given = (optuna.samplers.RandomSampler(seed=1), optuna.pruners.MedianPruner(n_startup_trials=1))
-    name = describe_optuna_search(given)
+    name = describe_objects(given)
     assert name == "optuna:RandomSampler+MedianPruner"
     bench = make(search=name, given=given, trials=4)
     search = bench.open()
@@ -404,7 +405,7 @@ def test_objects_of_optuna_are_taken_and_named_in_the_definition(make):
     assert stopped[0] is False
     assert stopped[-1] is True
     with pytest.raises(SchemaValidationError, match="run it by the script that made them"):
-        open_optuna_search(bench.definition, bench.id, bench.store, None)
+        open_search(bench.definition, bench.id, bench.store, None)
 
 
 def test_a_sampler_that_has_tried_all_ends_the_sweep_for_everyone(make):
@@ -432,15 +433,15 @@ def test_a_sampler_that_has_tried_all_ends_the_sweep_for_everyone(make):
 def test_what_cannot_be_is_refused_when_the_search_is_opened(make, changes, message):
     bench = make(**changes)
     with pytest.raises(SchemaValidationError, match=message):
-        open_optuna_search(bench.definition, bench.id, bench.store)
+        open_search(bench.definition, bench.id, bench.store)
 
 
 def test_a_sampler_that_reads_pickles_is_refused():
     with pytest.raises(SchemaValidationError, match='take search="cmaes"'):
-        describe_optuna_search(optuna.samplers.CmaEsSampler())
+        describe_objects(optuna.samplers.CmaEsSampler())
     for wrong in (7, (), object(), (optuna.samplers.RandomSampler(),) * 2):
         with pytest.raises(SchemaValidationError, match="search must be a name, a sampler"):
-            describe_optuna_search(wrong)
+            describe_objects(wrong)
 
 
 class Plugin:
@@ -525,4 +526,4 @@ def test_without_optuna_it_is_said_what_to_install(make, monkeypatch):
     bench = make()
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(SchemaValidationError, match=r'pip install "quark-tracker\[sweep\]"'):
-        open_optuna_search(bench.definition, bench.id, bench.store)
+        open_search(bench.definition, bench.id, bench.store)
