@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from kit.programs import values
 
 import quark
 
@@ -37,10 +38,6 @@ if __name__ == "__main__":
     assert "Traceback" not in done.stderr, done.stderr
     run_id = done.stdout.split()[0]
     return quark.open_run(run_id, tmp_path / "runs")
-
-
-def values(session, key):
-    return [record.value for record in quark.MetricsLogger(session).read(metric_key=key)]
 
 
 def assert_whole(session):

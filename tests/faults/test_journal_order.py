@@ -1,10 +1,9 @@
 """Where the journal is the store, it matters which one is played first."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from kit.programs import run_code
 
 import quark
 from quark_core.runs import recovery
@@ -34,14 +33,7 @@ with quark.start_run(project="p", storage_dir=sys.argv[1]) as session:
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_children_of_a_run_are_played_after_its_start(tmp_path, monkeypatch):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "QUARK_JOURNAL_ONLY": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(PROGRAM, tmp_path, env={**os.environ, "QUARK_JOURNAL_ONLY": "1"})
     run_id = done.stdout.strip()
 
     def read():

@@ -2,10 +2,9 @@
 
 import multiprocessing
 import os
-import subprocess
-import sys
 
 import pytest
+from kit.programs import run_code, start_code
 
 import quark
 from quark_core.records.query import Query
@@ -25,14 +24,7 @@ print(session.run_id, session.report_delivery().complete)
 
 @pytest.mark.long
 def test_two_processes_in_one_storage_dir_lose_nothing(tmp_path):
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), f"project{index}"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(3)
-    ]
+    children = [start_code(WRITER, tmp_path, f"project{index}") for index in range(3)]
     ended = [child.communicate()[0].split() for child in children]
     assert [complete for _, complete in ended] == ["True"] * 3
     for index, (run_id, _) in enumerate(ended):
@@ -122,44 +114,17 @@ print(session.run_id)
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_the_end_of_a_run_comes_after_what_a_living_worker_logs(tmp_path):
-    done = run_late_worker(tmp_path, "ends", wait_s=50)
-    session = quark.open_run(done.split()[0], tmp_path)
-    metrics = quark.MetricsLogger(session)
-    worker = metrics.read(metric_key="worker")
-    assert [record.step for record in worker] == list(range(50))
+@pytest.mark.parametrize(("worker", "wait_s"), [("ends", 50), ("outlives", 0)])
+def test_the_end_of_a_run_waits_for_a_living_worker_as_long_as_said(tmp_path, worker, wait_s):
+    waits = {"QUARK_WRITERS_TIMEOUT_SECONDS": str(wait_s), "QUARK_EXIT_TIMEOUT_SECONDS": "100"}
+    # It prints until the worker is gone too.
+    done = run_code(LATE_WORKER, tmp_path, worker, env={**os.environ, **waits})
+    if worker == "outlives":
+        recovery.sync(tmp_path)
+    session = quark.open_run(done.stdout.split()[0], tmp_path)
+    found = quark.MetricsLogger(session).read(metric_key="worker")
+    assert [record.step for record in found] == list(range(50))
     lifecycle = session.open_run.reader.read(session.run_id, "lifecycle", Query()).to_records()
     (end,) = [record for record in lifecycle if record.action == "status"]
-    assert end.time_us > worker[-1].time_us
+    assert (end.time_us > found[-1].time_us) is (worker == "ends")
     assert session.status == "completed"
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_worker_that_goes_on_for_long_is_waited_for_as_long_as_said(tmp_path):
-    done = run_late_worker(tmp_path, "outlives", wait_s=0)
-    recovery.sync(tmp_path)
-    session = quark.open_run(done.split()[0], tmp_path)
-    worker = quark.MetricsLogger(session).read(metric_key="worker")
-    assert [record.step for record in worker] == list(range(50))
-    lifecycle = session.open_run.reader.read(session.run_id, "lifecycle", Query()).to_records()
-    (end,) = [record for record in lifecycle if record.action == "status"]
-    assert end.time_us < worker[-1].time_us
-    assert session.status == "completed"
-
-
-def run_late_worker(tmp_path, worker, *, wait_s):
-    """Run a script that ends its run while a worker logs; returns once the worker is gone too."""
-    done = subprocess.run(
-        [sys.executable, "-c", LATE_WORKER, str(tmp_path), worker],
-        env={
-            **os.environ,
-            "QUARK_WRITERS_TIMEOUT_SECONDS": str(wait_s),
-            "QUARK_EXIT_TIMEOUT_SECONDS": "100",
-        },
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=200,
-        check=True,
-    )
-    return done.stdout

@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 import pytest
-from kit.programs import read_values, run_script
+from kit.programs import read_values, run_script, start_code
 
 import quark
 from quark_core.delivery.sync import sync_folder
@@ -91,13 +91,7 @@ def test_what_somebody_else_has_delivered_meanwhile_leaves_no_folder(tmp_path, l
 @pytest.mark.parametrize("count", [2, 4])
 def test_syncs_at_once_deliver_once(tmp_path, left_behind, count):
     children = [
-        subprocess.Popen(
-            [sys.executable, "-c", SYNC, str(tmp_path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        start_code(SYNC, tmp_path, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(count)
     ]
     for child in children:

@@ -3,11 +3,10 @@
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 
 import pytest
+from kit.programs import start_code
 
 import quark
 from quark_core.runs import recovery
@@ -48,11 +47,7 @@ while True:
 @pytest.mark.parametrize("pace_s", [0.0002, 0.005])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_store_holds_a_gap_free_beginning(tmp_path, pace_s, seed, record_property):
-    child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(pace_s)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    child = start_code(PROGRAM, tmp_path, pace_s)
     run_id = child.stdout.readline().strip()
     assert child.stdout.readline() == "all log\n"
     time.sleep(random.Random(seed).uniform(0.3, 0.9))

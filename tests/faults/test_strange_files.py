@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from kit.programs import run_script
+from kit.programs import read_steps, run_script
 
-import quark
 from quark.cli.main import cli
 from quark_core.errors import SessionStoreError
 from quark_core.runs import recovery
@@ -25,19 +24,15 @@ def left(tmp_path_factory):
 from quark_backends.embedded.backend import EmbeddedBackend
 from quark_core.errors import BackendUnavailable
 
-session = quark.start_run(project="p", storage_dir=storage_dir, system_metrics=False)
-metrics = quark.MetricsLogger(session)
-print(session.id, flush=True)
-for step in range(50):
-    metrics.log("m", float(step), step=step)
+session, metrics = begin(system_metrics=False)
+log_steps(metrics, 50)
 session.flush("stored")
 
 def refuse(*_):
     raise BackendUnavailable("not now")
 
 EmbeddedBackend.write = EmbeddedBackend.write_group = refuse
-for step in range(50, 100):
-    metrics.log("m", float(step), step=step)
+log_steps(metrics, 50, 100)
 session.flush("journaled")
 os.kill(os.getpid(), 9)
 """,
@@ -68,11 +63,6 @@ def find_journal(storage_dir):
     return journal
 
 
-def read(run_id, storage_dir):
-    session = quark.open_run(run_id, storage_dir)
-    return [r.step for r in quark.MetricsLogger(session).read(metric_key="m")]
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "kind"),
@@ -99,7 +89,7 @@ def test_what_is_no_part_of_a_journal_is_set_aside_and_the_rest_delivered(
     if first == "sync":
         done = CliRunner().invoke(cli, ["sync", str(root)])
         assert done.exit_code == 0, done.output
-    assert read(left[1], root) == list(range(STEPS))
+    assert read_steps(left[1], root) == list(range(STEPS))
     # A reader waits for a process that delivers it, and there is none.
     assert "process ?" not in caplog.text
     told = [r.getMessage() for r in caplog.records if str(path) in r.getMessage()]
@@ -119,11 +109,11 @@ def test_a_journal_that_does_not_say_whose_it_is_is_named_and_fails_a_sync(tmp_p
     assert done.exit_code == 1
     assert str(journal) in done.output
     assert str(journal) in CliRunner().invoke(cli, ["doctor", "-d", str(root), "--json"]).output
-    assert read(left[1], root) == list(range(50))
+    assert read_steps(left[1], root) == list(range(50))
     put(journal / "journal.json", "file")
     shutil.copyfile(tmp_path / "kept", journal / "journal.json")
     assert CliRunner().invoke(cli, ["sync", str(root)]).exit_code == 0
-    assert read(left[1], root) == list(range(STEPS))
+    assert read_steps(left[1], root) == list(range(STEPS))
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
@@ -133,7 +123,7 @@ def test_what_is_no_file_beside_the_database_is_set_aside(tmp_path, left, suffix
     shutil.copytree(left[0], root)
     put(root / ".quark" / f"quark.db{suffix}", kind)
     recovery.sync(root)
-    assert read(left[1], root) == list(range(STEPS))
+    assert read_steps(left[1], root) == list(range(STEPS))
     assert list((root / ".quark").glob(f"quark.db{suffix}.damaged-*"))
 
 
@@ -146,13 +136,13 @@ def test_what_is_no_database_is_named_and_nothing_waits_for_it(tmp_path, left, n
     os.rename(path, tmp_path / "kept")
     put(path, kind)
     with pytest.raises(SessionStoreError, match=name):
-        read(left[1], root)
+        read_steps(left[1], root)
     assert all(lane.state == "waiting" for lane in recovery.sync(root))
     assert CliRunner().invoke(cli, ["sync", str(root)]).exit_code == 1
     put(path, "file")
     os.replace(tmp_path / "kept", path)
     recovery.sync(root)
-    assert read(left[1], root) == list(range(STEPS))
+    assert read_steps(left[1], root) == list(range(STEPS))
 
 
 def test_a_journal_that_cannot_be_written_fails_a_sync(tmp_path, left, monkeypatch):

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from click.testing import CliRunner
+from kit.programs import start_code
 from page_client import PageClient
 
 import quark
@@ -147,12 +148,7 @@ print(len(quark.MetricsLogger(session).read(metric_key="loss")))
 @pytest.mark.long
 def test_readers_at_once_have_everything_each(store):
     root, run_id = store
-    readers = [
-        subprocess.Popen(
-            [sys.executable, "-c", READ, str(root), run_id], stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(6)
-    ]
+    readers = [start_code(READ, root, run_id) for _ in range(6)]
     assert [reader.communicate()[0].strip() for reader in readers] == ["50"] * 6
     assert not recovery.has_journals(root)
 

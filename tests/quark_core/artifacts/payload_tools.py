@@ -4,7 +4,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
 
 import quark
 
@@ -65,13 +64,3 @@ def run_script(tmp_path, body, *arguments, **environment):
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout
-
-
-def wait_until(condition, timeout_s=60.0):
-    """Wait for what must come; whether it came."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True

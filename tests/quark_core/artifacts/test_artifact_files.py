@@ -4,7 +4,8 @@ import os
 import threading
 
 import pytest
-from payload_tools import assert_clean, assert_whole, list_objects, run_script, wait_until
+from kit.programs import wait_until
+from payload_tools import assert_clean, assert_whole, list_objects, run_script
 
 import quark
 from quark_core.artifacts import payload_folder

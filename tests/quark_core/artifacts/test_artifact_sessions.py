@@ -1,8 +1,7 @@
 """ArtifactStore over the life of a run: opened, read-only, closed, ended, kept nowhere."""
 
-import threading
-
 import pytest
+from kit.programs import run_threads
 from payload_tools import list_events, list_objects, run_script, sha256
 
 import quark
@@ -127,11 +126,7 @@ def test_threads_may_store_read_and_load_at_once(session):
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(f"w{index}",)) for index in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(work, [f"w{index}" for index in range(6)])
     assert failures == []
     assert sorted(record.sequence for record in artifacts.read()) == list(range(90))
 

@@ -4,8 +4,6 @@ import hashlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from hosted_samples import open_keeper, open_recorder
+from kit.programs import start_code, wait_until
 
 import quark
 from quark_core.backends.contract import BackendConfig, BackendDefinition, Capability, Payload
@@ -65,13 +64,6 @@ def lines(tmp_path):
         return [line.split() for line in (tmp_path / "lines").read_text().splitlines()]
 
     return read
-
-
-def wait_until(condition, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_gone(pid):
@@ -209,7 +201,7 @@ def test_an_opening_that_fails_says_why_and_leaves_no_process(config):
     with pytest.raises(BackendUnavailable, match="not today") as caught:
         open_hosted(RECORDER, replace(config, options={"fault": "closed"}))
     assert caught.value.retry_after_s == 7.0
-    wait_until(lambda: set(find_workers()) <= earlier)
+    assert wait_until(lambda: set(find_workers()) <= earlier)
 
 
 def test_a_false_declaration_is_found_out(config):
@@ -262,13 +254,13 @@ backend.write(BatchMaker("run0").start())
 print("ready", flush=True)
 time.sleep(600)
 """
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    parent = start_code(code)
     assert parent.stdout.readline().strip() == "ready"
     pid = int(lines()[0][0])
     assert not is_gone(pid)
     parent.kill()
     parent.communicate()
-    wait_until(lambda: is_gone(pid))
+    assert wait_until(lambda: is_gone(pid))
     # Whoever comes next is not kept out by what it has left.
     again = open_hosted(RECORDER, config)
     again.close()
@@ -289,7 +281,7 @@ def test_a_forked_child_neither_ends_it_nor_keeps_it(config, maker, lines):
     try:
         backend.write(maker.metrics(("m", 0, 0.0)))
         backend._writer._child._sender.close()
-        wait_until(lambda: is_gone(pid))
+        assert wait_until(lambda: is_gone(pid))
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from kit.programs import run_threads
 
 import quark
 from quark import ArtifactStore, DataDiagnostics, EventLogger, MetricsLogger, TrainingSession
@@ -206,11 +207,7 @@ def test_threads_that_count_share_no_step_of_several_metrics(session):
         for _ in range(500):
             metrics.log({"a": 1.0, "b": 2.0})
 
-    threads = [threading.Thread(target=log) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(log, 4)
 
     assert sorted(each.step for each in metrics.read(metric_key="a")) == list(range(2000))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import decimal
 import logging
 import math
-import threading
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from kit.programs import run_threads
 
 import quark
 from quark import EventLogger, MetricsLogger
@@ -272,11 +272,7 @@ def test_threads_lose_nothing_and_share_no_number(session):
             else:
                 metrics.log_many({name: float(step), f"{name}x": 0.0}, step=step)
 
-    threads = [threading.Thread(target=work, args=(f"t{i}",)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(work, [f"t{i}" for i in range(4)])
     records = metrics.read()
     assert len({record.sequence for record in records}) == len(records) == 4 * 2200
     for i in range(4):
