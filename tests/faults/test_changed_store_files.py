@@ -19,6 +19,14 @@ from quark_core.runs import recovery
 STEPS = 400
 
 
+def check_all_is_there(storage_dir, *run_ids):
+    """Each run has all of its steps, and the database is whole."""
+    assert [read_steps(run_id, storage_dir) for run_id in run_ids] == [
+        list(range(STEPS)) for _ in run_ids
+    ]
+    assert is_sound(storage_dir)
+
+
 def make_other_run(storage_dir):
     with quark.start_run(project="other", storage_dir=storage_dir) as session:
         metrics = quark.MetricsLogger(session)
@@ -79,9 +87,7 @@ def test_descriptors_that_other_code_closes_cost_nothing(tmp_path, closed, way):
     said, _ = run_script(tmp_path, TRAINING, ends=0 if way == "end" else -9, CLOSED=closed, WAY=way)
     assert sum(path.stat().st_size for path in tmp_path.glob("mine*")) == 0
     recovery.sync(tmp_path)
-    assert read_steps(said.split()[0], tmp_path) == list(range(STEPS))
-    assert read_steps(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, said.split()[0], other)
 
 
 def empty(log, _):
@@ -134,9 +140,7 @@ def test_a_log_that_another_program_changes_costs_nothing(tmp_path, caplog, chan
             session.flush()
             assert read_steps(session.id, tmp_path) == list(range(STEPS))
     assert session.report_delivery().complete
-    assert read_steps(session.id, tmp_path) == list(range(STEPS))
-    assert read_steps(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, session.id, other)
     # Once, whatever it was.
     (told,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     aside = list((tmp_path / ".quark").glob("*.damaged-*"))
@@ -179,9 +183,7 @@ def test_an_older_copy_that_is_written_over_the_database_costs_nothing(tmp_path,
                 with path.open("r+b" if way == "over it" else "wb") as file:
                     file.write(copy.read_bytes())
                     file.truncate()
-    assert read_steps(session.id, tmp_path) == list(range(STEPS))
-    assert read_steps(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, session.id, other)
     (told,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert "an older copy was written over" in told
 
@@ -204,9 +206,7 @@ def test_an_older_copy_of_all_files_of_the_database_costs_nothing(tmp_path, capl
                 if part == 2:
                     for path in sorted(copy.glob("quark.db*")):
                         (store / path.name).write_bytes(path.read_bytes())
-    assert read_steps(session.id, tmp_path) == list(range(STEPS))
-    assert read_steps(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, session.id, other)
     told = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     # A write in the middle of the copying finds a log that is cut.
     assert "an older copy was written over" in told[0] or "changed by another program" in told[0]
@@ -227,9 +227,7 @@ def test_another_database_in_the_place_of_the_one_that_is_open_takes_no_page_of_
                 connection.close()
             if part == 2:
                 os.replace(packed, path)
-    assert read_steps(session.id, tmp_path) == list(range(STEPS))
-    assert read_steps(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, session.id, other)
 
 
 RESTORED = """
@@ -570,6 +568,4 @@ print(session.id, flush=True)
 """,
         LENGTH=str(length),
     )
-    assert read_steps(said.strip(), tmp_path) == list(range(STEPS))
-    assert read_steps(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, said.strip(), other)

@@ -57,6 +57,16 @@ DELETIONS = {
 }
 
 
+@pytest.fixture
+def unreadable(monkeypatch):
+    """A deleted store of which nothing can be read any more."""
+
+    def fail(*_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(store_rebuild, "copy_run", fail)
+
+
 def read(run_id, storage_dir):
     session = quark.open_run(run_id, storage_dir)
     steps = [r.step for r in quark.MetricsLogger(session).read(metric_key="m")]
@@ -131,12 +141,8 @@ def test_what_was_compacted_and_found_out_comes_along(tmp_path):
 
 @pytest.mark.long
 def test_where_the_deleted_store_cannot_be_read_the_journal_fills_the_new_one(
-    tmp_path, monkeypatch, caplog
+    tmp_path, unreadable, monkeypatch, caplog
 ):
-    def fail(*_):
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(store_rebuild, "copy_run", fail)
     monkeypatch.setenv("QUARK_JOURNAL_DIR", str(tmp_path / "journals"))
     with quark.start_run(project="p", storage_dir=tmp_path, name="kept") as session:
         metrics = quark.MetricsLogger(session)
@@ -152,11 +158,7 @@ def test_where_the_deleted_store_cannot_be_read_the_journal_fills_the_new_one(
 
 
 @pytest.mark.long
-def test_what_is_in_no_place_any_more_is_told_by_numbers(tmp_path, monkeypatch, caplog):
-    def fail(*_):
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(store_rebuild, "copy_run", fail)
+def test_what_is_in_no_place_any_more_is_told_by_numbers(tmp_path, unreadable, caplog):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
         log_steps(metrics, POINTS)
@@ -175,17 +177,15 @@ def test_what_is_in_no_place_any_more_is_told_by_numbers(tmp_path, monkeypatch, 
     assert f"in no place any more: batches 0 to {last} of writer" in caplog.text
 
 
-def test_a_journal_that_is_only_just_made_anew_is_waited_for(tmp_path, monkeypatch, caplog):
-    def fail(*_):
-        raise sqlite3.OperationalError("disk I/O error")
-
+def test_a_journal_that_is_only_just_made_anew_is_waited_for(
+    tmp_path, unreadable, monkeypatch, caplog
+):
     looks = []
 
     def find_late(*arguments):
         looks.append(arguments)
         return iter(()) if len(looks) == 1 else find_folders(*arguments)
 
-    monkeypatch.setattr(store_rebuild, "copy_run", fail)
     monkeypatch.setattr(store_rebuild, "find_folders", find_late)
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)

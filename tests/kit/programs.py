@@ -55,6 +55,22 @@ def run_script(
     return out, errors
 
 
+def run_file(folder, body, *arguments, head=HEAD, **environment):
+    """Run a program that lies in a file, as what is spawned needs it; what it printed."""
+    script = folder / "script.py"
+    script.write_text(head + body)
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder / "runs"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "QUARK_EXIT_TIMEOUT_SECONDS": "100", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
 def start_code(code, *arguments, **options):
     """A program in a process of its own, with a pipe for what it prints."""
     command = [sys.executable, "-c", code, *map(str, arguments)]

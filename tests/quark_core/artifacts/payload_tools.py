@@ -1,9 +1,8 @@
 """What tests of artifacts look at: objects on the disk, events, scripts."""
 
 import hashlib
-import os
-import subprocess
-import sys
+
+from kit.programs import run_file
 
 import quark
 
@@ -52,15 +51,4 @@ def list_events(session, event_type):
 
 def run_script(tmp_path, body, *arguments, **environment):
     """Run a script in a process of its own; returns its standard output."""
-    script = tmp_path / "script.py"
-    script.write_text(HEAD + body)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "runs"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "QUARK_EXIT_TIMEOUT_SECONDS": "100", **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+    return run_file(tmp_path, body, *arguments, head=HEAD, **environment)

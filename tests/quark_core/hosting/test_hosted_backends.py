@@ -3,11 +3,13 @@
 import hashlib
 import logging
 import os
+import pickle
 import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from hosted_samples import open_keeper, open_recorder
@@ -26,7 +28,10 @@ from quark_core.errors import (
 from quark_core.hosting import child_process
 from quark_core.hosting.child_process import prefer_helpers
 from quark_core.hosting.hosted_backend import can_be_hosted, open_hosted
-from quark_core.testing.fakes import BatchMaker
+from quark_core.hosting.protocol import dump_value, load_value
+from quark_core.records import RECORD_TYPES
+from quark_core.records.columns import Columns
+from quark_core.testing.fakes import BatchMaker, make_samples
 
 RECORDER = BackendDefinition(
     name="recorder",
@@ -316,3 +321,59 @@ def test_what_another_process_cannot_find_stays_here(config):
     ):
         assert not can_be_hosted(other, config)
     assert not can_be_hosted(RECORDER, replace(config, read_only=True))
+
+
+# What a helper sends is unpickled: it names types, and no functions.
+
+
+def name_global(module, name):
+    """A pickle that asks for something by its name."""
+    return (
+        b"\x80\x04\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(name)])
+    ) + (name.encode() + b"\x93.")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        # Through what a module has imported, to any function there is.
+        ("quark_core.hosting.protocol", "io.open"),
+        ("quark_core.system.process", "os.system"),
+        ("pathlib", "os.system"),
+        ("collections", "_sys.exit"),
+        ("numpy", "ctypeslib.load_library"),
+        ("quark_core.hosting.protocol", "pickle.Unpickler.load"),
+        # What a module has imported itself, and functions of its own.
+        ("quark_core.hosting.protocol", "io"),
+        ("quark_core.hosting.protocol", "load_value"),
+        ("quark_core.hosting.child_process", "Popen"),
+        ("numpy", "load"),
+        ("builtins", "eval"),
+        ("builtins", "getattr"),
+        ("os", "system"),
+    ],
+)
+def test_only_types_of_a_module_itself_are_named(module, name):
+    with pytest.raises((pickle.UnpicklingError, AttributeError)):
+        load_value(name_global(module, name))
+
+
+@pytest.mark.parametrize("kind", sorted(RECORD_TYPES))
+def test_records_and_columns_come_through(kind):
+    records = make_samples(kind, "r")
+    assert load_value(dump_value(records)) == records
+    columns = Columns.from_records(kind, records)
+    assert load_value(dump_value(columns)).to_records() == tuple(records)
+
+
+def test_arrays_come_through():
+    for array in (
+        np.arange(5),
+        np.array([[1.5, 2]], order="F"),
+        np.array(["a", None], dtype=object),
+        np.datetime64("2026-01-01"),
+        np.float32(0.5),
+    ):
+        found = load_value(dump_value(array))
+        assert np.array_equal(found, array)
+        assert found.dtype == array.dtype

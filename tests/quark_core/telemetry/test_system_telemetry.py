@@ -147,8 +147,7 @@ def test_only_what_is_known_is_mirrored(session, quiet):
     }
 
 
-def test_mirrors_and_metrics_of_the_user_share_one_order(session, quiet):
-    metrics = MetricsLogger(session)
+def test_mirrors_and_metrics_of_the_user_share_one_order(metrics, quiet):
     for step in range(5):
         metrics.log("train/loss", 1.0, step=step)
         quiet.record_step(step, step_time_ms=1.0)
