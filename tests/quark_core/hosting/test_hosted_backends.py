@@ -246,7 +246,7 @@ def test_what_it_logs_is_logged_here_and_what_it_prints_harms_nothing(config, ma
 def test_it_ends_with_its_parent_even_by_sigkill(config, lines):
     code = f"""
 import sys, time
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
 from pathlib import Path
 from test_hosted_backends import RECORDER
 from quark_core.backends.contract import BackendConfig
