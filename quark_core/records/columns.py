@@ -101,9 +101,7 @@ class Columns(Mapping[str, Array]):
                 continue
             values = [getattr(record, name) for record in records]
             if array.dtype == object:
-                objects = np.empty(len(values), dtype=object)
-                objects[:] = values
-                arrays[name] = objects
+                arrays[name] = _fill_objects(values)
                 continue
             is_null = np.array([value is None for value in values], dtype=np.bool_)
             missing = MISSING_INDEX if array.dtype == np.int64 else np.nan
@@ -489,7 +487,9 @@ def table_fields(kind: str) -> tuple[TableField, ...]:
             continue
         options = get_args(hints[name]) or (hints[name],)
         nullable = type(None) in options
-        items = [get_args(option)[0] for option in (hints[name], *options) if _is_tuple(option)]
+        items = [
+            get_args(option)[0] for option in (hints[name], *options) if get_origin(option) is tuple
+        ]
         if items and items[0] in _LIST_ITEMS:
             fields.append(TableField(name, name, "l", nullable, _LIST_ITEMS[items[0]]))
         else:
@@ -626,8 +626,6 @@ def _list_objects(columns: Columns, field: TableField) -> list[Any]:
 
 
 def _fill_objects(values: list[Any]) -> Array:
-    import numpy as np
-
     out = np.empty(len(values), dtype=object)
     out[:] = values
     return out
@@ -638,7 +636,3 @@ def _copy_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copy_json(item) for key, item in value.items()}
     return [_copy_json(item) for item in value] if isinstance(value, list) else value
-
-
-def _is_tuple(option: Any) -> bool:
-    return get_origin(option) is tuple

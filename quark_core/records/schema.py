@@ -22,10 +22,6 @@ from quark_core.records.checks import check_finite
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.diagnostics import (
     ArtifactPayloadFormat,
-    HookDirection,
-    LayerSummaryType,
-    ParameterDistributionType,
-    ParameterRole,
     TelemetryBoundary,
 )
 from quark_core.records.names import check_name
@@ -179,11 +175,7 @@ CURRENT_SCHEMA_VERSION = 6
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 TERMINAL_STATUSES = ("completed", "failed", "interrupted")
 EVENT_SEVERITIES: tuple[str, ...] = get_args(EventSeverity)
-LAYER_SUMMARY_TYPES: tuple[str, ...] = get_args(LayerSummaryType)
-HOOK_DIRECTIONS: tuple[str, ...] = get_args(HookDirection)
 TELEMETRY_BOUNDARIES: tuple[str, ...] = get_args(TelemetryBoundary)
-PARAMETER_ROLES: tuple[str, ...] = get_args(ParameterRole)
-PARAMETER_DISTRIBUTION_TYPES: tuple[str, ...] = get_args(ParameterDistributionType)
 ARTIFACT_PAYLOAD_FORMATS: tuple[str, ...] = get_args(ArtifactPayloadFormat)
 LOG_IDENTIFIERS = {"Info": "info", "Warning": "warning", "Error": "error"}
 """Identifier of a log -> severity of its event."""

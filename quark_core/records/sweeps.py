@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
@@ -231,9 +231,3 @@ class StoredTrial(Record, frozen=True, gc=False):
     def claim(self) -> TrialClaim:
         """The newest claim of it."""
         return TrialClaim(self.sweep_id, self.number, self.token)
-
-
-def count_states(states: Sequence[str]) -> JsonObject:
-    """How many there are of each state, in the order of `TRIAL_STATES`."""
-    counts: dict[str, int] = {s: states.count(s) for s in TRIAL_STATES if s in states}
-    return JsonObject(counts)

@@ -41,7 +41,7 @@ from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.channel import choose_capacity
 from quark_core.delivery.crash_buffer import BlackBox, open_black_box
 from quark_core.delivery.crash_buffer_recovery import OpenLane
-from quark_core.delivery.delivery_state import Lease, lane_folder_name
+from quark_core.delivery.delivery_state import lane_folder_name
 from quark_core.delivery.delivery_worker import (
     AWAIT_CAP_S,
     Lane,
@@ -436,26 +436,21 @@ def _show(text: str) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
-def open_primary(choice: BackendChoice, config: BackendConfig) -> SupportsPrimary:
+def open_primary(
+    choice: BackendChoice, config: BackendConfig, *, written: bool = False
+) -> SupportsPrimary:
     """Open a primary store and hold it to what it declares, by BackendContractError.
 
-    Raises:
-        SessionStoreError: It cannot be opened.
-    """
-    _check_primary(choice)
-    backend = _open(choice.definition, config)
-    assert isinstance(backend, SupportsPrimary)
-    return backend
-
-
-def open_run_primary(choice: BackendChoice, config: BackendConfig) -> SupportsPrimary:
-    """Open a primary store for a run that is written: in a helper process, unless it says no.
+    Args:
+        choice: The backend.
+        config: What it is opened with.
+        written: Whether a run is written to it: in a helper process, unless it says no.
 
     Raises:
         SessionStoreError: It cannot be opened.
     """
     _check_primary(choice)
-    backend = _open_written(choice.definition, config)
+    backend = (_open_written if written else _open)(choice.definition, config)
     assert isinstance(backend, SupportsPrimary)
     return backend
 
@@ -481,9 +476,8 @@ def _check_primary(choice: BackendChoice) -> None:
 
 def open_reader(
     storage_dir: Path,
-    registry: BackendRegistry | None = None,
-    specification: str | None = None,
     *,
+    specification: str | None = None,
     run_id: str | None = None,
     takes_over: bool = True,
 ) -> SupportsPrimary:
@@ -491,7 +485,6 @@ def open_reader(
 
     Args:
         storage_dir: The storage root.
-        registry: The backends that there are.
         specification: How to ask for the store, in place of what the environment says.
         run_id: The run that is to be read, or the beginning of its id, where that is known.
         takes_over: Whether what processes that are gone have left is brought there first.
@@ -499,7 +492,7 @@ def open_reader(
     Raises:
         SessionStoreError: There is no store, or it cannot be read.
     """
-    registry = registry or default_registry()
+    registry = default_registry()
     if specification is None:
         choice = choose_primary(registry)
     else:
@@ -570,7 +563,10 @@ def open_stream(
         journal_capacity_bytes=settings.journal_capacity_bytes(place),
         replay=_find_replay(primary, origin),
     )
-    leases = [] if folder is None else _take_leases(folder, entries)
+    # One of each lane, so that no other process delivers it meanwhile.
+    leases = [] if folder is None else [folder.lease(entry.name) for entry in entries]
+    for lease in leases:
+        lease.take()
     lanes = []
     config = replace(config, run_path=run_path)
     for entry, choice in zip(entries, choices, strict=True):
@@ -619,14 +615,6 @@ def _open_quarantine(run_path: Path, entry: LaneEntry, config: BackendConfig) ->
     )
 
 
-def _take_leases(folder: JournalFolder, entries: tuple[LaneEntry, ...]) -> list[Lease]:
-    """One of each lane, so that no other process delivers it meanwhile."""
-    leases = [folder.lease(entry.name) for entry in entries]
-    for lease in leases:
-        lease.take()
-    return leases
-
-
 def open_child_stream(
     plan: Plan,
     config: BackendConfig,
@@ -656,9 +644,7 @@ def open_child_stream(
     return RunStream(origin, log, folder=folder, black_box=box, payloads=payloads, on_gap=on_gap)
 
 
-def open_lane(
-    manifest: Manifest, entry: LaneEntry, registry: BackendRegistry | None = None
-) -> tuple[Backend, bool]:
+def open_lane(manifest: Manifest, entry: LaneEntry) -> tuple[Backend, bool]:
     """Open the backend of a lane that a process left behind; for `sync_folder`.
 
     Returns the backend, and whether a batch may be sent to it twice.
@@ -669,7 +655,7 @@ def open_lane(
         Exception: Whatever the backend raises when it cannot be opened.
     """
     choice, is_noted = find_chosen(
-        entry.specification, Path(manifest.storage_dir), registry or default_registry()
+        entry.specification, Path(manifest.storage_dir), default_registry()
     )
     return _open_choice(manifest, entry, choice, is_noted=is_noted)
 

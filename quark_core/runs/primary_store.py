@@ -253,14 +253,15 @@ class PrimaryReach:
         config = replace(
             choice.configure(self._root), read_only=read_only, unasked=self.outage is not None
         )
-        open_it = backend_choice.open_primary if read_only else backend_choice.open_run_primary
+
+        def open_it() -> SupportsPrimary:
+            return backend_choice.open_primary(choice, config, written=not read_only)
+
         try:
             if self.outage is None:
-                self._primary = self.ask(lambda: open_it(choice, config))
+                self._primary = self.ask(open_it)
             else:
-                self._primary = self._bound(
-                    lambda: open_it(choice, config), max(_UNASKED_S, self.left_s)
-                )
+                self._primary = self._bound(open_it, max(_UNASKED_S, self.left_s))
         except Exception as error:
             if self.outage is None and not self._policy.joins:
                 raise

@@ -80,9 +80,9 @@ def find_run(reader: SupportsRead, given: str, argument: str = "run_id") -> Stor
     raise RunNotFoundError(f"{argument} {shown}: {reason}{describe_near(reader, given)}")
 
 
-def find_run_id(reader: SupportsRead, given: str, argument: str = "run_id") -> str:
+def find_run_id(reader: SupportsRead, given: str) -> str:
     """The id of that run; see `find_run`."""
-    return find_run(reader, given, argument).run.id or given
+    return find_run(reader, given).run.id or given
 
 
 def complete_id(reader: SupportsRead, given: str) -> str:

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from quark_core.artifacts.media import read_array
-from quark_core.artifacts.payload_formats import encode_payload
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ArtifactRecord
 from quark_core.records.checks import check_histogram
 from quark_core.records.query import spell_out
 from quark_core.writers.artifact_links import LinkedArtifacts
-from quark_core.writers.artifact_writing import Placement, describe_intake
+from quark_core.writers.artifact_writing import Placement
 
 if TYPE_CHECKING:
     from quark_core.records.columns import Array
@@ -311,6 +310,7 @@ def _name_classes(seen: list[Any], labels: Any) -> tuple[list[Any], list[str]]:
 
 _BINS = 64
 _HISTOGRAM = "histogram"
+_JSON: dict[str, Any] = {"media_type": "application/json"}
 
 
 class EvaluationArtifacts(LinkedArtifacts):
@@ -359,7 +359,7 @@ class EvaluationArtifacts(LinkedArtifacts):
             found = take_confusions(matrix, None if names is None else list(names))
         total = sum(map(sum, found["matrix"]))
         hits = sum(row[at] for at, row in enumerate(found["matrix"]))
-        facts = {"classes": len(found["labels"]), "samples": total}
+        facts = {**_JSON, "classes": len(found["labels"]), "samples": total}
         if total:
             facts["accuracy"] = hits / total
         return self._keep_json(intake, found, facts)
@@ -466,20 +466,11 @@ class EvaluationArtifacts(LinkedArtifacts):
         check_histogram(edges, heights, "bins", "counts")
         if not heights:
             raise SchemaValidationError("counts must not be empty")
-        payload = encode_payload({"bins": edges, "counts": heights}, "json")
-        described = describe_intake(intake, facts) if facts else intake
-        return self._keep_bytes(described, "json", "json", payload)
-
-    def _keep_json(
-        self, intake: Any, value: Mapping[str, Any], facts: Mapping[str, Any]
-    ) -> ArtifactRecord:
-        facts = {"media_type": "application/json", **facts}
-        payload = encode_payload(value, "json")
-        return self._keep_bytes(describe_intake(intake, facts), "json", "json", payload)
+        return self._keep_json(intake, {"bins": edges, "counts": heights}, facts)
 
     def _keep_curves(self, intake: Any, found: Mapping[str, Any]) -> ArtifactRecord:
         areas = {curve["label"]: curve["area"] for curve in found["curves"]}
-        return self._keep_json(intake, found, {"curves": len(areas), found["area"]: areas})
+        return self._keep_json(intake, found, {**_JSON, "curves": len(areas), found["area"]: areas})
 
 
 def list_numbers(values: Any, argument: str) -> list[Any]:

@@ -27,7 +27,7 @@ from quark_core.artifacts.media import (
     is_plotly_figure,
 )
 from quark_core.artifacts.payload_folder import open_source, read_path
-from quark_core.artifacts.payload_formats import encode_payload, encode_table, list_column_types
+from quark_core.artifacts.payload_formats import encode_table, list_column_types
 from quark_core.config.redaction import cut_text
 from quark_core.errors import SchemaValidationError
 from quark_core.records import ArtifactRecord
@@ -254,9 +254,7 @@ class MediaArtifacts(LinkedArtifacts):
             "columns": len(table["columns"]),
             "column_types": list_column_types(table),
         }
-        return self._keep_bytes(
-            describe_intake(intake, facts), "json", "json", encode_payload(table, "json")
-        )
+        return self._keep_json(intake, table, facts)
 
     def _keep_cell(self, intake: Intake, value: Any) -> dict[str, Any] | None:
         """An image in a cell of a table, stored; None for what is none."""
@@ -316,8 +314,7 @@ class MediaArtifacts(LinkedArtifacts):
                 f"figure must be one of matplotlib or plotly, not {type(figure).__name__}"
             )
         facts = {"media_type": "application/json", "library": "plotly"}
-        payload = encode_payload(decode_json(figure.to_json().encode()), "json")
-        return self._keep_bytes(describe_intake(intake, facts), "json", "json", payload)
+        return self._keep_json(intake, decode_json(figure.to_json().encode()), facts)
 
     @spell_out(Placement, before="aliases")
     def log_file(

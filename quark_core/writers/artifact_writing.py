@@ -21,7 +21,12 @@ from quark_core.artifacts.payload_folder import (
     PutPayload,
     open_source,
 )
-from quark_core.artifacts.payload_formats import EXTENSIONS, HEAD_BYTES, identify_media
+from quark_core.artifacts.payload_formats import (
+    EXTENSIONS,
+    HEAD_BYTES,
+    encode_payload,
+    identify_media,
+)
 from quark_core.config import settings
 from quark_core.config.redaction import REDACTED, cut_text, redact_object, redact_shapes
 from quark_core.errors import (
@@ -341,6 +346,11 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
             return msgspec.structs.replace(folder.put_bytes(data), head=head)
 
         return self._keep(intake, payload_format, extension, put)
+
+    def _keep_json(self, intake: Intake, value: object, facts: Mapping[str, Any]) -> ArtifactRecord:
+        """Store a JSON value, with what is known of it beneath the caller's metadata."""
+        described = describe_intake(intake, facts) if facts else intake
+        return self._keep_bytes(described, "json", "json", encode_payload(value, "json"))
 
     def _keep_file(self, intake: Intake, path: object) -> ArtifactRecord:
         """Store a file, a piece at a time."""

@@ -36,7 +36,6 @@ from quark_core.writers.artifact_writing import (
     Intake,
     PendingArtifact,
     Placement,
-    describe_intake,
     map_in_threads,
     open_file,
 )
@@ -330,9 +329,7 @@ class CollectionArtifacts(LinkedArtifacts):
         intake = self._check("log_reference", REFERENCE, name, **place)
         found = describe_reference(uri, size_bytes, sha256, etag)
         told: Mapping[str, Any] = redact_object(normalize_object(found, "uri")) or {}
-        payload = encode_payload(told, "json")
-        described = describe_intake(intake, {"reference": told})
-        return self._name(self._keep_bytes(described, "json", "json", payload), named)
+        return self._name(self._keep_json(intake, told, {"reference": told}), named)
 
     def _keep_directory(self, intake: Intake, scan: DirectoryScan) -> ArtifactRecord:
         file_intake = intake._replace(artifact_type=DIRECTORY_FILE, metadata=None)
@@ -363,8 +360,7 @@ class CollectionArtifacts(LinkedArtifacts):
         manifest: dict[str, Any] = {"files": files}
         if scan.skipped:
             manifest["skipped"] = scan.skipped
-        payload = encode_payload(manifest, "json")
-        return self._keep_bytes(describe_intake(intake, facts), "json", "json", payload)
+        return self._keep_json(intake, manifest, facts)
 
     def _keep_directory_file(self, intake: Intake, relative: str, place: Path) -> dict[str, Any]:
         """One file, unless it is kept already; returns its entry in the manifest."""

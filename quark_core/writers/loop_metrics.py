@@ -101,9 +101,9 @@ class Gathering:
         self._since_s: float | None = None
         self._started_us = 0
 
-    def fold(self, *, waits: bool = False) -> None:
+    def fold(self) -> None:
         """Put what is in the queue into the sum; where another thread is at it, leave it to it."""
-        if not self._lock.acquire(blocking=waits):
+        if not self._lock.acquire(blocking=False):
             return
         try:
             self._fold()

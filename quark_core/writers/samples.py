@@ -22,7 +22,6 @@ _MOST_TEXT_CHARACTERS = 65_536
 _MOST_COLUMNS = 100
 # The texts of a row together, so that a row of many long columns is bounded too.
 _ROW_CHARACTERS = 262_144
-_SHORTENED = "…"
 _PLACES = ("step", "epoch", "timestamp")
 
 

@@ -36,11 +36,11 @@ from quark_core.errors import (
 from quark_core.records import format_time, parse_time
 from quark_core.records.json_object import JsonObject
 from quark_core.records.sweeps import (
+    TRIAL_STATES,
     StoredSweep,
     StoredTrial,
     TrialClaim,
     TrialResult,
-    count_states,
     derive_sweep_key,
     make_sweep_id,
     read_trial_result,
@@ -453,7 +453,8 @@ class SoundStore:
         db.execute("REPLACE INTO sweep VALUES (?, ?)", (sweep["id"], json.dumps(sweep)))
 
     def _describe_sweep(self, db, sweep):
-        counts = count_states([trial["state"] for trial in self._list(db, sweep["id"])])
+        states = [trial["state"] for trial in self._list(db, sweep["id"])]
+        counts = JsonObject({s: states.count(s) for s in TRIAL_STATES if s in states})
         named = {k: v for k, v in sweep.items() if k not in ("max_failures", "definition")}
         return StoredSweep(definition=JsonObject(sweep["definition"]), counts=counts, **named)
 

@@ -1,7 +1,5 @@
 """Streams with a journal on any file operations, and what they leave behind."""
 
-import threading
-
 import quark
 from quark_core.delivery.batch_log import BatchLog
 from quark_core.delivery.delivery_state import Files
@@ -83,10 +81,3 @@ def is_journaled_or_delivered(session):
     except quark.SessionStoreError as error:
         return "Nothing is lost" in str(error)
     return session.report_delivery().complete
-
-
-def wait_for_adoption():
-    """What a start finds is delivered behind it, by a thread that has the lanes meanwhile."""
-    for thread in threading.enumerate():
-        if thread.name == "quark-adopt":
-            thread.join(60)

@@ -8,7 +8,7 @@ import tracemalloc
 
 import pytest
 from journaled import adds_up, open_stream, put_event, put_metric, stored_values
-from kit.programs import wait_until
+from kit.programs import log_steps, wait_until
 
 import quark
 from quark_core.delivery.channel import MetricKey
@@ -84,8 +84,7 @@ def test_a_gap_is_told_in_the_run_itself(tmp_path, monkeypatch):
         tick = stream._tick
         hold_delivery(stream)
         stream._memory._capacity_bytes = 500 * 256
-        for step in range(3_000):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, 3000)
         bound = stream._memory.bound
         bound(may_tell=True)
         stream._tick = tick

@@ -4,7 +4,7 @@ import logging
 import time
 
 import pytest
-from kit.programs import wait_until
+from kit.programs import log_steps, wait_until
 
 import quark
 from quark_core.backends.registry import default_registry
@@ -27,8 +27,7 @@ def add_backend(monkeypatch):
 
 def train(session, steps=200):
     metrics = quark.MetricsLogger(session)
-    for step in range(steps):
-        metrics.log("m", float(step), step=step)
+    log_steps(metrics, steps)
     return metrics
 
 

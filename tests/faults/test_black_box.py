@@ -14,7 +14,7 @@ from pathlib import Path
 
 import golden
 import pytest
-from kit.programs import wait_until
+from kit.programs import start_code, wait_until
 
 import quark
 from quark_core.delivery import crash_buffer
@@ -328,11 +328,7 @@ while True:
 def test_what_log_returned_for_survives_a_kill(tmp_path, pause_s, seed):
     counter = tmp_path / "counter"
     counter.write_bytes(bytes(8))
-    child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "runs"), str(counter), str(pause_s)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    child = start_code(PROGRAM, tmp_path / "runs", counter, pause_s)
     run_id = child.stdout.readline().strip()
     assert wait_until(lambda: any(counter.read_bytes()))
     time.sleep(random.Random(seed).uniform(0.2, 0.6))
@@ -465,12 +461,7 @@ exec(sys.argv[2])
 @pytest.mark.sampled
 @pytest.mark.parametrize("crash", sorted(CRASHING))
 def test_whatever_ends_a_process_in_the_middle_costs_nothing(tmp_path, crash):
-    child = subprocess.Popen(
-        [sys.executable, "-c", CRASHES, str(tmp_path), CRASHING[crash]],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    child = start_code(CRASHES, tmp_path, CRASHING[crash], stderr=subprocess.DEVNULL)
     try:
         run_id = child.stdout.readline().strip()
         # The end, or the first line of what came in its place under the same pid.

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from kit.programs import run_script, wait_until
+from kit.programs import is_sound, log_steps, read_steps, run_script, wait_until
 
 import quark
 from quark.cli.main import cli
@@ -19,23 +19,18 @@ from quark_core.runs import recovery
 STEPS = 400
 
 
-def read(run_id, storage_dir):
-    session = quark.open_run(run_id, storage_dir)
-    return [r.step for r in quark.MetricsLogger(session).read(metric_key="m")]
-
-
-def is_sound(storage_dir):
-    connection = sqlite3.connect(storage_dir / ".quark" / "quark.db")
-    (found,) = connection.execute("PRAGMA integrity_check").fetchone()
-    connection.close()
-    return found == "ok"
+def check_all_is_there(storage_dir, *run_ids):
+    """Each run has all of its steps, and the database is whole."""
+    assert [read_steps(run_id, storage_dir) for run_id in run_ids] == [
+        list(range(STEPS)) for _ in run_ids
+    ]
+    assert is_sound(storage_dir)
 
 
 def make_other_run(storage_dir):
     with quark.start_run(project="other", storage_dir=storage_dir) as session:
         metrics = quark.MetricsLogger(session)
-        for step in range(STEPS):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, STEPS)
     return session.id
 
 
@@ -50,11 +45,8 @@ def settle(storage_dir):
 # The descriptors that end so are closed, and their numbers go to the training's own files.
 TRAINING = """
 ends, way = os.environ["CLOSED"].split(","), os.environ["WAY"]
-session = quark.start_run(project="p", storage_dir=storage_dir)
-metrics = quark.MetricsLogger(session)
-print(session.id, flush=True)
-for step in range(200):
-    metrics.log("m", float(step), step=step)
+session, metrics = begin()
+log_steps(metrics, 200)
 session.flush()
 opened = {}
 for name in os.listdir("/proc/self/fd"):
@@ -68,8 +60,7 @@ for number, path in opened.items():
     if ends != [""] and path.endswith(tuple(ends)):
         os.close(number)
 mine = [os.open(f"{storage_dir}/mine{k}", os.O_RDWR | os.O_CREAT) for k in range(40)]
-for step in range(200, 400):
-    metrics.log("m", float(step), step=step)
+log_steps(metrics, 200, 400)
 if way == "kill":
     time.sleep(1.0)
     os.kill(os.getpid(), 9)
@@ -96,9 +87,7 @@ def test_descriptors_that_other_code_closes_cost_nothing(tmp_path, closed, way):
     said, _ = run_script(tmp_path, TRAINING, ends=0 if way == "end" else -9, CLOSED=closed, WAY=way)
     assert sum(path.stat().st_size for path in tmp_path.glob("mine*")) == 0
     recovery.sync(tmp_path)
-    assert read(said.split()[0], tmp_path) == list(range(STEPS))
-    assert read(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, said.split()[0], other)
 
 
 def empty(log, _):
@@ -140,23 +129,18 @@ def test_a_log_that_another_program_changes_costs_nothing(tmp_path, caplog, chan
     log = tmp_path / ".quark" / "quark.db-wal"
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
-        for step in range(STEPS // 4):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, STEPS // 4)
         session.flush()
         earlier = log.read_bytes()
-        for step in range(STEPS // 4, STEPS // 2):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, STEPS // 4, STEPS // 2)
         session.flush()
         CHANGES[change](log, earlier)
-        for step in range(STEPS // 2, STEPS):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, STEPS // 2, STEPS)
         if when == "in the run":
             session.flush()
-            assert read(session.id, tmp_path) == list(range(STEPS))
+            assert read_steps(session.id, tmp_path) == list(range(STEPS))
     assert session.report_delivery().complete
-    assert read(session.id, tmp_path) == list(range(STEPS))
-    assert read(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, session.id, other)
     # Once, whatever it was.
     (told,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     aside = list((tmp_path / ".quark").glob("*.damaged-*"))
@@ -171,8 +155,7 @@ def test_a_log_that_is_emptied_after_a_kill_is_filled_from_the_journal(tmp_path)
         """
 session = quark.start_run(project="p", storage_dir=storage_dir)
 metrics = quark.MetricsLogger(session)
-for step in range(400):
-    metrics.log("m", float(step), step=step)
+log_steps(metrics, 400)
 session.flush()
 print(session.id, flush=True)
 os.kill(os.getpid(), 9)
@@ -181,8 +164,8 @@ os.kill(os.getpid(), 9)
     )
     os.truncate(tmp_path / ".quark" / "quark.db-wal", 0)
     recovery.sync(tmp_path)
-    assert read(said.strip(), tmp_path) == list(range(STEPS))
-    assert read(other, tmp_path) == list(range(STEPS))
+    assert read_steps(said.strip(), tmp_path) == list(range(STEPS))
+    assert read_steps(other, tmp_path) == list(range(STEPS))
 
 
 @pytest.mark.parametrize("way", ["over it", "made anew"])
@@ -193,17 +176,14 @@ def test_an_older_copy_that_is_written_over_the_database_costs_nothing(tmp_path,
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
         for part in range(4):
-            for step in range(part * 100, part * 100 + 100):
-                metrics.log("m", float(step), step=step)
+            log_steps(metrics, part * 100, part * 100 + 100)
             session.flush()
             settle(tmp_path)
             if part == 2:
                 with path.open("r+b" if way == "over it" else "wb") as file:
                     file.write(copy.read_bytes())
                     file.truncate()
-    assert read(session.id, tmp_path) == list(range(STEPS))
-    assert read(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, session.id, other)
     (told,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert "an older copy was written over" in told
 
@@ -218,8 +198,7 @@ def test_an_older_copy_of_all_files_of_the_database_costs_nothing(tmp_path, capl
         with quark.start_run(project="p", storage_dir=tmp_path) as session:
             metrics = quark.MetricsLogger(session)
             for part in range(4):
-                for step in range(part * 100, part * 100 + 100):
-                    metrics.log("m", float(step), step=step)
+                log_steps(metrics, part * 100, part * 100 + 100)
                 session.flush("stored")
                 if part == 0 and since == "in the run":
                     shutil.rmtree(copy)
@@ -227,9 +206,7 @@ def test_an_older_copy_of_all_files_of_the_database_costs_nothing(tmp_path, capl
                 if part == 2:
                     for path in sorted(copy.glob("quark.db*")):
                         (store / path.name).write_bytes(path.read_bytes())
-    assert read(session.id, tmp_path) == list(range(STEPS))
-    assert read(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, session.id, other)
     told = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     # A write in the middle of the copying finds a log that is cut.
     assert "an older copy was written over" in told[0] or "changed by another program" in told[0]
@@ -241,8 +218,7 @@ def test_another_database_in_the_place_of_the_one_that_is_open_takes_no_page_of_
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
         for part in range(4):
-            for step in range(part * 100, part * 100 + 100):
-                metrics.log("m", float(step), step=step)
+            log_steps(metrics, part * 100, part * 100 + 100)
             session.flush("stored")
             if part == 1:
                 # Other pages than those of the log have these numbers in it.
@@ -251,21 +227,16 @@ def test_another_database_in_the_place_of_the_one_that_is_open_takes_no_page_of_
                 connection.close()
             if part == 2:
                 os.replace(packed, path)
-    assert read(session.id, tmp_path) == list(range(STEPS))
-    assert read(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, session.id, other)
 
 
 RESTORED = """
 import pathlib, shutil
 way = os.environ["WAY"]
-session = quark.start_run(project="p", storage_dir=storage_dir, system_metrics=False)
-metrics = quark.MetricsLogger(session)
-print(session.id, flush=True)
+session, metrics = begin(system_metrics=False)
 store, copy = pathlib.Path(storage_dir, ".quark"), pathlib.Path(storage_dir, "copy")
 for part in range(4):
-    for step in range(part * 100, part * 100 + 100):
-        metrics.log("m", float(step), step=step)
+    log_steps(metrics, part * 100, part * 100 + 100)
     session.flush("stored")
     if part == 0:
         shutil.copytree(store, copy)
@@ -297,9 +268,9 @@ def test_a_store_that_is_put_back_as_a_whole_has_all_of_a_run_or_says_what_it_la
     ends = -9 if end == "kill" else 0
     said, logged = run_script(tmp_path, RESTORED, ends=ends, WAY=way, END=end, QUARK_QUIET="0")
     run_id = said.strip()
-    steps = read(run_id, tmp_path)
+    steps = read_steps(run_id, tmp_path)
     recovery.sync(tmp_path)
-    assert read(run_id, tmp_path) == steps
+    assert read_steps(run_id, tmp_path) == steps
     assert is_sound(tmp_path)
     assert [*range(100), *range(300, STEPS)] == [s for s in steps if s < 100 or s >= 300]
     lost = recovery.list_lost(tmp_path, run_id)
@@ -322,12 +293,9 @@ REPLACED = """
 import sqlite3, subprocess
 way, settles = os.environ["WAY"], os.environ["SETTLES"]
 path, packed = f"{storage_dir}/.quark/quark.db", f"{storage_dir}/packed.db"
-session = quark.start_run(project="p", storage_dir=storage_dir)
-metrics = quark.MetricsLogger(session)
-print(session.id, flush=True)
+session, metrics = begin()
 for part in range(4):
-    for step in range(part * 100, part * 100 + 100):
-        metrics.log("m", float(step), step=step)
+    log_steps(metrics, part * 100, part * 100 + 100)
     session.flush("stored")
     if part == 1:
         connection = sqlite3.connect(path)
@@ -356,14 +324,14 @@ def test_another_file_in_the_place_of_a_killed_process_is_read_without_its_log(
     other = make_other_run(tmp_path)
     said, _ = run_script(tmp_path, REPLACED, ends=-9, WAY=way, SETTLES=settles)
     run_id = said.strip()
-    assert read(other, tmp_path) == list(range(STEPS))
+    assert read_steps(other, tmp_path) == list(range(STEPS))
     (aside,) = (tmp_path / ".quark").glob("*.damaged-*")
     assert [str(aside) in r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
         True
     ]
-    steps = read(run_id, tmp_path)
+    steps = read_steps(run_id, tmp_path)
     recovery.sync(tmp_path)
-    assert read(run_id, tmp_path) == steps
+    assert read_steps(run_id, tmp_path) == steps
     assert is_sound(tmp_path)
     # What was in the earlier file for good is in no journal any more: that is said.
     lost = recovery.list_lost(tmp_path)
@@ -382,9 +350,9 @@ def test_a_file_that_is_no_store_costs_no_log(tmp_path):
     os.rename(path, tmp_path / "kept.db")
     path.write_bytes(b"something else" * 1000)
     with pytest.raises(SessionStoreError, match="cannot be opened"):
-        read(said.strip(), tmp_path)
+        read_steps(said.strip(), tmp_path)
     os.replace(tmp_path / "kept.db", path)
-    assert read(said.strip(), tmp_path) == list(range(STEPS))
+    assert read_steps(said.strip(), tmp_path) == list(range(STEPS))
 
 
 def move_database(storage_dir, back=False):
@@ -408,14 +376,12 @@ def test_records_wait_for_a_store_that_was_moved_away(tmp_path, is_back):
             assert wait_until(lambda: session.report_delivery().lanes[0].errors)
             move_database(tmp_path, back=True)
             session.flush()
-        assert read(session.id, tmp_path) == list(range(STEPS))
+        assert read_steps(session.id, tmp_path) == list(range(STEPS))
         return
     said, _ = run_script(
         tmp_path,
         """
-session = quark.start_run(project="p", storage_dir=storage_dir)
-metrics = quark.MetricsLogger(session)
-print(session.id, flush=True)
+session, metrics = begin()
 for step in range(400):
     if step == 100:
         session.flush()
@@ -434,7 +400,7 @@ os.kill(os.getpid(), 9)
     assert not (tmp_path / ".quark" / "quark.db").exists()
     move_database(tmp_path, back=True)
     recovery.sync(tmp_path)
-    assert read(said.strip(), tmp_path) == list(range(STEPS))
+    assert read_steps(said.strip(), tmp_path) == list(range(STEPS))
 
 
 def test_what_a_store_has_refused_is_offered_again_and_fails_a_sync(tmp_path):
@@ -453,19 +419,18 @@ def refuse(*_):
     raise BackendRejected("never started in this store")
 
 EmbeddedBackend.write = EmbeddedBackend.write_group = refuse
-for step in range(1, 400):
-    metrics.log("m", float(step), step=step)
+log_steps(metrics, 1, 400)
 session.end_run()
 print(session.id, flush=True)
 """,
     )
-    assert read(said.strip(), tmp_path) == [0]
+    assert read_steps(said.strip(), tmp_path) == [0]
     assert recovery.count_quarantined(tmp_path)
     (lane,) = recovery.sync(tmp_path)
     assert (lane.state, lane.quarantined) == ("delivered", {})
     assert lane.delivered >= STEPS - 1
     assert not recovery.count_quarantined(tmp_path)
-    assert read(said.strip(), tmp_path) == list(range(STEPS))
+    assert read_steps(said.strip(), tmp_path) == list(range(STEPS))
     assert quark.open_run(said.strip(), tmp_path).status == "completed"
 
 
@@ -514,7 +479,7 @@ def test_what_was_refused_is_kept_until_it_is_there(tmp_path, refusing, last, mo
 
     def find_steps():
         if refusing == STORE:
-            return read(run_id, storage_dir)
+            return read_steps(run_id, storage_dir)
         (table,) = place.rglob("metrics_long.csv")
         rows = csv.DictReader(table.read_text().splitlines())
         return sorted(int(row["step"]) for row in rows)
@@ -576,7 +541,7 @@ def test_the_good_rest_of_a_refused_batch_is_delivered_and_the_bad_record_named(
     for looks in range(2):
         results = [lane for lane in recovery.sync(tmp_path) if lane.quarantined]
         assert [sum(lane.quarantined.values()) for lane in results] == [1]
-        assert read(said.strip(), tmp_path) == [0, 1, 2, 3, *range(5, 10)], looks
+        assert read_steps(said.strip(), tmp_path) == [0, 1, 2, 3, *range(5, 10)], looks
     assert CliRunner().invoke(cli, ["sync", str(tmp_path)]).exit_code == 1
     told = CliRunner().invoke(cli, ["doctor", "-d", str(tmp_path), "--json"]).output
     assert said.strip() in told[told.index("quarantine") :]
@@ -603,6 +568,4 @@ print(session.id, flush=True)
 """,
         LENGTH=str(length),
     )
-    assert read(said.strip(), tmp_path) == list(range(STEPS))
-    assert read(other, tmp_path) == list(range(STEPS))
-    assert is_sound(tmp_path)
+    check_all_is_there(tmp_path, said.strip(), other)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.programs import run_script, wait_until
+from kit.programs import log_steps, run_script, wait_until
 
 import quark
 from quark_core.runs import recovery
@@ -48,8 +48,7 @@ def test_order_is_that_of_the_calls_whatever_the_clock_says(tmp_path, clock, shi
         for part, shift in enumerate((0, *shifts)):
             clock.shift_s = shift
             began = time.time_ns() // 1_000
-            for step in range(part * 500, part * 500 + 500):
-                metrics.log("m", float(step), step=step)
+            log_steps(metrics, part * 500, part * 500 + 500)
             spans += [(began, time.time_ns() // 1_000)] * 500
             events.log(f"part{part}")
             metrics.flush()
@@ -157,8 +156,7 @@ def test_a_journal_from_the_future_is_delivered(tmp_path):
         """
 session = quark.start_run(project="p", storage_dir=storage_dir, backends="csv")
 metrics = quark.MetricsLogger(session)
-for step in range(100):
-    metrics.log("m", float(step), step=step)
+log_steps(metrics, 100)
 session.flush("journaled")
 print(session.run_id, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -6,8 +6,7 @@ import signal
 import sqlite3
 
 import pytest
-from journaled import wait_for_adoption
-from kit.programs import run_script, wait_until
+from kit.programs import is_sound, log_steps, run_script, wait_for_adoption, wait_until
 
 import quark
 from quark.analysis.outputs import open_analysis
@@ -58,17 +57,20 @@ DELETIONS = {
 }
 
 
+@pytest.fixture
+def unreadable(monkeypatch):
+    """A deleted store of which nothing can be read any more."""
+
+    def fail(*_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(store_rebuild, "copy_run", fail)
+
+
 def read(run_id, storage_dir):
     session = quark.open_run(run_id, storage_dir)
     steps = [r.step for r in quark.MetricsLogger(session).read(metric_key="m")]
     return session, steps
-
-
-def is_sound(storage_dir):
-    connection = sqlite3.connect(storage_dir / ".quark" / "quark.db")
-    (found,) = connection.execute("PRAGMA integrity_check").fetchone()
-    connection.close()
-    return found == "ok"
 
 
 @pytest.mark.sampled
@@ -78,13 +80,11 @@ def test_a_store_that_is_deleted_under_a_run_is_made_anew(tmp_path, caplog, dele
         project="p", storage_dir=tmp_path, name="kept", tags=["a"], config={"lr": 0.1}
     ) as session:
         metrics = quark.MetricsLogger(session)
-        for step in range(POINTS):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, POINTS)
         session.add_tag("late")
         session.flush()
         DELETIONS[deletion](tmp_path)
-        for step in range(POINTS, 2 * POINTS):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, POINTS, 2 * POINTS)
         session.flush()
         # What is called stored is there for anybody who looks.
         assert read(session.run_id, tmp_path)[1] == list(range(2 * POINTS))
@@ -141,17 +141,12 @@ def test_what_was_compacted_and_found_out_comes_along(tmp_path):
 
 @pytest.mark.long
 def test_where_the_deleted_store_cannot_be_read_the_journal_fills_the_new_one(
-    tmp_path, monkeypatch, caplog
+    tmp_path, unreadable, monkeypatch, caplog
 ):
-    def fail(*_):
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(store_rebuild, "copy_run", fail)
     monkeypatch.setenv("QUARK_JOURNAL_DIR", str(tmp_path / "journals"))
     with quark.start_run(project="p", storage_dir=tmp_path, name="kept") as session:
         metrics = quark.MetricsLogger(session)
-        for step in range(POINTS):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, POINTS)
         session.flush()
         delete_store(tmp_path)
         metrics.log("m", float(POINTS), step=POINTS)
@@ -163,20 +158,14 @@ def test_where_the_deleted_store_cannot_be_read_the_journal_fills_the_new_one(
 
 
 @pytest.mark.long
-def test_what_is_in_no_place_any_more_is_told_by_numbers(tmp_path, monkeypatch, caplog):
-    def fail(*_):
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(store_rebuild, "copy_run", fail)
+def test_what_is_in_no_place_any_more_is_told_by_numbers(tmp_path, unreadable, caplog):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
-        for step in range(POINTS):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, POINTS)
         session.flush("durable")
         session.flush()
         delete_store(tmp_path)
-        for step in range(POINTS, POINTS + 100):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, POINTS, POINTS + 100)
         session.flush("durable")
         session.flush()
     found, steps = read(session.run_id, tmp_path)
@@ -188,22 +177,19 @@ def test_what_is_in_no_place_any_more_is_told_by_numbers(tmp_path, monkeypatch, 
     assert f"in no place any more: batches 0 to {last} of writer" in caplog.text
 
 
-def test_a_journal_that_is_only_just_made_anew_is_waited_for(tmp_path, monkeypatch, caplog):
-    def fail(*_):
-        raise sqlite3.OperationalError("disk I/O error")
-
+def test_a_journal_that_is_only_just_made_anew_is_waited_for(
+    tmp_path, unreadable, monkeypatch, caplog
+):
     looks = []
 
     def find_late(*arguments):
         looks.append(arguments)
         return iter(()) if len(looks) == 1 else find_folders(*arguments)
 
-    monkeypatch.setattr(store_rebuild, "copy_run", fail)
     monkeypatch.setattr(store_rebuild, "find_folders", find_late)
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
-        for step in range(POINTS):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, POINTS)
         session.flush()
         delete_store(tmp_path)
         metrics.log("m", float(POINTS), step=POINTS)
@@ -227,8 +213,7 @@ def write(*_):
 lane._write_one = lane._write_group = write
 while os.path.exists(storage_dir + "/.quark"):
     shutil.rmtree(storage_dir + "/.quark", ignore_errors=True)
-for step in range(1, 100):
-    metrics.log("m", float(step), step=step)
+log_steps(metrics, 1, 100)
 session.flush("durable")
 print(session.run_id, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -283,8 +268,7 @@ def test_a_journal_only_run_whose_store_is_deleted_says_what_is_gone(tmp_path, m
         metrics.log("m", 0.0, step=0)
         session.flush("durable")
         delete_store(tmp_path)
-        for step in range(1, 100):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, 1, 100)
         session.flush("durable")
     found, steps = read(session.run_id, tmp_path)
     assert (found.status, steps[-1]) == ("completed", 99)

@@ -3,11 +3,10 @@
 import multiprocessing
 import os
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 import torch
+from kit.programs import run_file, values
 
 import quark
 
@@ -18,29 +17,16 @@ pytestmark = [
 ]
 
 
-def run_script(tmp_path, body):
-    program = f"""
+HEAD = """
 import os, sys, time, quark, multiprocessing
 if __name__ == "__main__":
     storage_dir = sys.argv[1]
-{body}
 """
-    script = tmp_path / "script.py"
-    script.write_text(program)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "runs")],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    run_id = done.stdout.split()[0]
-    return quark.open_run(run_id, tmp_path / "runs")
 
 
-def values(session, key):
-    return [record.value for record in quark.MetricsLogger(session).read(metric_key=key)]
+def run_script(tmp_path, body):
+    said = run_file(tmp_path, body, head=HEAD)
+    return quark.open_run(said.split()[0], tmp_path / "runs")
 
 
 def assert_whole(session):

@@ -1,11 +1,10 @@
 """A child that is forked while a thread of ours imports is not left with a locked import."""
 
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from kit.programs import run_code
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -33,11 +32,5 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.sampled
 @pytest.mark.parametrize("delay_ms", [0, 3, 8, 15, 30])
 def test_a_child_that_is_forked_early_can_import(tmp_path, delay_ms):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), tmp_path, str(delay_ms / 1000)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(textwrap.dedent(PROGRAM), tmp_path, delay_ms / 1000)
     assert done.stdout.strip() == "7"

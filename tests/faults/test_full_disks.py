@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from journaled import is_journaled_or_delivered, open_stream, put_metric, stored_values
-from kit.programs import run_script, wait_until
+from kit.programs import log_steps, run_script, values, wait_until
 
 import quark
 from quark_core.runs import recovery
@@ -36,15 +36,6 @@ def free(disk):
         path.unlink()
 
 
-def train(metrics, start, stop):
-    for step in range(start, stop):
-        metrics.log("m", float(step), step=step)
-
-
-def values(session):
-    return [record.value for record in quark.MetricsLogger(session).read(metric_key="m")]
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4", "inodes"])
 def test_a_full_journal_disk_stops_nothing_and_everything_is_delivered(
@@ -54,17 +45,17 @@ def test_a_full_journal_disk_stops_nothing_and_everything_is_delivered(
     monkeypatch.setenv("QUARK_JOURNAL_DIR", str(disk))
     with quark.start_run(project="p", storage_dir=tmp_path / "s", backends="csv") as session:
         metrics = quark.MetricsLogger(session)
-        train(metrics, 0, 500)
+        log_steps(metrics, 0, 500)
         session.flush("journaled")
         fill(disk, kind)
         # Every batch is larger than what the filler may have left in a block.
-        train(metrics, 500, 20_000)
+        log_steps(metrics, 500, 20_000)
         metrics.flush()
         if kind != "inodes":  # there the segment that is open goes on
             assert is_journaled_or_delivered(session)
             assert "No space left" in caplog.text
         free(disk)
-        train(metrics, 20_000, 20_100)
+        log_steps(metrics, 20_000, 20_100)
         session.flush("durable")
     assert session.report_delivery().complete
     assert values(session) == list(map(float, range(20_100)))
@@ -79,15 +70,15 @@ def test_a_full_disk_under_store_and_journal_is_waited_out(make_disk, kind, monk
     disk = make_disk(kind)
     with quark.start_run(project="p", storage_dir=disk) as session:
         metrics = quark.MetricsLogger(session)
-        train(metrics, 0, 200)
+        log_steps(metrics, 0, 200)
         metrics.flush()
         monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "1")
         fill(disk, kind)
-        train(metrics, 200, 5_000)
+        log_steps(metrics, 200, 5_000)
         with pytest.raises(quark.SessionStoreError, match="Nothing is lost"):
             metrics.flush()
         free(disk)
-        train(metrics, 5_000, 5_100)
+        log_steps(metrics, 5_000, 5_100)
         assert wait_until(lambda: flushes(metrics))
     assert session.report_delivery().complete
     assert values(session) == list(map(float, range(5_100)))
@@ -108,10 +99,10 @@ def test_a_run_that_ends_on_a_full_disk_ends_in_time_and_tells_what_is_left(
     disk = make_disk("tmpfs")
     session = quark.start_run(project="p", storage_dir=disk)
     metrics = quark.MetricsLogger(session)
-    train(metrics, 0, 200)
+    log_steps(metrics, 0, 200)
     session.flush()
     fill(disk, "tmpfs")
-    train(metrics, 200, 3_000)
+    log_steps(metrics, 200, 3_000)
     session.end_run()
     (lane,) = session.report_delivery().lanes
     assert lane.waiting >= 2_800
@@ -131,7 +122,7 @@ def test_a_full_disk_at_the_start_is_one_clear_error(make_disk):
         quark.start_run(project="p", storage_dir=disk)
     free(disk)
     with quark.start_run(project="p", storage_dir=disk) as session:
-        train(quark.MetricsLogger(session), 0, 10)
+        log_steps(quark.MetricsLogger(session), 0, 10)
     assert values(session) == list(map(float, range(10)))
 
 
@@ -142,7 +133,7 @@ def test_a_journal_disk_that_is_full_at_the_start_costs_the_journal_only(
     fill(disk, "inodes")
     monkeypatch.setenv("QUARK_JOURNAL_DIR", str(disk))
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        train(quark.MetricsLogger(session), 0, 1_000)
+        log_steps(quark.MetricsLogger(session), 0, 1_000)
     assert values(session) == list(map(float, range(1_000)))
     assert caplog.text.count("cannot be made") == 1
 
@@ -151,14 +142,12 @@ LIMITED = """
 import resource
 with quark.start_run(project="p", storage_dir=storage_dir) as session:
     metrics = quark.MetricsLogger(session)
-    for step in range(200):
-        metrics.log("m", float(step), step=step)
+    log_steps(metrics, 200)
     metrics.flush()
     print(session.run_id)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    for step in range(200, 4000):
-        metrics.log("m", float(step), step=step)
+    log_steps(metrics, 200, 4000)
     told, until = "", time.monotonic() + 50
     while "File too large" not in told and time.monotonic() < until:
         try:

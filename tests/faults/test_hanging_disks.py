@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from journaled import adds_up, open_stream, put_metric, stored_values
-from kit.programs import wait_until
+from kit.programs import log_steps, wait_until
 
 import quark
 from quark_core.delivery.delivery_state import Files
@@ -105,8 +105,7 @@ def test_a_run_on_a_hanging_disk_ends_in_time(tmp_path, hang, monkeypatch):
     metrics.log("m", 0.0, step=0)
     session.flush()
     hang.hold()
-    for step in range(1, 1_000):
-        metrics.log("m", float(step), step=step)
+    log_steps(metrics, 1, 1000)
     with pytest.raises(quark.SessionStoreError, match="Nothing is lost"):
         session.flush(timeout_s=0.2)
     session.end_run()
@@ -130,8 +129,7 @@ def test_the_journal_of_a_run_that_ended_while_the_disk_hung_is_still_delivered(
     metrics.log("m", 0.0, step=0)
     session.flush()
     hang.hold()
-    for step in range(1, 1_000):
-        metrics.log("m", float(step), step=step)
+    log_steps(metrics, 1, 1000)
     assert hang.waits.wait(60)
     session.end_run()
     thread = session.open_run.stream._thread
@@ -149,8 +147,7 @@ def test_a_run_that_ends_without_waiting_leaves_all_of_it_in_the_journal(tmp_pat
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
         metrics.flush()
-        for step in range(5_000):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, 5000)
         monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0")
     thread = session.open_run.stream._thread
     assert wait_until(lambda: not thread.is_alive())

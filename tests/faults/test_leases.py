@@ -97,8 +97,7 @@ LEFT = """
 session = quark.start_run(project="p", storage_dir=storage_dir, backends="csv")
 metrics = quark.MetricsLogger(session)
 session.flush()
-for step in range(500):
-    metrics.log("m", float(step), step=step)
+log_steps(metrics, 500)
 session.flush("durable")
 print(session.run_id, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

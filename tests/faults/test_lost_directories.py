@@ -7,21 +7,12 @@ import subprocess
 
 import pytest
 from journaled import is_journaled_or_delivered, open_stream, put_metric, stored_values
-from kit.programs import run_script
+from kit.programs import log_steps, run_script, values
 
 import quark
 from quark_core.delivery.delivery_state import LaneMark
 from quark_core.runs import recovery
 from quark_core.testing.fakes import ScriptedBackend
-
-
-def train(metrics, start, stop):
-    for step in range(start, stop):
-        metrics.log("m", float(step), step=step)
-
-
-def values(session):
-    return [record.value for record in quark.MetricsLogger(session).read(metric_key="m")]
 
 
 def delete_tree(path):
@@ -38,13 +29,13 @@ def test_a_journal_that_is_deleted_under_a_run_loses_nothing(tmp_path, monkeypat
     monkeypatch.setenv("QUARK_JOURNAL_DIR", str(tmp_path / "j"))
     with quark.start_run(project="p", storage_dir=tmp_path / "s", backends="csv") as session:
         metrics = quark.MetricsLogger(session)
-        train(metrics, 0, 500)
+        log_steps(metrics, 0, 500)
         session.flush("durable")
         delete_tree(tmp_path / "j")
-        train(metrics, 500, 3_000)
+        log_steps(metrics, 500, 3_000)
         metrics.flush()
         session.add_log("still here")
-        train(metrics, 3_000, 3_100)
+        log_steps(metrics, 3_000, 3_100)
     assert session.report_delivery().complete
     assert values(session) == list(map(float, range(3_100)))
     assert not [record for record in caplog.records if record.exc_info]
@@ -77,8 +68,7 @@ lane = session.open_run.stream._lanes[0]
 def write(*_):
     raise quark.SessionStoreError("planted outage")
 lane._backend.write = lane._backend.write_group = write
-for step in range(1, 200):
-    metrics.log("m", float(step), step=step)
+log_steps(metrics, 1, 200)
 session.flush("durable")
 print(session.run_id, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -107,7 +97,7 @@ def test_a_journal_disk_that_becomes_read_only_loses_nothing(tmp_path, mount, mo
 
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv") as session:
         metrics = quark.MetricsLogger(session)
-        train(metrics, 0, 500)
+        log_steps(metrics, 0, 500)
         session.flush()
         # Files that are open for writing keep a disk writable, so they go first.
         session.open_run.background.join()
@@ -119,12 +109,12 @@ def test_a_journal_disk_that_becomes_read_only_loses_nothing(tmp_path, mount, mo
         stream._log._journal._abandon_segment()
         if not remount("ro"):
             pytest.skip("the disk cannot be made read-only while it is used")
-        train(metrics, 500, 2_000)
+        log_steps(metrics, 500, 2_000)
         metrics.flush()
         assert is_journaled_or_delivered(session)
         assert "Read-only" in caplog.text
         assert remount("rw")
-        train(metrics, 2_000, 2_100)
+        log_steps(metrics, 2_000, 2_100)
         session.flush("durable")
     assert session.report_delivery().complete
     assert values(session) == list(map(float, range(2_100)))
@@ -134,7 +124,7 @@ def test_a_read_only_journal_disk_at_the_start_costs_the_journal_only(tmp_path, 
     disk = mount("-t", "tmpfs", "-o", "size=1m,ro", "tmpfs")
     monkeypatch.setenv("QUARK_JOURNAL_DIR", str(disk))
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        train(quark.MetricsLogger(session), 0, 500)
+        log_steps(quark.MetricsLogger(session), 0, 500)
     assert session.report_delivery().complete
     assert values(session) == list(map(float, range(500)))
 
@@ -154,8 +144,7 @@ def close_journal():
 with quark.start_run(project="p", storage_dir=storage_dir) as session:
     metrics, closed = quark.MetricsLogger(session), 0
     for part in range(4):
-        for step in range(part * 300, part * 300 + 300):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, part * 300, part * 300 + 300)
         session.flush("durable")
         closed += close_journal()
         metrics.flush()

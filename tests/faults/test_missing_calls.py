@@ -1,9 +1,7 @@
 """What only some systems have may be missing: the main job runs without each of it."""
 
-import subprocess
-import sys
-
 import pytest
+from kit.programs import run_code
 
 import quark
 
@@ -44,10 +42,7 @@ CALLS = [
 
 
 def run(tmp_path, program):
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(program, tmp_path)
     assert "Traceback" not in done.stderr
     session = quark.open_run(done.stdout.strip(), tmp_path)
     assert session.status == "completed"

@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from journaled import adds_up, open_stream, put_event, put_metric, stored_values, wait_for_adoption
-from kit.programs import wait_until
+from journaled import adds_up, open_stream, put_event, put_metric, stored_values
+from kit.programs import log_steps, wait_for_adoption, wait_until
 
 import quark
 from quark_core.delivery import batch_log, journal, stream
@@ -79,8 +79,7 @@ def test_threads_that_run_out_later_do_not_stop_delivery(tmp_path, monkeypatch):
         other.joinpath("journal.json").write_text("{}")
         refused = refuse_threads(monkeypatch, lambda name: name == "quark-children")
         assert wait_until(lambda: len(refused) >= 1)
-        for step in range(1, 500):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, 1, 500)
         metrics.flush()
         assert len(metrics.read(metric_key="m")) == 500
         monkeypatch.undo()

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from kit.programs import run_script
+from kit.programs import read_steps, run_script
 
 import quark
 from quark.cli.main import cli
@@ -16,11 +16,8 @@ STEPS = 400
 
 MOVING = """
 way, rest = os.environ["WAY"], int(os.environ["REST"])
-session = quark.start_run(project="p", storage_dir=storage_dir, system_metrics=False)
-metrics = quark.MetricsLogger(session)
-print(session.id, flush=True)
-for step in range(200):
-    metrics.log("m", float(step), step=step)
+session, metrics = begin(system_metrics=False)
+log_steps(metrics, 200)
 session.flush("stored")
 time.sleep(0.7)
 if way == "root":
@@ -28,8 +25,7 @@ if way == "root":
 else:
     os.mkdir(storage_dir + "-moved")
     os.rename(storage_dir + "/.quark", storage_dir + "-moved/.quark")
-for step in range(200, 200 + rest):
-    metrics.log("m", float(step), step=step)
+log_steps(metrics, 200, 200 + rest)
 if rest:
     # What is not synced where it was is written again, a second later.
     deadline = time.monotonic() + 10
@@ -40,11 +36,6 @@ if os.environ["END"] == "kill":
     os.kill(os.getpid(), 9)
 session.end_run()
 """
-
-
-def read(run_id, storage_dir):
-    session = quark.open_run(run_id, storage_dir)
-    return [r.step for r in quark.MetricsLogger(session).read(metric_key="m")]
 
 
 def ask(*words):
@@ -69,12 +60,12 @@ def test_a_store_that_is_moved_under_a_run_has_all_of_it_in_one_place(tmp_path, 
         assert str(old) in text
         assert str(moved) in text
     if first == "reader":
-        assert read(run_id, moved) == list(range(STEPS))
+        assert read_steps(run_id, moved) == list(range(STEPS))
     else:
         done = ask("sync", old if first == "old" else moved, "--json")
         assert done.exit_code == 0, done.output
         assert not any(lane["missing"] for lane in json.loads(done.stdout))
-    assert read(run_id, moved) == list(range(STEPS))
+    assert read_steps(run_id, moved) == list(range(STEPS))
     assert quark.open_run(run_id, moved).status == ("running" if end == "kill" else "completed")
     assert not (old / ".quark" / "quark.db").exists()
     assert not list(old.rglob("*.qj"))
@@ -90,13 +81,11 @@ def test_a_store_that_is_moved_under_a_run_has_all_of_it_in_one_place(tmp_path, 
 
 def test_a_run_that_ends_at_the_moment_of_the_move_makes_no_second_store(tmp_path):
     old, moved = tmp_path / "root", tmp_path / "root-moved"
-    code = MOVING.replace(
-        "for step in range(200, 200 + rest):", 'metrics.log("m", 200.0, step=200)\nif False:'
-    )
+    code = MOVING.replace("200 + rest", "201")
     said, _ = run_script(old, code, ends=-9, WAY="root", END="kill", REST="0")
     recovery.sync(old)
     assert not list(old.rglob("quark.db"))
-    assert read(said.strip(), moved) == list(range(201))
+    assert read_steps(said.strip(), moved) == list(range(201))
 
 
 @pytest.mark.long
@@ -113,7 +102,7 @@ def test_records_wait_where_the_moved_store_cannot_be_found(tmp_path):
         assert not list(old.rglob("quark.db"))
     # Moved once more it is as good: it says itself where it was.
     recovery.sync(elsewhere)
-    assert read(said.strip(), elsewhere) == list(range(STEPS))
+    assert read_steps(said.strip(), elsewhere) == list(range(STEPS))
 
 
 @pytest.mark.long
@@ -127,11 +116,8 @@ def test_a_copy_of_a_store_takes_nothing_from_the_one_it_is_of(tmp_path):
 
 
 KILLED = """
-session = quark.start_run(project="p", storage_dir=storage_dir, system_metrics=False)
-metrics = quark.MetricsLogger(session)
-print(session.id, flush=True)
-for step in range(3_000):
-    metrics.log("m", float(step), step=step)
+session, metrics = begin(system_metrics=False)
+log_steps(metrics, 3_000)
 os.kill(os.getpid(), 9)
 """
 
@@ -148,7 +134,7 @@ def test_a_copy_that_lacks_what_is_in_shared_memory_is_not_called_delivered(tmp_
         # The table wraps what does not fit beside a long path.
         assert "this is a copy of the journal" in " ".join(told.output.split())
     assert ask("sync", first).exit_code == 0
-    assert read(said.strip(), first) == list(range(3_000))
+    assert read_steps(said.strip(), first) == list(range(3_000))
     # The shared memory is gone now, as with a machine that is: that is said, and ends the waiting.
     assert ask("sync", copy).exit_code == 0
     assert ask("sync", copy).exit_code == 0
@@ -157,15 +143,12 @@ def test_a_copy_that_lacks_what_is_in_shared_memory_is_not_called_delivered(tmp_
 JOURNALED = """
 import glob
 
-session = quark.start_run(project="p", storage_dir=storage_dir, system_metrics=False)
-metrics = quark.MetricsLogger(session)
-print(session.id, flush=True)
+session, metrics = begin(system_metrics=False)
 session.flush("stored")
 os.mkdir(storage_dir + "-aside")
 for path in glob.glob(storage_dir + "/.quark/quark.db*"):
     os.rename(path, f"{storage_dir}-aside/{os.path.basename(path)}")
-for step in range(200):
-    metrics.log("m", float(step), step=step)
+log_steps(metrics, 200)
 session.flush("journaled")
 os.kill(os.getpid(), 9)
 """
@@ -185,4 +168,4 @@ def test_a_journal_that_names_itself_as_its_other_part_loses_nothing(tmp_path):
     manifest["moved_to"] = str(alias / path.relative_to(root))
     (path / "journal.json").write_text(json.dumps(manifest))
     recovery.sync(root)
-    assert read(said.strip(), root) == list(range(200))
+    assert read_steps(said.strip(), root) == list(range(200))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from kit.programs import log_steps
 
 import quark
 from quark_backends.store.databases.layout import find_network_filesystem
@@ -54,8 +55,7 @@ def test_a_run_lives_in_its_journal(tmp_path, network):
         project="p", storage_dir=tmp_path, tags=["t"], config={"lr": 0.1}, backends="csv"
     ) as session:
         metrics = quark.MetricsLogger(session)
-        for step in range(300):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, 300)
         assert len(metrics.read()) == 300
         session.add_tag("late")
         assert session.reload().run.tags == ("late", "t")

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from kit.programs import log_steps
 
 import quark
 import quark_core.delivery
@@ -54,8 +55,7 @@ def mirrored(session):
 def test_a_run_needs_no_locks(tmp_path, bare_file_system):
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv") as session:
         metrics = quark.MetricsLogger(session)
-        for step in range(1_000):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, 1000)
         session.flush("durable")
     assert session.report_delivery().complete
     assert mirrored(session) == list(map(float, range(1_000)))
@@ -73,8 +73,7 @@ def test_syncing_needs_no_locks(tmp_path, bare_file_system, monkeypatch):
         for lane in session.open_run.stream._lanes:
             lane._open_backend = fail
             lane._backend = None
-        for step in range(1_000):
-            metrics.log("m", float(step), step=step)
+        log_steps(metrics, 1000)
     assert not session.report_delivery().complete
     assert {result.state for result in recovery.sync(tmp_path)} == {"delivered"}
     assert recovery.survey(tmp_path) == []

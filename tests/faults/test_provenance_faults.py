@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from all_on import (
     read_to_step,
     write_project,
 )
-from kit.programs import kill, read_values, sync
+from kit.programs import kill, lock, read_values, sync
 
 import quark
 
@@ -49,15 +48,6 @@ def assert_readable(run_id, storage_dir):
         assert "Traceback" not in done.stdout + done.stderr, done.stderr
         assert done.returncode in (0, 2), done.stderr
         assert done.stdout + done.stderr
-
-
-@contextlib.contextmanager
-def lock(storage_dir):
-    """As another process that writes to the store and does not come to an end."""
-    with contextlib.closing(sqlite3.connect(storage_dir / ".quark" / "quark.db")) as database:
-        database.execute("BEGIN EXCLUSIVE")
-        yield
-        database.rollback()
 
 
 def fill(disk, leave_bytes):

@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+from kit.programs import run_code
 
 import quark
 
@@ -35,13 +34,7 @@ print(json.dumps({
 
 
 def run(storage_dir, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(storage_dir)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **environment},
-    )
+    done = run_code(PROGRAM, storage_dir, env={**os.environ, **environment})
     return json.loads(done.stdout)
 
 

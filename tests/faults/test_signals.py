@@ -158,23 +158,6 @@ def test_a_handler_that_ends_the_program_leaves_an_interrupted_run(tmp_path, sta
 
 
 @pytest.mark.long
-def test_a_handler_that_only_notes_the_signal_leaves_a_completed_run(tmp_path, start):
-    child = start(
-        """
-stop = []
-signal.signal(15, lambda *_: stop.append(True))
-train()
-print("ready", flush=True)
-while not stop:
-    time.sleep(0.01)
-"""
-    )
-    end(child)
-    stored = load_one(tmp_path)
-    assert (child.returncode, stored.state, stored.ending) == (0, "completed", None)
-
-
-@pytest.mark.long
 def test_an_alarm_of_the_program_s_own_is_an_error_of_its_own(tmp_path, start):
     child = start(
         """

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from journaled import journaled_values, open_stream, put_metric
-from kit.programs import wait_until
+from kit.programs import log_steps, wait_until
 
 import quark
 from quark_core.testing.fakes import ScriptedBackend
@@ -90,8 +90,7 @@ def test_runs_one_after_the_other_leave_no_thread_descriptor_or_file(tmp_path):
     def one_run():
         with quark.start_run(project="p", storage_dir=tmp_path, backends="csv") as session:
             metrics = quark.MetricsLogger(session)
-            for step in range(200):
-                metrics.log("m", float(step), step=step)
+            log_steps(metrics, 200)
             assert len(metrics.read()) == 200
         assert session.report_delivery().complete
         assert list(tmp_path.glob(".quark/runs/*/journal")) == []

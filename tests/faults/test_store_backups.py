@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from backups import TRAINING, call, wait_until
+from kit.programs import run_code, start_code
 
 import quark
 from quark_backends.store.databases.sqlite import connect, find_store
@@ -119,10 +120,7 @@ def test_what_a_killed_process_left_in_its_journal_and_in_memory_is_in_it(tmp_pa
         "for step in range(2_000):\n    metrics.log('loss', float(step), step=step)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(store)], capture_output=True, text=True
-    )
-    assert done.returncode == -signal.SIGKILL
+    done = run_code(script, store, ends=-signal.SIGKILL)
     call("backup", "-d", store, tmp_path / "backup")
     lose_and_restore(store, tmp_path / "backup")
     assert read_steps(store, done.stdout.strip()) == list(range(2_000))
@@ -151,12 +149,7 @@ def test_what_memory_still_has_of_what_came_later_is_delivered_and_the_hole_is_t
         "log(range(1_000, 1_002))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(store)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start_code(script, store, stdin=subprocess.PIPE)
     run_id = process.stdout.readline().strip()
     call("backup", "-d", store, tmp_path / "backup")
     process.communicate("go on\n")

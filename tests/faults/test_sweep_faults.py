@@ -3,12 +3,10 @@
 import contextlib
 import os
 import signal
-import sqlite3
 import subprocess
-import sys
 
 import pytest
-from kit.programs import HEAD, kill, sync, wait_until
+from kit.programs import HEAD, kill, lock, start_code, sync, wait_until
 from stopped_processes import stop_between_writes
 
 import quark
@@ -54,12 +52,12 @@ def launch():
     workers = []
 
     def launch_one(storage_dir, lease_s=60.0):
-        worker = subprocess.Popen(
-            [sys.executable, "-c", HEAD + WORK, str(storage_dir), str(lease_s)],
+        worker = start_code(
+            HEAD + WORK,
+            storage_dir,
+            lease_s,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
             env={**os.environ, **ENVIRONMENT},
         )
         workers.append(worker)
@@ -96,15 +94,6 @@ def finish(worker):
     return out
 
 
-@contextlib.contextmanager
-def lock(storage_dir):
-    """As another process that writes to the store and does not come to an end."""
-    with contextlib.closing(sqlite3.connect(storage_dir / ".quark" / "quark.db")) as database:
-        database.execute("BEGIN IMMEDIATE")
-        yield
-        database.rollback()
-
-
 def read_losses(run_id, storage_dir):
     with quark.open_run(run_id, storage_dir) as session:
         records = quark.MetricsLogger(session).read(metric_key="loss")
@@ -124,7 +113,7 @@ def test_a_worker_that_is_killed_while_the_store_is_locked_has_finished_its_tria
     sweep = make_sweep(tmp_path, 1)
     killed = launch(tmp_path)
     number, token, run_id = hear(killed)
-    with lock(tmp_path):
+    with lock(tmp_path, "IMMEDIATE"):
         go(killed)
         assert wait_until(lambda: has_journaled_its_end(tmp_path))
         kill(killed)

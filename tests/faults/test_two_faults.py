@@ -6,14 +6,12 @@ import os
 import random
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
 
 import pytest
-from journaled import wait_for_adoption
-from kit.programs import HEAD, kill, read_values, sync, wait_until
+from kit.programs import HEAD, kill, lock, read_values, sync, wait_for_adoption, wait_until
 
 import quark
 from quark_core.records.query import Query
@@ -37,15 +35,6 @@ def fill(disk, leave_bytes=0):
     """Take all that is left of a disk but so much."""
     with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         os.posix_fallocate(file.fileno(), 0, measure_free(disk) - leave_bytes)
-
-
-@contextlib.contextmanager
-def lock(storage_dir):
-    """As another process that writes to the store and does not come to an end."""
-    with contextlib.closing(sqlite3.connect(storage_dir / ".quark" / "quark.db")) as database:
-        database.execute("BEGIN EXCLUSIVE")
-        yield
-        database.rollback()
 
 
 def measure_free(disk):

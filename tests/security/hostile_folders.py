@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import threading
 
 import quark
 from quark_core.delivery.journal import Journal
@@ -73,13 +72,6 @@ def make_artifact(maker, data=b"payload of an attacker", **fields):
         **said,
     )
     return maker.batch([record])
-
-
-def wait_for_adoption():
-    """What a start finds is delivered behind it, by a thread that has the lanes meanwhile."""
-    for thread in threading.enumerate():
-        if thread.name == "quark-adopt":
-            thread.join(60)
 
 
 def list_tree(folder):

@@ -9,12 +9,11 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from click.testing import CliRunner
-from hostile_folders import EMBEDDED, make_journal, wait_for_adoption
+from hostile_folders import EMBEDDED, make_journal
+from kit.programs import call, wait_for_adoption
 from service_fixtures import serving
 
 import quark
-from quark.cli.main import cli
 from quark_core.backends.contract import BackendDefinition
 from quark_core.backends.registry import default_registry
 from quark_core.delivery.journal_folder import LaneEntry
@@ -85,13 +84,6 @@ def nothing_was_chosen(monkeypatch, tmp_path):
     monkeypatch.delenv("QUARK_PERSISTENCE_URL", raising=False)
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-
-
-def call(*arguments):
-    result = CliRunner().invoke(cli, list(map(str, arguments)), env={"COLUMNS": "300"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def run_python(code, *arguments, **environment):

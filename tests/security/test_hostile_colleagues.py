@@ -6,14 +6,13 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from click.testing import CliRunner
 from hostile_folders import list_tree, make_artifact, make_journal
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.programs import call
 from service_fixtures import ask, encode_ingest, serving
 
 import quark
-from quark.cli.main import cli
 from quark_backends.mlflow.artifacts import name_payload
 from quark_backends.service.protocol import MSGPACK
 from quark_backends.service.server import ingest_validation
@@ -48,13 +47,6 @@ HOSTILE = [
     {"sha256": "../../../../etc/passwd"},
     {"sha256": "A" * 64},
 ]
-
-
-def call(*arguments):
-    result = CliRunner().invoke(cli, list(map(str, arguments)))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture(scope="module")

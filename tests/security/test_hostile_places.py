@@ -4,17 +4,14 @@ import hashlib
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 
 import msgspec
 import pytest
-from click.testing import CliRunner
-from hostile_folders import EMBEDDED, list_tree, make_artifact, make_journal, wait_for_adoption
+from hostile_folders import EMBEDDED, list_tree, make_artifact, make_journal
+from kit.programs import call, run_code, wait_for_adoption
 
 import quark
-from quark.cli.main import cli
 from quark_core.delivery.delivery_state import lane_folder_name
 from quark_core.delivery.journal_folder import JournalFolder, LaneEntry
 from quark_core.errors import SessionStoreError
@@ -42,13 +39,6 @@ def untouched(home):
     before = list_tree(home)
     yield home
     assert list_tree(home) == before
-
-
-def call(*arguments):
-    result = CliRunner().invoke(cli, list(map(str, arguments)))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.mark.long
@@ -222,22 +212,14 @@ def test_nobody_waits_for_a_pipe(tmp_path, name):
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys, quark\n"
-            "with quark.start_run(project='own', storage_dir=sys.argv[1]): pass\n"
-            "from pathlib import Path\n"
-            "from quark_core.runs import recovery\n"
-            "recovery.sync(Path(sys.argv[1]))",
-            str(root),
-        ],
-        timeout=200,
-        capture_output=True,
-        text=True,
+    run_code(
+        "import sys, quark\n"
+        "with quark.start_run(project='own', storage_dir=sys.argv[1]): pass\n"
+        "from pathlib import Path\n"
+        "from quark_core.runs import recovery\n"
+        "recovery.sync(Path(sys.argv[1]))",
+        root,
     )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.long

@@ -12,7 +12,6 @@ AggregateKeep = Literal["stat", "ring", "value", "series"]
 """How values may be asked to be kept; a series is metrics, and no aggregate."""
 
 KeptAs = Literal["stat", "ring", "value", "timer"]
-TimingClock = Literal["wall_clock", "cuda_events"]
 FingerprintSubject = Literal["code", "data", "output", "environment"]
 
 SOURCES_KEY = "sources"

@@ -70,14 +70,12 @@ class _Stream:
 class DescriptorTee:
     """The captured descriptors of this process; they are captured while anybody listens."""
 
+    _sinks: tuple[ConsoleSink, ...]
+    _streams: list[_Stream]
+    _thread: threading.Thread | None
+
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sinks: tuple[ConsoleSink, ...] = ()
-        self._streams: list[_Stream] = []
-        self._copies = self._questions = -1
-        self._thread: threading.Thread | None = None
-        self._answered = threading.Event()
-        self._is_ending = False
+        self.become_child()
 
     def open(self, sink: ConsoleSink, names: tuple[str, ...]) -> None:
         """Give all lines from now on to this one too.
@@ -115,6 +113,7 @@ class DescriptorTee:
         self._copies = self._questions = -1
         self._thread = None
         self._answered = threading.Event()
+        self._is_ending = False
 
     def _install(self, names: tuple[str, ...]) -> None:
         opened: list[int] = []
@@ -222,9 +221,7 @@ class DescriptorTee:
                 number, count = tee_process.LEFT_OUT.unpack(data)
                 streams[number].feed.leave_out(count)
             else:
-                stream = streams[place]
-                stream.feed.queue.append(stream.decode(data))
-                stream.feed.drain()
+                self._note(streams[place], data)
 
     def _rescue(self, streams: list[_Stream]) -> None:
         """Go on without the process that has died; what was written keeps its order."""

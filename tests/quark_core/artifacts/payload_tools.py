@@ -1,10 +1,8 @@
 """What tests of artifacts look at: objects on the disk, events, scripts."""
 
 import hashlib
-import os
-import subprocess
-import sys
-import time
+
+from kit.programs import run_file
 
 import quark
 
@@ -53,25 +51,4 @@ def list_events(session, event_type):
 
 def run_script(tmp_path, body, *arguments, **environment):
     """Run a script in a process of its own; returns its standard output."""
-    script = tmp_path / "script.py"
-    script.write_text(HEAD + body)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "runs"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, "QUARK_EXIT_TIMEOUT_SECONDS": "100", **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
-
-
-def wait_until(condition, timeout_s=60.0):
-    """Wait for what must come; whether it came."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
+    return run_file(tmp_path, body, *arguments, head=HEAD, **environment)

@@ -8,13 +8,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from failing_disk import FailingDisk
+from kit.programs import run_code, start_code
 from payload_tools import (
     assert_clean,
     assert_whole,
@@ -426,11 +425,7 @@ while True:
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(6))
 def test_every_listed_artifact_loads(tmp_path, seed):
-    child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(seed)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    child = start_code(PROGRAM, tmp_path, seed)
     run_id = child.stdout.readline().strip()
     time.sleep(random.Random(seed).uniform(0.1, 0.6))
     child.send_signal(signal.SIGKILL)
@@ -481,13 +476,7 @@ def test_what_is_promised_on_the_last_line_is_kept(tmp_path, last_line):
     for number in range(100):
         (folder / f"{number}.mp4").write_bytes(os.urandom(20_000))
     code = BEGINNING + LAST_LINES[last_line]
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), str(folder)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "QUARK_QUIET": "1"},
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(code, tmp_path, folder, env={**os.environ, "QUARK_QUIET": "1"})
     assert "not stored" not in done.stderr
     run = quark.open_run(done.stdout.strip(), tmp_path)
     assert run.status == "completed"

@@ -4,7 +4,8 @@ import os
 
 import pytest
 from directory_backends import DirectoryMirror, define_mirror
-from payload_tools import list_objects, sha256, wait_until
+from kit.programs import wait_until
+from payload_tools import list_objects, sha256
 
 import quark
 from quark_core.backends.registry import default_registry

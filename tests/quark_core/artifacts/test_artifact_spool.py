@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from directory_backends import DirectoryMirror, define_mirror, define_remote
-from payload_tools import list_events, run_script, sha256, wait_until
+from kit.programs import start_code, wait_until
+from payload_tools import list_events, run_script, sha256
 
 import quark
 from quark_core.backends.registry import default_registry
@@ -189,11 +189,12 @@ sys.stdin.read()
 
 @pytest.mark.long
 def test_after_a_kill_sync_sends_payloads_and_then_records(tmp_path, remote):
-    child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, tmp_path / "runs", HERE, tmp_path / "remote"],
+    child = start_code(
+        KILLED,
+        tmp_path / "runs",
+        HERE,
+        tmp_path / "remote",
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
         env={**os.environ, "QUARK_PERSISTENCE_URL": "remote"},
     )
     lines = []

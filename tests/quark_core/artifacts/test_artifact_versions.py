@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kit.programs import run_threads
 from payload_tools import assert_clean, assert_whole, list_objects, list_scratch, run_script, sha256
 from service_fixtures import serving
 
@@ -19,6 +20,7 @@ from quark_core.backends.edits import AliasEdit, RunEdit, check_edit
 from quark_core.errors import ArtifactNotFoundError, InvalidRunStateError, SchemaValidationError
 from quark_core.records.kinds.artifact_links import ArtifactLinkRecord
 from quark_core.records.names import MAX_NAME_LENGTH, encode_name
+from quark_core.records.query import Query
 from quark_core.runs import artifact_versions
 from quark_core.runs.artifact_versions import list_lineage, list_versions
 from quark_core.runs.backend_choice import open_reader
@@ -110,7 +112,7 @@ def test_an_alias_moves_and_lineage_is_read_both_ways(begin, tmp_path):
     }
     reader = open_reader(tmp_path)
     made, took = list_lineage(reader, maker.run_id), list_lineage(reader, user.run_id)
-    (link,) = reader.read(user.run_id, ArtifactLinkRecord.KIND, quark_query()).to_records()
+    (link,) = reader.read(user.run_id, ArtifactLinkRecord.KIND, Query()).to_records()
     reader.close()
     assert [version.name for version in made.made] == ["model:v0", "model:v1"]
     assert made.used == ()
@@ -118,12 +120,6 @@ def test_an_alias_moves_and_lineage_is_read_both_ways(begin, tmp_path):
         ("model:v0", maker.run_id)
     ]
     assert (link.relation, link.version, link.step) == ("used", 0, 7)
-
-
-def quark_query():
-    from quark_core.records.query import Query
-
-    return Query()
 
 
 def test_an_alias_is_set_and_taken_away_after_the_end(begin, tmp_path):
@@ -246,21 +242,7 @@ def test_an_alias_that_moves_while_it_is_read_is_where_it_was_or_is(begin, tmp_p
     assert set(moments) == {"artifact", "artifact_link"}
 
 
-PATHS = (
-    "..",
-    ".",
-    "a/..",
-    "../a",
-    "a/../b",
-    "a/./b",
-    "./a",
-    "/a",
-    "/",
-    "//a",
-    "a\\b",
-    "\\",
-    "a\0b",
-)
+PATHS = (*r".. . a/.. ../a a/../b a/./b ./a /a / //a a\b".split(), "\\", "a\0b")
 
 
 @pytest.mark.parametrize("argument", ["name", "namespace"])
@@ -461,11 +443,7 @@ def test_many_threads_at_once(artifacts, session):
             data = payloads[(index + turn) % 3]
             records[index].append((artifacts.store("t", f"w{index}", data, step=turn), data))
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(work, range(8))
     assert sorted(list_objects(session)) == sorted(map(sha256, payloads))
     for index, stored in enumerate(records):
         assert artifacts.read(artifact_key=f"w{index}") == tuple(record for record, _ in stored)

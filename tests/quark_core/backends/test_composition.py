@@ -210,9 +210,9 @@ def test_a_primary_that_would_lose_what_analyzers_find_is_refused_by_name(
         open_primary(choice, choice.configure(tmp_path))
 
 
-def test_opening_for_reading_makes_no_store(registry, tmp_path):
+def test_opening_for_reading_makes_no_store(tmp_path):
     with pytest.raises(SessionStoreError, match="no Quark store"):
-        open_reader(tmp_path, registry)
+        open_reader(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -283,7 +283,7 @@ def test_a_resumed_run_is_heard_of_too(default, tmp_path):
     quark.start_run(project="p", storage_dir=tmp_path).end_run("failed")
     listener = Listener()
     default.register(listener, name="listener")
-    (run,) = open_reader(tmp_path, default).list_runs()
+    (run,) = open_reader(tmp_path).list_runs()
     quark.resume_run(run_id=run.run.id, storage_dir=tmp_path).end_run()
     assert [item[0] for item in listener.heard] == ["started", "ended"]
 

@@ -1,7 +1,6 @@
 """Configs of attrs, pydantic and the standard library, each told without importing its library."""
 
 import json
-import subprocess
 import sys
 import warnings
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.programs import run_code
 from omegaconf import OmegaConf
 
 from quark_core.config.redaction import REDACTED
@@ -258,7 +258,7 @@ def test_no_library_is_imported_to_recognise_its_objects():
         "take({'a': object(), 'b': make_dataclass('D', ['x'])(1), 'c': [1, {'d': print}]});"
         "print(sorted({'attr', 'attrs', 'pydantic', 'omegaconf'} & set(sys.modules)))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = run_code(code)
     assert found.stdout.strip() == "[]"
 
 

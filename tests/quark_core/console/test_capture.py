@@ -11,6 +11,7 @@ import sys
 import threading
 
 import pytest
+from kit.programs import run_code, run_threads
 
 import quark
 from quark_core.errors import SchemaValidationError
@@ -42,14 +43,12 @@ def run_script(tmp_path):
             "session = quark.start_run(project='p', storage_dir=os.environ['STORE'])\n"
             "open(os.environ['STORE'] + '/id', 'w').write(session.run_id)\n"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", head + code, *arguments],
+        done = run_code(
+            head + code,
+            *arguments,
+            ends=expect,
             env={**os.environ, **NONE, "STORE": str(tmp_path), **environment},
-            capture_output=True,
-            text=True,
-            timeout=120,
         )
-        assert done.returncode == expect, done.stderr
         if sync:
             command = [sys.executable, "-m", "quark", "sync", str(tmp_path)]
             subprocess.run(command, check=True, capture_output=True, timeout=120)
@@ -198,11 +197,7 @@ def test_threads_lose_no_line(tmp_path):
         for number in range(500):
             sys.stdout.write(f"{name} {number}\n")
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(work, "abcd")
     session.end_run()
     kept = texts(tmp_path, session.run_id)
     assert sorted(kept) == sorted(f"{name} {number}" for name in "abcd" for number in range(500))

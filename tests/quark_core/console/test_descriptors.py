@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from kit.programs import run_code
 from wide_bounds import DRAINS, widen_in_children
 
 import quark
@@ -121,10 +122,7 @@ def test_the_terminal_has_the_last_lines_of_a_killed_process(tmp_path, environme
 
 def test_faulthandler_reaches_the_terminal(environment):
     code = "faulthandler.enable()\nos.kill(os.getpid(), signal.SIGSEGV)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == -signal.SIGSEGV
+    done = run_code(HEAD + code, ends=-signal.SIGSEGV, env=environment)
     assert "Fatal Python error: Segmentation fault" in done.stderr
 
 

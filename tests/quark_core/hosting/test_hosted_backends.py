@@ -3,16 +3,17 @@
 import hashlib
 import logging
 import os
+import pickle
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from hosted_samples import open_keeper, open_recorder
+from kit.programs import start_code, wait_until
 
 import quark
 from quark_core.backends.contract import BackendConfig, BackendDefinition, Capability, Payload
@@ -27,7 +28,10 @@ from quark_core.errors import (
 from quark_core.hosting import child_process
 from quark_core.hosting.child_process import prefer_helpers
 from quark_core.hosting.hosted_backend import can_be_hosted, open_hosted
-from quark_core.testing.fakes import BatchMaker
+from quark_core.hosting.protocol import dump_value, load_value
+from quark_core.records import RECORD_TYPES
+from quark_core.records.columns import Columns
+from quark_core.testing.fakes import BatchMaker, make_samples
 
 RECORDER = BackendDefinition(
     name="recorder",
@@ -65,13 +69,6 @@ def lines(tmp_path):
         return [line.split() for line in (tmp_path / "lines").read_text().splitlines()]
 
     return read
-
-
-def wait_until(condition, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_gone(pid):
@@ -209,7 +206,7 @@ def test_an_opening_that_fails_says_why_and_leaves_no_process(config):
     with pytest.raises(BackendUnavailable, match="not today") as caught:
         open_hosted(RECORDER, replace(config, options={"fault": "closed"}))
     assert caught.value.retry_after_s == 7.0
-    wait_until(lambda: set(find_workers()) <= earlier)
+    assert wait_until(lambda: set(find_workers()) <= earlier)
 
 
 def test_a_false_declaration_is_found_out(config):
@@ -249,7 +246,7 @@ def test_what_it_logs_is_logged_here_and_what_it_prints_harms_nothing(config, ma
 def test_it_ends_with_its_parent_even_by_sigkill(config, lines):
     code = f"""
 import sys, time
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
 from pathlib import Path
 from test_hosted_backends import RECORDER
 from quark_core.backends.contract import BackendConfig
@@ -262,13 +259,13 @@ backend.write(BatchMaker("run0").start())
 print("ready", flush=True)
 time.sleep(600)
 """
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    parent = start_code(code)
     assert parent.stdout.readline().strip() == "ready"
     pid = int(lines()[0][0])
     assert not is_gone(pid)
     parent.kill()
     parent.communicate()
-    wait_until(lambda: is_gone(pid))
+    assert wait_until(lambda: is_gone(pid))
     # Whoever comes next is not kept out by what it has left.
     again = open_hosted(RECORDER, config)
     again.close()
@@ -289,7 +286,7 @@ def test_a_forked_child_neither_ends_it_nor_keeps_it(config, maker, lines):
     try:
         backend.write(maker.metrics(("m", 0, 0.0)))
         backend._writer._child._sender.close()
-        wait_until(lambda: is_gone(pid))
+        assert wait_until(lambda: is_gone(pid))
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -324,3 +321,59 @@ def test_what_another_process_cannot_find_stays_here(config):
     ):
         assert not can_be_hosted(other, config)
     assert not can_be_hosted(RECORDER, replace(config, read_only=True))
+
+
+# What a helper sends is unpickled: it names types, and no functions.
+
+
+def name_global(module, name):
+    """A pickle that asks for something by its name."""
+    return (
+        b"\x80\x04\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(name)])
+    ) + (name.encode() + b"\x93.")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        # Through what a module has imported, to any function there is.
+        ("quark_core.hosting.protocol", "io.open"),
+        ("quark_core.system.process", "os.system"),
+        ("pathlib", "os.system"),
+        ("collections", "_sys.exit"),
+        ("numpy", "ctypeslib.load_library"),
+        ("quark_core.hosting.protocol", "pickle.Unpickler.load"),
+        # What a module has imported itself, and functions of its own.
+        ("quark_core.hosting.protocol", "io"),
+        ("quark_core.hosting.protocol", "load_value"),
+        ("quark_core.hosting.child_process", "Popen"),
+        ("numpy", "load"),
+        ("builtins", "eval"),
+        ("builtins", "getattr"),
+        ("os", "system"),
+    ],
+)
+def test_only_types_of_a_module_itself_are_named(module, name):
+    with pytest.raises((pickle.UnpicklingError, AttributeError)):
+        load_value(name_global(module, name))
+
+
+@pytest.mark.parametrize("kind", sorted(RECORD_TYPES))
+def test_records_and_columns_come_through(kind):
+    records = make_samples(kind, "r")
+    assert load_value(dump_value(records)) == records
+    columns = Columns.from_records(kind, records)
+    assert load_value(dump_value(columns)).to_records() == tuple(records)
+
+
+def test_arrays_come_through():
+    for array in (
+        np.arange(5),
+        np.array([[1.5, 2]], order="F"),
+        np.array(["a", None], dtype=object),
+        np.datetime64("2026-01-01"),
+        np.float32(0.5),
+    ):
+        found = load_value(dump_value(array))
+        assert np.array_equal(found, array)
+        assert found.dtype == array.dtype

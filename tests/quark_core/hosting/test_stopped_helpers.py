@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from kit.programs import wait_until
 
 import quark
 from quark_core.hosting.child_process import ChildProcess, end_stopped_helpers
@@ -39,13 +39,6 @@ def read_state(pid):
         return None
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def is_gone(pid):
     # Nobody may be there to take the exit status of an orphan.
     return read_state(pid) in (None, "Z")
@@ -66,7 +59,7 @@ def left_helper(machine, tmp_path):
         [sys.executable, "-c", TRAINING, str(tmp_path), machine], stdout=subprocess.PIPE, text=True
     )
     pid = int(done.stdout)
-    wait_for(lambda: read_state(pid) == "T")
+    assert wait_until(lambda: read_state(pid) == "T")
     yield pid
     if not is_gone(pid):
         with contextlib.suppress(ProcessLookupError):
@@ -78,12 +71,12 @@ def test_the_next_start_ends_it(left_helper, tmp_path, monkeypatch):
     # As in a process that has started no run a moment ago.
     monkeypatch.setattr(recovery, "_clear_again_at_s", 0.0)
     with quark.start_run(project="p", storage_dir=tmp_path):
-        wait_for(lambda: is_gone(left_helper))
+        assert wait_until(lambda: is_gone(left_helper))
 
 
 def test_a_sync_ends_it(left_helper, tmp_path):
     recovery.sync(tmp_path)
-    wait_for(lambda: is_gone(left_helper))
+    assert wait_until(lambda: is_gone(left_helper))
 
 
 def test_what_is_no_such_helper_stays_as_it_is(tmp_path):
@@ -97,7 +90,7 @@ def test_what_is_no_such_helper_stays_as_it_is(tmp_path):
     try:
         for pid in (helper.pid, plain.pid, child.pid):
             os.kill(pid, signal.SIGSTOP)
-            wait_for(lambda pid=pid: read_state(pid) == "T")
+            assert wait_until(lambda pid=pid: read_state(pid) == "T")
         assert not {helper.pid, plain.pid, child.pid} & set(end_stopped_helpers())
         assert [read_state(pid) for pid in (helper.pid, plain.pid, child.pid)] == ["T"] * 3
     finally:

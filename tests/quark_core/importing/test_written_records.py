@@ -86,8 +86,7 @@ def test_every_kind_is_written_as_it_is_under_the_sessions_identity(session):
         assert len({record.id for record in read(session, kind)}) == len(read(session, kind))
 
 
-def test_writing_and_logging_share_one_order(session):
-    metrics = quark.MetricsLogger(session)
+def test_writing_and_logging_share_one_order(session, metrics):
     for step in range(6):
         if step % 2:
             metrics.log("m", float(step), step=step)
@@ -128,25 +127,18 @@ NO_STREAM_RECORD = [
 BAD = [
     (make_metric(value="high"), r"MetricRecord\.value must be float"),
     (make_metric(value=10**400), r"MetricRecord\.value"),
-    (make_metric(step=-1), r"MetricRecord\.step must not be negative"),
     (make_metric(step=2**63), r"MetricRecord\.step must fit in 64 bits"),
     (make_metric(step=np.int64(3)), r"MetricRecord\.step"),
     (make_metric(step=None), "needs a step or an epoch"),
     (make_metric(metric_name="other"), r"MetricRecord\.metric_key"),
     (make_metric(metric_key=["a"]), r"MetricRecord\.metric_key"),
     (make_metric(time_us=2**60), r"MetricRecord\.time_us"),
-    (make_metric(sequence=-1), r"MetricRecord\.sequence"),
     (make_metric(writer_id=None), r"MetricRecord\.writer_id"),
-    (make_metric(description=3), r"MetricRecord\.description"),
-    (make_event(severity="loud"), r"EventRecord\.severity"),
-    (make_event(event_type="Upper"), r"EventRecord\.event_type"),
     (make_event(payload=[1]), r"EventRecord\.payload"),
     (make_event(payload={"a": object()}), r"EventRecord\.payload\.a is of type object"),
     (make_event(time_us=-(2**62)), r"EventRecord\.time_us"),
-    (make_layer(summary_type="weight"), r"LayerSummaryRecord\.summary_type"),
     (make_layer(std=10**400), r"LayerSummaryRecord\.std is too large"),
     (make_layer(element_count=2**63), r"LayerSummaryRecord\.element_count must fit"),
-    (make_layer(call_index=True), r"LayerSummaryRecord\.call_index"),
 ]
 HUGE_SHAPE = msgspec.structs.replace(make_layer(), tensor_shape=(2**63,))
 

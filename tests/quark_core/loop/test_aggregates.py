@@ -7,14 +7,13 @@ import math
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.programs import start_code
 
 import quark
 from quark_core.records.kinds.provenance import AggregateRecord
@@ -198,12 +197,7 @@ with metrics.chrono("open"):
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
 def test_a_kill_costs_what_came_since_the_last_record_and_sigterm_nothing(tmp_path, number):
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "QUARK_QUIET": "1"},
-    )
+    process = start_code(textwrap.dedent(PROGRAM), tmp_path, env={**os.environ, "QUARK_QUIET": "1"})
     with process:
         run_id = process.stdout.readline().strip()
         assert process.stdout.readline() == "inside\n"

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import quark
+from quark_core.records.query import Query
 from quark_core.writers import loop_metrics as aggregates_module
 from quark_core.writers.step_timing import PendingSteps
 
@@ -153,15 +154,9 @@ def test_windows_add_up(metrics, session):
         session.flush()
     timer = metrics.read_aggregates()["windowed"]
     assert timer.count == 39
-    records = session.open_run.read("aggregate", quark_query()).to_records()
+    records = session.open_run.read("aggregate", Query()).to_records()
     assert [record.count for record in records] == [9, 10, 10, 10]
     assert [record.first is None for record in records] == [False, True, True, True]
-
-
-def quark_query():
-    from quark_core.records.query import Query
-
-    return Query()
 
 
 def test_a_record_leaves_by_itself_when_its_window_is_over(metrics, session, monkeypatch):

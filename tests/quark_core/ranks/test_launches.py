@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.programs import start_code
 from launching import (
     PROGRAM,
     by_hand,
@@ -139,10 +140,11 @@ def test_all_ranks_may_resume_a_run(tmp_path, start_ranks, runs_of, ranks):
     start_ranks(tmp_path, [slurm(0, 1)], "dies=0")
     (run_id,) = runs_of(tmp_path)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RESUMED, str(tmp_path), run_id, ranks],
-            stdout=subprocess.PIPE,
-            text=True,
+        start_code(
+            RESUMED,
+            tmp_path,
+            run_id,
+            ranks,
             env=clean_environment(**slurm(rank, 2, SLURM_JOB_ID=99)),
         )
         for rank in range(2)

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from kit.programs import run_code
 from launching import clean_environment, slurm
 
 import quark
@@ -192,14 +193,7 @@ session.end_run()
 def test_a_rank_whose_leader_never_came_waits_once_and_says_so(tmp_path):
     # An end that waits again would take this long, and the process would be killed.
     variables = {"QUARK_LAUNCH_TIMEOUT_SECONDS": "0.5", "QUARK_EXIT_TIMEOUT_SECONDS": "600"}
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, str(tmp_path)],
-        env=clean_environment(**slurm(1, 2), **variables),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(ALONE, tmp_path, env=clean_environment(**slurm(1, 2), **variables))
     (told,) = [line for line in done.stderr.splitlines() if "has not begun it within" in line]
     assert "rank 0, which leads it, has not begun it within 0.5 s" in told
     (left,) = [line for line in done.stderr.splitlines() if "quark sync" in line]

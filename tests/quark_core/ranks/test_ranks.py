@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.programs import run_code
 from launching import by_hand, openmpi, slurm
 
 import quark
@@ -38,10 +39,7 @@ NAMES = [*TORCHRUN, *SLURM, *OPENMPI, *PMI]
 
 
 def run_python(code, **environ):
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(code, env=environ)
     return done.stdout.strip()
 
 

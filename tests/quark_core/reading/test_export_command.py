@@ -18,6 +18,7 @@ import pandas as pd
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from kit.programs import run_code
 from set_for_tests import SET_FOR_TESTS
 
 import quark
@@ -242,12 +243,7 @@ def test_parquet_without_pyarrow_says_what_to_install(root, elsewhere):
         "main()\n"
     )
     for file_format, status in (("parquet", 1), ("csv", 0)):
-        done = subprocess.run(
-            [sys.executable, "-c", program, "export", "abc", "-d", root, "-f", file_format],
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == status
+        done = run_code(program, "export", "abc", "-d", root, "-f", file_format, ends=status)
         if status:
             assert done.stderr == (
                 "quark: --format parquet needs pyarrow, which is not installed: "

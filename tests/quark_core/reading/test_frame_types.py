@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import quark
 from quark_core.records import RECORD_TYPES, LayerSummaryRecord, MetricRecord
 from quark_core.records.columns import Columns, table_fields
 from quark_core.records.json_object import JsonObject
@@ -211,16 +210,15 @@ def test_any_rows_come_back(rows):
 
 
 @pytest.mark.filterwarnings("ignore:metric 'größe':RuntimeWarning")
-def test_what_a_store_gives_back_converts_too(tmp_path, all_records):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        session.write(r for r in all_records if r.KIND != "event")
-        for kind in ("metric", "layer"):
-            columns = session.open_run.read(kind, Query())
-            written = [r for r in all_records if kind == r.KIND]
-            stored = columns.to_records()
-            assert [r.time_us for r in stored] == [r.time_us for r in written]
-            for library in LIBRARIES:
-                check_rows(list_rows(columns, library), stored)
+def test_what_a_store_gives_back_converts_too(session, all_records):
+    session.write(r for r in all_records if r.KIND != "event")
+    for kind in ("metric", "layer"):
+        columns = session.open_run.read(kind, Query())
+        written = [r for r in all_records if kind == r.KIND]
+        stored = columns.to_records()
+        assert [r.time_us for r in stored] == [r.time_us for r in written]
+        for library in LIBRARIES:
+            check_rows(list_rows(columns, library), stored)
 
 
 BLOCKED = """

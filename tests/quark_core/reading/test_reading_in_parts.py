@@ -127,8 +127,7 @@ def test_a_bad_size_of_parts_is_refused(columns, rows):
         iterate(Plain(columns), "r", "metric", Query(), rows)
 
 
-def test_a_logger_reads_curves_and_parts_of_what_was_just_logged(session):
-    metrics = quark.MetricsLogger(session)
+def test_a_logger_reads_curves_and_parts_of_what_was_just_logged(metrics):
     for step in range(1000):
         metrics.log_many({"train/loss": 1000.0 - step, "mAP": float(step)}, step=step)
     series = metrics.series("train/loss", max_points=10)
@@ -144,8 +143,7 @@ def test_a_logger_reads_curves_and_parts_of_what_was_just_logged(session):
 
 
 @pytest.mark.filterwarnings("ignore:metric:RuntimeWarning")
-def test_either_form_of_a_name_finds_its_curve(session):
-    metrics = quark.MetricsLogger(session)
+def test_either_form_of_a_name_finds_its_curve(session, metrics):
     metrics.log("mAP@50", 0.5, step=0)
     stored = "mAP_x40_50"
     for name in ("mAP@50", stored):
@@ -154,8 +152,7 @@ def test_either_form_of_a_name_finds_its_curve(session):
         assert sum(part.count for part in metrics.iterate(metric_key=name)) == 1
 
 
-def test_parts_take_every_filter_of_columns(session):
-    metrics = quark.MetricsLogger(session)
+def test_parts_take_every_filter_of_columns(metrics):
     for step, value in enumerate([1.0, math.nan, 2.0, math.inf, 3.0]):
         metrics.log("loss", value, step=step, epoch=step // 2, namespace="train")
     for filters in (

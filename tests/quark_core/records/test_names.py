@@ -58,20 +58,7 @@ def test_short_names_of_the_letters_of_escapes_all_come_back_and_never_share_an_
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "loss",
-        "train/loss",
-        "a/b/c",
-        "0",
-        "lr-group.0",
-        "top_5",
-        "max_x",
-        "x",
-        "x_axis",
-        "xff",
-        "a-",
-    ],
+    "name", "loss train/loss a/b/c 0 lr-group.0 top_5 max_x x x_axis xff a-".split()
 )
 def test_a_plain_name_is_stored_as_it_stands(name):
     assert is_plain_name(name)

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import pickle
+import re
 from datetime import UTC, datetime, timedelta, timezone
 
 import golden
@@ -104,17 +105,10 @@ def test_copies_and_pickles_are_equal_and_of_the_same_types(record, copied):
 
 
 @every_record
-def test_to_dict_is_plain_json(record):
+def test_to_dict_is_plain_json_and_a_new_dict_each_time(record):
     values = record.to_dict()
-
     assert json.loads(json.dumps(values, allow_nan=False)) == values
-
-
-@every_record
-def test_to_dict_is_a_new_dict_each_time(record):
-    values = record.to_dict()
     values.clear()
-
     assert record.to_dict()
 
 
@@ -258,63 +252,6 @@ def test_a_record_is_a_dataclass_that_can_be_replaced(kind):
     check()
 
 
-@pytest.mark.parametrize(
-    ("kind", "field", "value"),
-    [
-        ("telemetry", "boundary", "minute"),
-        ("telemetry", "step_time_ms", math.nan),
-        ("telemetry", "compute_time_ms", "1"),
-        ("telemetry", "ram_used_bytes", -1),
-        ("telemetry", "overflow_count", None),
-        ("telemetry", "gpus", [GpuReading(0)]),
-        ("telemetry", "gpus", (1,)),
-        ("layer", "summary_type", "weight"),
-        ("layer", "hook_direction", "up"),
-        ("layer", "element_count", -1),
-        ("layer", "module_name", ""),
-        ("layer", "tensor_shape", (2, -1)),
-        ("parameter", "parameter_role", "gain"),
-        ("parameter", "parameter_name", ""),
-        ("parameter", "in_optimizer", 1),
-        ("parameter", "non_finite_value_count", -1),
-        ("parameter", "shape", [1]),
-        ("parameter_distribution", "distribution_type", "activation"),
-        ("parameter_distribution", "bin_edges", (0.0, 1.0)),
-        ("parameter_distribution", "bin_edges", (0.0, 0.0, 1.0)),
-        ("parameter_distribution", "counts", (1, -2)),
-        ("batch", "loss", math.inf),
-        ("batch", "loss", None),
-        ("batch", "batch_size", -1),
-        ("batch", "sample_ids", (1.5, "a", 2)),
-        ("batch", "sample_ids", ("a", "b")),
-        ("batch", "sequence_lengths", (1, 2, -3)),
-        ("batch", "class_counts", JsonObject({"cat": -1})),
-        ("batch", "class_counts", JsonObject({"cat": 1.5})),
-        ("artifact", "artifact_key", "another/name"),
-        ("artifact", "artifact_type", ""),
-        ("artifact", "payload_format", "pickle"),
-        ("artifact", "size_bytes", -1),
-        ("artifact", "sha256", DIGEST),
-        ("artifact", "sha256", DIGEST + "A"),
-        ("alert", "category", "overall"),
-        ("alert", "severity", "debug"),
-        ("alert", "evidence", ("fact",)),
-        ("health_score", "score", 100.5),
-        ("health_score", "score", math.nan),
-        ("health_score", "score_key", "speed"),
-        ("health_score", "status", "good"),
-        ("health_score", "contributing_alert_ids", (1,)),
-        ("phase", "step_start", -1),
-        ("phase", "summary", None),
-    ],
-)
-def test_a_bad_field_is_refused_by_type_and_field(kind, field, value):
-    record = dataclasses.replace(GOOD[kind], **{field: value})
-    with pytest.raises(SchemaValidationError) as caught:
-        validate_record(record)
-    assert str(caught.value).startswith(f"{type(record).__name__}.{field}")
-
-
 def test_what_is_inside_of_a_record_is_validated_too():
     bad = EvidenceRecord("metric", "loss", "It fell.", step_start=-1)
     with pytest.raises(SchemaValidationError, match=r"^EvidenceRecord\.step_start must not"):
@@ -408,6 +345,51 @@ def test_the_borders_of_what_is_allowed_are_allowed(record):
         (CONFIG, "values", None),
         (CONFIG, "notes", "one"),
         (ENVIRONMENT, "values", []),
+        (GOOD["telemetry"], "boundary", "minute"),
+        (GOOD["telemetry"], "step_time_ms", math.nan),
+        (GOOD["telemetry"], "compute_time_ms", "1"),
+        (GOOD["telemetry"], "ram_used_bytes", -1),
+        (GOOD["telemetry"], "overflow_count", None),
+        (GOOD["telemetry"], "gpus", [GpuReading(0)]),
+        (GOOD["telemetry"], "gpus", (1,)),
+        (GOOD["layer"], "summary_type", "weight"),
+        (GOOD["layer"], "hook_direction", "up"),
+        (GOOD["layer"], "element_count", -1),
+        (GOOD["layer"], "module_name", ""),
+        (GOOD["layer"], "tensor_shape", (2, -1)),
+        (GOOD["parameter"], "parameter_role", "gain"),
+        (GOOD["parameter"], "parameter_name", ""),
+        (GOOD["parameter"], "in_optimizer", 1),
+        (GOOD["parameter"], "non_finite_value_count", -1),
+        (GOOD["parameter"], "shape", [1]),
+        (GOOD["parameter_distribution"], "distribution_type", "activation"),
+        (GOOD["parameter_distribution"], "bin_edges", (0.0, 1.0)),
+        (GOOD["parameter_distribution"], "bin_edges", (0.0, 0.0, 1.0)),
+        (GOOD["parameter_distribution"], "counts", (1, -2)),
+        (GOOD["batch"], "loss", math.inf),
+        (GOOD["batch"], "loss", None),
+        (GOOD["batch"], "batch_size", -1),
+        (GOOD["batch"], "sample_ids", (1.5, "a", 2)),
+        (GOOD["batch"], "sample_ids", ("a", "b")),
+        (GOOD["batch"], "sequence_lengths", (1, 2, -3)),
+        (GOOD["batch"], "class_counts", JsonObject({"cat": -1})),
+        (GOOD["batch"], "class_counts", JsonObject({"cat": 1.5})),
+        (GOOD["artifact"], "artifact_key", "another/name"),
+        (GOOD["artifact"], "artifact_type", ""),
+        (GOOD["artifact"], "payload_format", "pickle"),
+        (GOOD["artifact"], "size_bytes", -1),
+        (GOOD["artifact"], "sha256", DIGEST),
+        (GOOD["artifact"], "sha256", DIGEST + "A"),
+        (GOOD["alert"], "category", "overall"),
+        (GOOD["alert"], "severity", "debug"),
+        (GOOD["alert"], "evidence", ("fact",)),
+        (GOOD["health_score"], "score", 100.5),
+        (GOOD["health_score"], "score", math.nan),
+        (GOOD["health_score"], "score_key", "speed"),
+        (GOOD["health_score"], "status", "good"),
+        (GOOD["health_score"], "contributing_alert_ids", (1,)),
+        (GOOD["phase"], "step_start", -1),
+        (GOOD["phase"], "summary", None),
     ],
     ids=lambda value: type(value).__name__ if dataclasses.is_dataclass(value) else repr(value)[:20],
 )
@@ -415,7 +397,7 @@ def test_a_bad_field_is_refused_by_record_and_field(record, field, value):
     with pytest.raises(SchemaValidationError) as caught:
         validate_record(change(record, **{field: value}))
 
-    assert str(caught.value).startswith(f"{type(record).__name__}.{field} ")
+    assert re.match(rf"{type(record).__name__}\.{field}\W", str(caught.value))
 
 
 def test_a_metric_needs_a_step_or_an_epoch():

@@ -181,7 +181,8 @@ NAMES: tuple[str, ...] = tuple(
     X-Amz-Security-Token authorization Authorization Proxy-Authorization bearer jwt Cookie
     cookie session_cookie Set-Cookie connection_string conn_str REDISCLI_AUTH basic_auth
     github_pat azure_sas seed_phrase recovery_code wandb.api_key model.tracker.hf_token
-    secret_value token_github client-key-data sessionid csrf PHPSESSID
+    secret_value token_github client-key-data sessionid csrf PHPSESSID openai_api_key privateKey
+    db_password MLFLOW_TRACKING_PASSWORD auth APIKEY api_keys secrets
     """.split()
 )
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.programs import run_code
 from secrets_corpus import COMMAND_LINES, SHAPES, TEXTS, URLS
 from secrets_corpus import NAMES as secrets_corpus_NAMES
 from service_fixtures import call, serving
@@ -131,20 +130,7 @@ def test_commands_show_and_export_no_secret(tmp_path, command):
     ) as session:
         session.add_log(f"password={SECRET}")
     words = [word.format(session.run_id, out=tmp_path / "out") for word in command]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from quark.cli import main; main()",
-            *words,
-            "--storage-dir",
-            tmp_path,
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=280,
-    )
+    done = run_code("from quark.cli import main; main()", *words, "--storage-dir", tmp_path)
 
     assert SECRET not in done.stdout + done.stderr
     assert find_kept(tmp_path, {"it": SECRET}) == []

@@ -3,10 +3,10 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
+from kit.programs import start_code
 
 import quark
 from quark_core.errors import InvalidRunStateError, SchemaValidationError
@@ -38,12 +38,7 @@ def train(tmp_path):
 
     def start(*, on_stop="flag", condition=FLAGGED, heartbeat_s=0.1):
         script = TRAINING.format(heartbeat_s=heartbeat_s, on_stop=on_stop, condition=condition)
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        process = start_code(script, tmp_path, stderr=subprocess.PIPE)
         started.append(process)
         return process, process.stdout.readline().strip()
 
@@ -175,10 +170,9 @@ def test_every_rank_that_keeps_records_sees_the_request(tmp_path):
     script = TRAINING.format(heartbeat_s=0.1, on_stop="flag", condition=FLAGGED)
     launch = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "stopped", "QUARK_RANKS": "all"}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
+        start_code(
+            script,
+            tmp_path,
             env={**os.environ, **launch, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)

@@ -106,34 +106,26 @@ class Unreadable:
         raise RuntimeError("device lost")
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (np.eye(3), r"labels .* shape \(3, 3\); pass class_counts"),
-        (torch.zeros(2, 5), r"labels .* shape \(2, 5\); pass class_counts"),
-        (torch.tensor(3), r"labels .* shape \(\)"),
-        ([[0, 1], [1]], r"labels\[0\] .* not list; .*pass class_counts"),
-        ([1, {2: 3}], r"labels\[1\] .* not dict"),
-        ([1, None], r"labels\[1\] .* not NoneType"),
-        ([1, 1j], r"labels\[1\] .* not complex"),
-        ([torch.zeros(2)], r"labels\[0\] .* not Tensor"),
-        ("cat", "labels .* be a str"),
-        (b"cat", "labels .* be a bytes"),
-        ({1, 2}, "labels .* be a set"),
-        ({1: 2}, "labels .* be a dict"),
-        (3, "labels .* not int"),
-        ((label for label in [1]), "labels .* not generator"),
-        (["fine", "x" * 251], r"labels\[1\] has 251 characters"),
-        ([1, 10**6000], r"labels\[1\] is an integer of \d+ bits"),
-        (Unreadable(), "labels cannot be read: RuntimeError"),
-        (torch.zeros(3, device="meta"), "labels cannot be read"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_bad_labels_are_named(diagnostics, labels, message):
-    with pytest.raises(SchemaValidationError, match=message):
-        diagnostics.log_batch(0.5, labels=labels)
-    assert diagnostics.read() == ()
+LABELS_NOT_TAKEN = [
+    (np.eye(3), r"labels .* shape \(3, 3\); pass class_counts"),
+    (torch.zeros(2, 5), r"labels .* shape \(2, 5\); pass class_counts"),
+    (torch.tensor(3), r"labels .* shape \(\)"),
+    ([[0, 1], [1]], r"labels\[0\] .* not list; .*pass class_counts"),
+    ([1, {2: 3}], r"labels\[1\] .* not dict"),
+    ([1, None], r"labels\[1\] .* not NoneType"),
+    ([1, 1j], r"labels\[1\] .* not complex"),
+    ([torch.zeros(2)], r"labels\[0\] .* not Tensor"),
+    ("cat", "labels .* be a str"),
+    (b"cat", "labels .* be a bytes"),
+    ({1, 2}, "labels .* be a set"),
+    ({1: 2}, "labels .* be a dict"),
+    (3, "labels .* not int"),
+    ((label for label in [1]), "labels .* not generator"),
+    (["fine", "x" * 251], r"labels\[1\] has 251 characters"),
+    ([1, 10**6000], r"labels\[1\] is an integer of \d+ bits"),
+    (Unreadable(), "labels cannot be read: RuntimeError"),
+    (torch.zeros(3, device="meta"), "labels cannot be read"),
+]
 
 
 UUID = uuid.UUID(int=5)
@@ -165,23 +157,16 @@ def test_ids_are_numbers_or_texts(diagnostics, ids, found):
     assert diagnostics.read() == (record,)
 
 
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        ([1, True], r"sample_ids\[1\] .* not bool"),
-        ([1.0, 2.0], r"sample_ids\[0\] .* not float"),
-        ([1, None], r"sample_ids\[1\] .* not NoneType"),
-        ([(1, 2)], r"sample_ids\[0\] .* not tuple; .* joined"),
-        (np.zeros((2, 2), dtype=int), r"sample_ids .* shape \(2, 2\)"),
-        ("abc", "sample_ids .* str"),
-        (["x" * 1001], r"sample_ids\[0\] has 1001 characters"),
-        (["x" * 1001 + "é"], r"sample_ids\[0\] has 1002 characters"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_bad_ids_are_named(diagnostics, ids, message):
-    with pytest.raises(SchemaValidationError, match=message):
-        diagnostics.log_batch(0.5, sample_ids=ids)
+IDS_NOT_TAKEN = [
+    ([1, True], r"sample_ids\[1\] .* not bool"),
+    ([1.0, 2.0], r"sample_ids\[0\] .* not float"),
+    ([1, None], r"sample_ids\[1\] .* not NoneType"),
+    ([(1, 2)], r"sample_ids\[0\] .* not tuple; .* joined"),
+    (np.zeros((2, 2), dtype=int), r"sample_ids .* shape \(2, 2\)"),
+    ("abc", "sample_ids .* str"),
+    (["x" * 1001], r"sample_ids\[0\] has 1001 characters"),
+    (["x" * 1001 + "é"], r"sample_ids\[0\] has 1002 characters"),
+]
 
 
 @pytest.mark.parametrize(
@@ -204,26 +189,19 @@ def test_lengths_of_any_kind(diagnostics, lengths):
     assert diagnostics.read() == (record,)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ([1, -2], r"sequence_lengths\[1\] must not be negative, got -2"),
-        (torch.tensor([1, 2, -7]), r"sequence_lengths\[2\] must not be negative, got -7"),
-        ([1.5], r"sequence_lengths\[0\] must be a whole number, got 1.5"),
-        ([-1.0], r"sequence_lengths\[0\] must not be negative"),
-        ([math.nan], r"sequence_lengths\[0\] must be a whole number"),
-        ([True], r"sequence_lengths\[0\]"),
-        (["5"], r"sequence_lengths\[0\] .* not str"),
-        ([None], r"sequence_lengths\[0\] .* not None"),
-        ([2**63], r"sequence_lengths\[0\] must fit in 64 bits"),
-        (torch.ones(3, 4), r"sequence_lengths .* shape \(3, 4\)"),
-        (7, "sequence_lengths .* not int"),
-    ],
-    ids=str,
-)
-def test_bad_lengths_are_named(diagnostics, lengths, message):
-    with pytest.raises(SchemaValidationError, match=message):
-        diagnostics.log_batch(0.5, sequence_lengths=lengths)
+LENGTHS_NOT_TAKEN = [
+    ([1, -2], r"sequence_lengths\[1\] must not be negative, got -2"),
+    (torch.tensor([1, 2, -7]), r"sequence_lengths\[2\] must not be negative, got -7"),
+    ([1.5], r"sequence_lengths\[0\] must be a whole number, got 1.5"),
+    ([-1.0], r"sequence_lengths\[0\] must not be negative"),
+    ([math.nan], r"sequence_lengths\[0\] must be a whole number"),
+    ([True], r"sequence_lengths\[0\]"),
+    (["5"], r"sequence_lengths\[0\] .* not str"),
+    ([None], r"sequence_lengths\[0\] .* not None"),
+    ([2**63], r"sequence_lengths\[0\] must fit in 64 bits"),
+    (torch.ones(3, 4), r"sequence_lengths .* shape \(3, 4\)"),
+    (7, "sequence_lengths .* not int"),
+]
 
 
 @pytest.mark.parametrize(
@@ -245,22 +223,31 @@ def test_class_counts_may_be_given_as_they_are(diagnostics, counts, found):
     assert diagnostics.read() == (record,)
 
 
+COUNTS_NOT_TAKEN = [
+    ({"cat": -1}, r"class_counts\['cat'\] must not be negative"),
+    ({"cat": 0.5}, r"class_counts\['cat'\] must be a whole number"),
+    ({"cat": "3"}, r"class_counts\['cat'\] .* not str"),
+    ({"cat": None}, r"class_counts\['cat'\] .* not None"),
+    ({None: 1}, "a label of class_counts"),
+    ({(1, 2): 1}, "a label of class_counts"),
+    ("cat", "class_counts"),
+]
+
+
 @pytest.mark.parametrize(
-    ("counts", "message"),
+    ("argument", "value", "message"),
     [
-        ({"cat": -1}, r"class_counts\['cat'\] must not be negative"),
-        ({"cat": 0.5}, r"class_counts\['cat'\] must be a whole number"),
-        ({"cat": "3"}, r"class_counts\['cat'\] .* not str"),
-        ({"cat": None}, r"class_counts\['cat'\] .* not None"),
-        ({None: 1}, "a label of class_counts"),
-        ({(1, 2): 1}, "a label of class_counts"),
-        ("cat", "class_counts"),
+        *(("labels", *each) for each in LABELS_NOT_TAKEN),
+        *(("sample_ids", *each) for each in IDS_NOT_TAKEN),
+        *(("sequence_lengths", *each) for each in LENGTHS_NOT_TAKEN),
+        *(("class_counts", *each) for each in COUNTS_NOT_TAKEN),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) and len(value) < 90 else type(value).__name__,
 )
-def test_bad_class_counts_are_named(diagnostics, counts, message):
+def test_what_is_none_of_these_is_named(diagnostics, argument, value, message):
     with pytest.raises(SchemaValidationError, match=message):
-        diagnostics.log_batch(0.5, class_counts=counts)
+        diagnostics.log_batch(0.5, **{argument: value})
+    assert diagnostics.read() == ()
 
 
 def test_what_the_caller_does_later_changes_nothing(diagnostics):

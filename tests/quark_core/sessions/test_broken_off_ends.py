@@ -3,9 +3,9 @@
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
+from kit.programs import start_code
 
 import quark
 from quark_core.runs import recovery
@@ -82,13 +82,7 @@ session.end_run()
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="POSIX signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_program_that_is_ended_while_its_run_ends_leaves_an_interrupted_run(tmp_path, number):
-    child = subprocess.Popen(
-        [sys.executable, "-c", TRAIN, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=dict(os.environ),
-    )
+    child = start_code(TRAIN, tmp_path, stderr=subprocess.DEVNULL, env=dict(os.environ))
     run_id = child.stdout.readline().strip()
     assert child.stdout.readline() == "settles\n"
     child.send_signal(number)

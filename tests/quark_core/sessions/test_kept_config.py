@@ -53,10 +53,9 @@ def test_the_configuration_of_a_session_cannot_be_changed_through_what_it_gives(
         assert session.config["model"] == {"widths": [1, 2, 3]}
 
 
-def test_a_run_without_a_configuration_has_an_empty_one(tmp_path):
-    with quark.start_run(project="p", storage_dir=tmp_path) as session:
-        assert len(session.config) == 0
-        assert session.config.get("lr") is None
+def test_a_run_without_a_configuration_has_an_empty_one(session):
+    assert len(session.config) == 0
+    assert session.config.get("lr") is None
 
 
 def test_a_resumed_run_has_the_configuration_that_it_was_started_with(tmp_path):

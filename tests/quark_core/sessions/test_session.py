@@ -12,6 +12,7 @@ from argparse import ArgumentParser
 from importlib.metadata import entry_points
 
 import pytest
+from kit.programs import run_threads, start_code
 
 import quark
 from quark import InvalidRunStateError, RunNotFoundError, SessionStoreError
@@ -169,12 +170,7 @@ def test_a_live_run_cannot_be_resumed(tmp_path):
 @pytest.mark.long
 def test_a_run_that_is_alive_elsewhere_cannot_be_resumed(tmp_path):
     program = KILLED.replace("os.kill(os.getpid(), signal.SIGKILL)", "sys.stdin.read()")
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    child = start_code(program, tmp_path, stdin=subprocess.PIPE)
     run_id = child.stdout.readline().strip()
     with pytest.raises(InvalidRunStateError, match="another process"):
         quark.resume_run(run_id=run_id, storage_dir=tmp_path)
@@ -207,11 +203,7 @@ def test_of_two_that_resume_at_once_one_wins(tmp_path):
         except InvalidRunStateError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=resume) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(resume, 4)
     assert (len(won), len(refused)) == (1, 3)
     assert won[0].end_run().run.resume_count == 1
 

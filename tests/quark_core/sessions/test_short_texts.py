@@ -2,9 +2,9 @@
 
 import pickle
 import subprocess
-import sys
 
 import pytest
+from kit.programs import start_code
 
 import quark
 
@@ -58,12 +58,7 @@ def test_a_run_that_another_process_has_says_which_one_and_what_to_do(tmp_path):
         "session = quark.start_run(project='p', storage_dir=sys.argv[1])\n"
         "print(session.id, flush=True)\nsys.stdin.read()\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as training:
+    with start_code(script, tmp_path, stdin=subprocess.PIPE) as training:
         run_id = training.stdout.readline().strip()
         with pytest.raises(quark.InvalidRunStateError) as caught:
             quark.resume_run(run_id=run_id[:6], storage_dir=tmp_path)

@@ -1,8 +1,8 @@
 """A sampler for each test, and a driver that is not there."""
 
 import sys
-import time
 
+import kit.programs
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
@@ -51,9 +51,6 @@ def wait_until():
     """Wait for another thread; the limit only ends a test that has failed."""
 
     def wait(condition):
-        deadline = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline, "it never came"
-            time.sleep(0.005)
+        assert kit.programs.wait_until(condition, 30), "it never came"
 
     return wait

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -19,6 +18,7 @@ from fake_nvml import (
     NVMLError_LibraryNotFound,
     NVMLError_NotSupported,
 )
+from kit.programs import run_code
 
 from quark_core.records import GpuReading
 from quark_core.system import hardware_readings as gpus_module
@@ -222,12 +222,7 @@ try:
 
 def run_with_a_worker(body):
     program = WITH_A_WORKER + textwrap.indent(textwrap.dedent(body), "    ")
-    done = subprocess.run(
-        [sys.executable, "-c", program + "finally:\n    child.kill()\n"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_code(program + "finally:\n    child.kill()\n")
 
 
 def test_figures_are_plausible():

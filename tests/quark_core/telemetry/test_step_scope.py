@@ -1,11 +1,11 @@
 """Scopes of start_step: times, marks, exceptions, and steps timed on a GPU."""
 
 import sys
-import threading
 import types
 
 import pytest
 import torch
+from kit.programs import run_threads
 
 import quark
 from quark import MetricsLogger, StepTelemetryScope, SystemTelemetry, SystemTelemetryConfig
@@ -325,11 +325,7 @@ def test_pending_steps_are_emitted_once_by_several_threads(cuda):
             lambda times, timing, step=step: emitted.append(step),
         )
     cuda.catch_up()
-    threads = [threading.Thread(target=pending.settle, args=(10.0,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(pending.settle, [10.0 for _ in range(4)])
     assert emitted == list(range(500))
 
 

@@ -1,7 +1,5 @@
 """SystemTelemetry: records, cadence, counts, mirrors, reasons."""
 
-import subprocess
-import sys
 import threading
 import time
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fake_nvml import NVMLError_NotSupported
+from kit.programs import run_code, run_threads
 
 import quark
 from quark import MetricsLogger, SystemTelemetry, SystemTelemetryConfig, SystemTelemetryRecord
@@ -76,10 +75,7 @@ with quark.start_run(project="p", storage_dir=sys.argv[1]) as session:
     assert [t for t in threading.enumerate() if t.name == "quark-hardware"]
     assert "torch" not in sys.modules
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(program, tmp_path)
     assert "Traceback" not in done.stderr
 
 
@@ -151,8 +147,7 @@ def test_only_what_is_known_is_mirrored(session, quiet):
     }
 
 
-def test_mirrors_and_metrics_of_the_user_share_one_order(session, quiet):
-    metrics = MetricsLogger(session)
+def test_mirrors_and_metrics_of_the_user_share_one_order(metrics, quiet):
     for step in range(5):
         metrics.log("train/loss", 1.0, step=step)
         quiet.record_step(step, step_time_ms=1.0)
@@ -375,11 +370,7 @@ def test_threads_lose_no_record_and_no_count(session):
                 with telemetry.start_step(step):
                     pass
 
-        threads = [threading.Thread(target=record, args=(1000 * n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_threads(record, [1000 * n for n in range(4)])
         records = telemetry.read()
         assert len(records) == 800
         assert telemetry.record_step(0).overflow_count == 800

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from kit.programs import run_code
 
 import quark
 
@@ -62,13 +63,7 @@ with quark.start_run(project="p", storage_dir=sys.argv[1]) as session:
     other.close()
     print(session.run_id)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), os.path.dirname(__file__)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_code(program, tmp_path, os.path.dirname(__file__))
     assert "Traceback" not in done.stderr, done.stderr
     session = quark.open_run(done.stdout.split()[0], tmp_path)
     records = quark.SystemTelemetry(session).read()

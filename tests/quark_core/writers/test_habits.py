@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from kit.programs import run_threads
 
 import quark
 from quark import ArtifactStore, DataDiagnostics, EventLogger, MetricsLogger, TrainingSession
@@ -18,8 +19,7 @@ def list_points(metrics):
     return [(each.metric_key, each.value, each.step) for each in metrics.read()]
 
 
-def test_log_takes_a_mapping_as_log_many_does(session):
-    metrics = MetricsLogger(session)
+def test_log_takes_a_mapping_as_log_many_does(metrics):
 
     assert metrics.log({"loss": 0.1, "lr": np.float32(0.5)}, step=3) is None
     assert metrics.log(MappingProxyType({"loss": 0.2}), step=4, namespace="val") is None
@@ -28,8 +28,7 @@ def test_log_takes_a_mapping_as_log_many_does(session):
 
 
 @pytest.mark.parametrize("call", ["log", "log_many"])
-def test_mappings_within_mappings_are_flattened(session, call):
-    metrics = MetricsLogger(session)
+def test_mappings_within_mappings_are_flattened(metrics, call):
     nested = {"train": {"loss": 0.1, "top": {"1": True, "5": 0.9}}, "lr": 0.5, "empty": {}}
 
     getattr(metrics, call)(nested, step=1)
@@ -81,8 +80,7 @@ def test_bad_mappings_are_named_and_refused_whole(session, metrics, named):
     assert logger.read() == ()
 
 
-def test_a_call_without_a_step_says_what_to_write(session):
-    metrics = MetricsLogger(session)
+def test_a_call_without_a_step_says_what_to_write(session, metrics):
     with pytest.raises(SchemaValidationError) as single:
         metrics.log("loss", 0.5)
     with pytest.raises(SchemaValidationError) as several:
@@ -133,8 +131,7 @@ def test_the_step_of_a_session_holds_for_all_its_writers_and_threads(session):
     assert [each.step for each in batches.read()] == [7]
 
 
-def test_a_block_with_a_step_puts_back_what_was_set_before(session):
-    metrics = MetricsLogger(session)
+def test_a_block_with_a_step_puts_back_what_was_set_before(session, metrics):
     session.step(1)
     with pytest.raises(ZeroDivisionError), session.step(5) as scope:
         assert scope.step == 5
@@ -206,11 +203,7 @@ def test_threads_that_count_share_no_step_of_several_metrics(session):
         for _ in range(500):
             metrics.log({"a": 1.0, "b": 2.0})
 
-    threads = [threading.Thread(target=log) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(log, 4)
 
     assert sorted(each.step for each in metrics.read(metric_key="a")) == list(range(2000))
 
@@ -246,8 +239,7 @@ def test_threads_that_count_share_no_step_of_several_metrics(session):
         (lambda s, m, d: quark.search_runs(filter_string="a < 1"), "write where="),
     ],
 )
-def test_arguments_that_do_not_fit_get_a_sentence(session, tmp_path, call, said):
-    metrics = MetricsLogger(session)
+def test_arguments_that_do_not_fit_get_a_sentence(session, metrics, tmp_path, call, said):
     # A value of a type that does not fit is data; a name that is not known is none.
     with pytest.raises((TypeError, SchemaValidationError)) as caught:
         call(session, metrics, tmp_path)
@@ -364,9 +356,8 @@ def test_a_warning_about_a_name_points_at_the_line_of_the_user(session, call):
     ids=["read", "columns", "iterate", "series", "across_ranks"],
 )
 def test_a_read_of_an_unknown_metric_is_empty_and_says_once_which_names_are_near(
-    session, caplog, read
+    session, metrics, caplog, read
 ):
-    metrics = MetricsLogger(session)
     metrics.log({"train/loss": 1.0, "val/loss": 2.0, "accuracy": 0.5}, step=1)
     with pytest.warns(RuntimeWarning, match="naming rule"):
         metrics.log("mean@1", 3.0, step=1)
@@ -384,8 +375,7 @@ def test_a_read_of_an_unknown_metric_is_empty_and_says_once_which_names_are_near
     ]
 
 
-def test_a_filter_that_leaves_nothing_of_a_known_metric_is_no_mistake(session, caplog):
-    metrics = MetricsLogger(session)
+def test_a_filter_that_leaves_nothing_of_a_known_metric_is_no_mistake(metrics, caplog):
     metrics.log("train/loss", 1.0, step=1)
 
     assert metrics.read(metric_key="train/loss", step_min=5) == ()

@@ -6,8 +6,6 @@ import logging.handlers
 import multiprocessing
 import os
 import queue
-import subprocess
-import sys
 import threading
 import warnings
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.programs import run_code, run_threads
 from tiers import count_examples
 
 import quark
@@ -469,11 +468,7 @@ def test_many_threads(events, logger, handler):
         for i in range(200):
             logger.info("%d-%d", number, i)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(work, range(4))
 
     found = {event.payload["message"] for event in logged(events)}
     assert found == {f"{number}-{i}" for number in range(4) for i in range(200)}
@@ -529,9 +524,7 @@ def test_a_script_that_never_closes_its_handler(tmp_path):
         "logging.basicConfig(level='DEBUG', handlers=[quark.LoggingHandler(session)]);"
         "logging.getLogger('app').info('m'); print(session.run_id)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    done = run_code(script, tmp_path)
     assert done.stderr == ""
     opened = quark.open_run(done.stdout.strip(), tmp_path)
 

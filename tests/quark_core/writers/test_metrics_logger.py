@@ -5,12 +5,12 @@ from __future__ import annotations
 import decimal
 import logging
 import math
-import threading
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from kit.programs import run_threads
 
 import quark
 from quark import EventLogger, MetricsLogger
@@ -19,15 +19,13 @@ from quark_core.errors import InvalidRunStateError, SchemaValidationError
 from quark_core.records.query import Query
 
 
-def test_what_is_read_equals_what_log_returned(session):
-    metrics = MetricsLogger(session)
+def test_what_is_read_equals_what_log_returned(metrics):
     logged = tuple(metrics.log("a/b", step / 3, step=step, epoch=step // 2) for step in range(250))
     assert metrics.read() == logged
     assert logged[7].id.endswith("-7")
 
 
-def test_log_many_is_the_same_as_many_logs(session):
-    metrics = MetricsLogger(session)
+def test_log_many_is_the_same_as_many_logs(metrics):
     values = {"train/loss": 0.5, "lr": 1e-3, "n/count": 3}
     metrics.log_many(values, step=4, epoch=1)
     metrics.log_many(values, epoch=2, namespace="ns")
@@ -79,8 +77,7 @@ def test_numbers_of_any_library(session, value, expected):
 
 
 @pytest.mark.long
-def test_columns_hold_what_read_holds(session):
-    metrics = MetricsLogger(session)
+def test_columns_hold_what_read_holds(metrics):
     metrics.log("a", 1.0, step=3)
     metrics.log("b", math.inf, epoch=2, metadata={"k": 1})
     columns = metrics.columns()
@@ -126,15 +123,13 @@ def test_log_many_tells_of_the_metric_that_is_not_finite(session):
     ]
 
 
-def test_large_finite_values_are_no_false_alarm(session):
-    metrics = MetricsLogger(session)
+def test_large_finite_values_are_no_false_alarm(session, metrics):
     metrics.log_many({"a": 1e308, "b": 1e308}, step=0)
     assert EventLogger(session).read(event_type="non_finite_metric") == ()
     assert [r.value for r in metrics.read()] == [1e308, 1e308]
 
 
-def test_names_outside_the_rule_are_encoded_with_one_warning(session):
-    metrics = MetricsLogger(session)
+def test_names_outside_the_rule_are_encoded_with_one_warning(metrics):
     with pytest.warns(RuntimeWarning, match="mean_x40_1"):
         metrics.log("val/mean@1", 0.5, step=0)
     with warnings.catch_warnings():
@@ -189,8 +184,7 @@ def test_a_strict_run_refuses_what_only_data_can_cause(strict_session):
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_bad_arguments_are_named(session, arguments, named):
-    metrics = MetricsLogger(session)
+def test_bad_arguments_are_named(metrics, arguments, named):
     with pytest.raises(SchemaValidationError, match=named):
         metrics.log(**arguments)
     assert metrics.read(include_non_finite=True) == ()
@@ -213,8 +207,7 @@ def test_bad_rows_are_refused_whole(session, metrics, named):
     assert logger.read() == ()
 
 
-def test_bad_filters_are_named(session):
-    metrics = MetricsLogger(session)
+def test_bad_filters_are_named(session, metrics):
     for name in ("step", "step_min", "step_max", "epoch", "epoch_min", "epoch_max", "limit"):
         with pytest.raises(SchemaValidationError, match=name):
             metrics.read(**{name: -1})
@@ -224,8 +217,7 @@ def test_bad_filters_are_named(session):
         MetricsLogger("run0")
 
 
-def test_metadata_is_taken_at_the_call(session):
-    metrics = MetricsLogger(session)
+def test_metadata_is_taken_at_the_call(metrics):
     metadata = {"split": "train", "ids": [1, 2]}
     record = metrics.log("m", 1.0, step=0, metadata=metadata)
     metadata["split"] = "changed"
@@ -236,8 +228,7 @@ def test_metadata_is_taken_at_the_call(session):
     assert metrics.read()[0].metadata == {"split": "train", "ids": [1, 2]}
 
 
-def test_timestamps_are_kept_to_the_microsecond(session):
-    metrics = MetricsLogger(session)
+def test_timestamps_are_kept_to_the_microsecond(metrics):
     record = metrics.log("m", 1.0, step=0, timestamp="2026-05-07T11:30:00.000001+02:00")
     assert record.timestamp == "2026-05-07T09:30:00.000001Z"
     assert metrics.read() == (record,)
@@ -262,8 +253,7 @@ def test_a_read_flushes_every_writer_of_the_run(session):
 
 
 @pytest.mark.long
-def test_threads_lose_nothing_and_share_no_number(session):
-    metrics = MetricsLogger(session)
+def test_threads_lose_nothing_and_share_no_number(metrics):
 
     def work(name):
         for step in range(2000):
@@ -272,11 +262,7 @@ def test_threads_lose_nothing_and_share_no_number(session):
             else:
                 metrics.log_many({name: float(step), f"{name}x": 0.0}, step=step)
 
-    threads = [threading.Thread(target=work, args=(f"t{i}",)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads(work, [f"t{i}" for i in range(4)])
     records = metrics.read()
     assert len({record.sequence for record in records}) == len(records) == 4 * 2200
     for i in range(4):
@@ -296,8 +282,7 @@ COUNTERS = {
 
 
 @pytest.mark.parametrize("name", COUNTERS)
-def test_a_counter_that_wraps_is_counted_on(session, caplog, name):
-    metrics = quark.MetricsLogger(session)
+def test_a_counter_that_wraps_is_counted_on(metrics, caplog, name):
     near = 2**32 if name == "unsigned" else 2**31
     expected = [near - 2 * 10**6, near - 10, near + 10, near + 5 * 10**8]
     if name in ("numpy", "torch"):
@@ -310,8 +295,7 @@ def test_a_counter_that_wraps_is_counted_on(session, caplog, name):
 
 
 @pytest.mark.parametrize("step", [-1, np.int32(-1), np.int64(-(2**40)), np.int8(-3), -1.0])
-def test_a_step_that_is_negative_without_having_wrapped_is_refused(session, step):
-    metrics = quark.MetricsLogger(session)
+def test_a_step_that_is_negative_without_having_wrapped_is_refused(metrics, step):
     with pytest.raises(quark_SchemaValidationError, match="step must not be negative"):
         metrics.log("m", 1.0, step=step)
 
@@ -322,8 +306,7 @@ def test_a_strict_run_counts_no_counter_on(strict_session):
         metrics.log("m", 1.0, step=np.int32(-1627389952))
 
 
-def test_a_loop_that_begins_anew_has_not_wrapped(session):
-    metrics = quark.MetricsLogger(session)
+def test_a_loop_that_begins_anew_has_not_wrapped(metrics):
     counted = [np.uint32(7), np.uint32(2**31), np.uint32(2**31 + 7), np.uint32(9), np.uint8(0)]
     for step in counted:
         metrics.log("m", 1.0, step=step)
@@ -397,8 +380,7 @@ def test_a_call_without_a_good_value_counts_no_step(session):
 @pytest.mark.parametrize(
     "value", [10**400, decimal.Decimal("-1e400"), np.longdouble("1e4000")], ids=repr
 )
-def test_a_number_beyond_float64_is_kept_as_an_infinity_and_told_of(session, value):
-    metrics = quark.MetricsLogger(session)
+def test_a_number_beyond_float64_is_kept_as_an_infinity_and_told_of(session, metrics, value):
     metrics.log("m", value, step=0)
     metrics.log({"m": value, "n": decimal.Decimal("1.1")}, step=1)
     sign = math.copysign(math.inf, float(value > 0) - 0.5)
@@ -408,8 +390,7 @@ def test_a_number_beyond_float64_is_kept_as_an_infinity_and_told_of(session, val
     assert told.payload["metric_key"] == "m"
 
 
-def test_read_and_columns_hold_the_same_points(session):
-    metrics = quark.MetricsLogger(session)
+def test_read_and_columns_hold_the_same_points(metrics):
     for step, value in enumerate([1.0, math.nan, math.inf, 2.0]):
         metrics.log("m", value, step=step)
     for asked in ({}, {"include_non_finite": True}, {"include_non_finite": False}):
