@@ -461,7 +461,7 @@ def is_of_another_end(stored: StoredRun, alerts: Sequence[AlertRecord]) -> bool:
 def count_severities(alerts: Sequence[AlertRecord]) -> list[str]:
     """How many alerts there are of each severity, the worst first: `1 critical`, `3 warning`."""
     found = [alert.severity for alert in alerts]
-    return [f"{found.count(name)} {name}" for name in reversed(_SEVERITIES) if name in found]
+    return [f"{found.count(name)} {name}" for name in reversed(SEVERITIES) if name in found]
 
 
 def place_alert(alert: AlertRecord) -> tuple[bool, int]:
