@@ -49,7 +49,9 @@ EDIT_WRITER = "edit-"
 """What the ids of writers of edits begin with; the moment follows, so that they sort by it."""
 
 RUN_EDITED = "run_edited"
+"""The event of a run that was edited from elsewhere."""
 STOP_REQUESTED = "stop_requested"
+"""The event of a run that somebody asked to stop."""
 STOP_SEEN = "stop_seen"
 """Types of the events: an edit, a request to stop, and that the training knows of one."""
 

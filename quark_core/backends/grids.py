@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quark_core.records.columns import Columns
 
 EMPTY, FINITE, NOT_FINITE = 0, 1, 2
-"""What a mark of a cell says."""
+"""Marks of a cell: nothing was logged, a finite value, or one that is not finite."""
 
 MOST_ROWS = 2_000
 MOST_BINS = 4_000

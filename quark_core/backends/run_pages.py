@@ -16,8 +16,11 @@ from quark_core.errors import SchemaValidationError
 from quark_core.records.query import VALUE_SCOPES, Field, RunSearch
 
 MOST_PAGE_RUNS = 1_000
+"""A page has so many runs at most."""
 MOST_COLUMNS = 60
+"""A page has so many columns at most."""
 MOST_NAMES = 500
+"""A list of names has so many at most."""
 
 
 class RunLabel(NamedTuple):

@@ -23,9 +23,12 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.names import decode_name, encode_name
 
 ObjectiveMode = Literal["min", "max"]
+"""Whether an objective is minimized or maximized."""
 
 OBJECTIVE_KEY = "quark_objective"
+"""The key of a configuration that names the metric of the objective."""
 MODE_KEY = "quark_objective_mode"
+"""The key of a configuration that says whether the objective is minimized or maximized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ def read_objective(values: Mapping[str, Any] | None) -> Objective | None:
 # part in an analysis (`metric_roles`) is read from the same ones.
 
 MetricDirection = Literal["higher", "lower", "none"]
+"""Which way a metric is better."""
 
 LOSSES = frozenset("loss losses cost costs objective criterion".split())
 """Say that a metric is a loss, not which one."""
@@ -132,7 +136,9 @@ NAMED_LOSSES = frozenset(
     infonce nce ntxent ppl perplexity bpc bpb bpd
     """.split()
 )
+"""Names of losses that do not contain the word."""
 ACCURACIES = frozenset("acc accuracy accuracies top1 f1".split())
+"""Names of metrics that are accuracies: between 0 and 1, higher is better."""
 SCORES = frozenset(
     """
     reward rewards rew return returns score scores elbo bleu sacrebleu chrf rouge rougel rougelsum

@@ -22,7 +22,9 @@ LAUNCH_TIMEOUT = "QUARK_LAUNCH_TIMEOUT_SECONDS"
 NOTIFY = "QUARK_NOTIFY"
 NOTIFY_ON = "QUARK_NOTIFY_ON"
 NOTIFY_SECRET = "QUARK_NOTIFY_SECRET"  # noqa: S105 - the name of a variable
+"""The variable with the secret that signs webhooks."""
 NOTIFY_SECRET_FILE = "QUARK_NOTIFY_SECRET_FILE"  # noqa: S105 - likewise
+"""The variable with the path of a file that holds this secret."""
 OBJECTIVE = "QUARK_OBJECTIVE"
 OFFLINE = "QUARK_OFFLINE"
 PARAMETERS = "QUARK_PARAMETERS"

@@ -164,6 +164,7 @@ class Origin:
 
 FORMAT_VERSION = 1
 SEGMENT_SUFFIX = ".qj"
+"""The suffix of the files of a journal."""
 END_MARK = "end"
 """Name of the file beside the segments of a journal that was closed: number after its last
 batch u64 · xxh3_64 of that."""

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]
 
 Array = NDArray[Any]
+"""A NumPy array of any type."""
 MakeArray = Callable[[], Array]
+"""Makes a column when it is first read."""
 
 # What a kind of record measures; not finite only where the data was not.
 _MEASURED = {"metric": "value", "batch": "loss"}

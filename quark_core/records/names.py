@@ -28,6 +28,7 @@ from typing import NamedTuple
 from quark_core.errors import SchemaValidationError
 
 MAX_NAME_LENGTH = 250
+"""A name has so many characters at most."""
 
 # Where the modules of the core are; a warning points at whoever called them.
 _CORE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")

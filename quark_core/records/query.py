@@ -196,8 +196,10 @@ class Query:
 
 
 Scope = Literal["run", "config", "field", "fingerprint", "metric"]
+"""The part of a run that a name in a search belongs to."""
 Statistic = Literal["last", "first", "min", "max", "count"]
 Operator = Literal["==", "!=", "<", "<=", ">", ">="]
+"""Comparisons of the search language."""
 Value = float | int | str | bool
 """What a field is compared with; a bool is no number."""
 
@@ -335,6 +337,7 @@ class Or:
 
 
 Expression = Comparison | Membership | Contains | HasTag | InGroup | IsNull | Not | And | Or
+"""A condition on runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,7 @@ CURRENT_SCHEMA_VERSION = 6
 
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 TERMINAL_STATUSES = ("completed", "failed", "interrupted")
+"""Statuses with which a run ends."""
 EVENT_SEVERITIES: tuple[str, ...] = get_args(EventSeverity)
 TELEMETRY_BOUNDARIES: tuple[str, ...] = get_args(TelemetryBoundary)
 ARTIFACT_PAYLOAD_FORMATS: tuple[str, ...] = get_args(ArtifactPayloadFormat)

@@ -20,7 +20,9 @@ from quark_core.records.json_object import JsonObject
 TrialState = Literal[
     "waiting", "running", "suspended", "completed", "pruned", "failed", "broken", "cancelled"
 ]
+"""States of a trial."""
 TRIAL_STATES: tuple[TrialState, ...] = get_args(TrialState)
+"""All states of a trial."""
 FINAL_TRIAL_STATES: tuple[TrialState, ...] = (
     "completed",
     "pruned",
@@ -31,6 +33,7 @@ FINAL_TRIAL_STATES: tuple[TrialState, ...] = (
 """States that nothing changes any more."""
 
 SweepState = Literal["running", "paused", "cancelled"]
+"""States of a sweep."""
 
 _TOKEN_PARTS = 3
 _MOST_DIGITS = 18  # of numbers that a store can have

@@ -98,6 +98,7 @@ def find_method(method: str, feature: str) -> Callable[..., Any]:
 _FEATURE = "provenance"
 
 SampleIds = str | Callable[[Any], Any] | None
+"""How samples get their ids: the name of a field, a function, or by their order."""
 
 
 class PendingFingerprint:

@@ -12,7 +12,9 @@ from quark_core.records.json_object import JsonObject, normalize_object
 from quark_core.records.names import check_name, split_name
 
 EventSeverity = Literal["debug", "info", "warning", "error", "critical"]
+"""Severities of events, the mildest first."""
 LogIdentifier = Literal["Info", "Warning", "Error"]
+"""The three headings under which an event is shown."""
 LifecycleAction = Literal[
     "start",
     "config",

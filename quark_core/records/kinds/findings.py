@@ -11,9 +11,13 @@ from quark_core.records.base import FieldRules, Record, StreamRecord
 from quark_core.records.json_object import JsonObject
 
 AlertSeverity = Literal["info", "warning", "error", "critical"]
+"""Severities of alerts, the mildest first."""
 AlertCategory = Literal["optimization", "representation", "generalization", "runtime"]
+"""The part of a training that an alert is about."""
 HealthScoreKey = Literal["overall", "optimization", "representation", "generalization", "runtime"]
+"""The parts of a training that have a health score, and the score over all."""
 HealthStatus = Literal["healthy", "watch", "degraded", "critical"]
+"""The words for a health score, the best first."""
 
 
 class EvidenceRecord(Record, frozen=True, gc=False):
