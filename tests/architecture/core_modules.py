@@ -1,10 +1,10 @@
 """The modules of the core that stores and features import, beside the surface for plugins.
 
-    python tests/architecture/core_modules.py          compares them with docs/reference/core-modules.md
+    python tests/architecture/core_modules.py          compares them with the page
     python tests/architecture/core_modules.py --write  writes that page's tables anew
 
-Each of these modules is documented, so that a store or a feature of a third party can be built from
-the same ones. The list should shrink.
+The page is docs/reference/core-modules.md. Each of these modules is documented, so that a store or
+a feature of a third party can be built from the same ones. The list should shrink.
 """
 
 import ast
