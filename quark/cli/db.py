@@ -38,9 +38,9 @@ def upgrade(*, store: str = STORE) -> None:
 @takes_options
 def version(*, store: str = STORE) -> None:
     """Tell the versions of the control database and of this Quark."""
-    from quark_backends.service.server.deployment import CONTROL_VERSION
-
     with closing(open_deployment(store)) as deployment:
+        from quark_backends.service.server.deployment import CONTROL_VERSION
+
         found = deployment.control.read_version()
         workspaces = deployment.control.list_workspaces() if found else []
         click.echo(f"control: version {found}, this Quark has {CONTROL_VERSION}")
@@ -64,12 +64,12 @@ def backup(
     DIRECTORY must not be there yet; it is there once all is copied and verified.
     `quark backup --verify DIRECTORY` reads it again.
     """
-    from quark_backends.service.server.service_backup import back_up_service
-
     target = directory or into
     if target is None:
         raise click.UsageError("name a folder to make: quark db backup DIRECTORY")
     with closing(open_deployment(store, artifacts=artifacts)) as deployment:
+        from quark_backends.service.server.service_backup import back_up_service
+
         manifest = back_up_service(deployment, target, keep_going=keep_going)
     click.echo(f"{target}: {describe_backup(manifest)}, verified.")
     print_lacking(manifest)
@@ -89,9 +89,9 @@ def restore(
 
     All of the backup is verified first, and each file again where it goes.
     """
-    from quark_backends.service.server.service_backup import restore_service
-
     with closing(open_deployment(store, artifacts=artifacts, make=True)) as deployment:
+        from quark_backends.service.server.service_backup import restore_service
+
         restored = restore_service(directory, deployment, replace=replace)
         place = deployment.control.name
     for old, new in restored.aside.items():

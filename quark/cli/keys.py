@@ -52,12 +52,12 @@ def create(
     ),
 ) -> None:
     """Make a key, and print it: nobody can tell it again."""
-    from quark_backends.service.server.keys import make_key
-
     lifetime_s = None if expires is None else _parse_duration(expires, "--expires")
     with closing(_open(store)) as deployment:
         if deployment.add_workspace(workspace):
             click.echo(f"The workspace {workspace} is new.", err=True)
+        from quark_backends.service.server.keys import make_key
+
         key, _ = make_key(
             deployment.control,
             workspace=workspace,
@@ -135,10 +135,10 @@ def rotate(
 
     The first characters of the id do, from four on, where no other key has them.
     """
-    from quark_backends.service.server.keys import rotate_key
-
     overlap_s = _parse_duration(overlap, "--overlap")
     with closing(_open(store)) as deployment:
+        from quark_backends.service.server.keys import rotate_key
+
         old = _find(deployment.control, key_id)
         key, _ = rotate_key(deployment.control, old, overlap_s=overlap_s)
     click.echo(f"Key {old.id} ends in {overlap}; this one takes its place:", err=True)

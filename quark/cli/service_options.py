@@ -49,8 +49,7 @@ def require_service() -> None:
         )
     try:
         import httptools  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
+        import sqlalchemy  # noqa: F401
     except ImportError as error:
         raise SessionStoreError(
             f"{error.name} is missing, which the persistence service needs: "
@@ -76,10 +75,10 @@ def open_deployment(store: str, *, artifacts: str = "", make: bool = False) -> D
         SchemaValidationError: A URL that no service can have.
         SessionStoreError: There is no such store, or PostgreSQL's driver is missing.
     """
+    require_service()
     from quark_backends.service.server.config import ServiceConfig
     from quark_backends.service.server.deployment import Deployment
 
-    require_service()
     make_files_private()
     config = ServiceConfig(store_url=store, artifact_url=artifacts)
     try:
