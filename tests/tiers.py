@@ -7,13 +7,16 @@ tests with a browser it is the first test. One with examples drawn by Hypothesis
 fifth of its examples in `make test`, and with all of them in the long tier, which loads the profile
 "full". At the end of a run those tests are named that cost much and are not marked, so that none
 grows unseen; the figure is of the processor, which a busy machine does not change, and it fails
-nothing.
+nothing. What fails a whole run of `make test` is a folder that takes more of all tests' time on the
+clock than its share in time_budgets.toml: a share, since a busy machine slows all folders alike.
 """
 
 import os
 import re
 import time
+import tomllib
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -97,7 +100,51 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+def pytest_runtest_logreport(report):
+    _WALL_S[name_folder(report.nodeid)] += report.duration
+
+
+def name_folder(nodeid):
+    """The folder that a test counts for: `quark/cli` for a test of tests/quark/cli."""
+    folders = nodeid.split("::")[0].removeprefix("tests/").split("/")[:-1]
+    return "/".join(folders[:2])
+
+
+def list_overruns(wall_s, budgets):
+    """Says of each folder that takes more than its share of the time; `budgets` are per cent."""
+    whole = sum(wall_s.values())
+    shares = {folder: 100 * spent / whole for folder, spent in wall_s.items()}
+    return [
+        f"{folder or 'tests'} takes {share:.1f} % of the time of all tests, and may take "
+        f"{budgets.get(folder, budgets['others'])} %: make its tests quicker, or mark them long"
+        for folder, share in sorted(shares.items())
+        if share > budgets.get(folder, budgets["others"])
+    ]
+
+
+@pytest.hookimpl(tryfirst=True)  # before the summary is printed
+def pytest_sessionfinish(session):
+    option = session.config.option
+    # Of a part of the tests the shares say nothing.
+    is_whole = option.markexpr == "not long" and not option.file_or_dir and not option.keyword
+    if hasattr(session.config, "workerinput") or not is_whole or session.exitstatus != 0:
+        return
+    budgets = tomllib.loads((Path(__file__).parent / "time_budgets.toml").read_text())
+    session.config.stash[_OVERRUNS] = list_overruns(_WALL_S, budgets)
+    if session.config.stash[_OVERRUNS]:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter):
+    if overruns := terminalreporter.config.stash.get(_OVERRUNS, []):
+        terminalreporter.section("folders over their share of the time (time_budgets.toml)")
+        for line in overruns:
+            terminalreporter.line(line)
+    if os.environ.get("TESTS_SHOW_TIME"):
+        terminalreporter.section("time of each folder: seconds on the clock, per cent")
+        whole = sum(_WALL_S.values())
+        for folder, spent in _WALL_S.most_common():
+            terminalreporter.line(f"{spent:7.1f} s {100 * spent / whole:5.1f} %  {folder}")
     spent = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -113,3 +160,5 @@ def pytest_terminal_summary(terminalreporter):
 
 _LONG_FILE = re.compile(r"^pytestmark = .*pytest\.mark\.long\b", re.MULTILINE)
 _STARTED = pytest.StashKey[float]()
+_WALL_S: Counter[str] = Counter()
+_OVERRUNS = pytest.StashKey[list[str]]()

@@ -1,11 +1,13 @@
 """What `make test` leaves out is what is marked so, and `make long` runs it."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tiers
 
 TESTS = Path(__file__).parents[1]
 
@@ -19,6 +21,7 @@ def test_each_file_of_tests_has_a_name_of_its_own():
 OPTIONS = ("-p", "tiers", "--collect-only", "-qs")
 SAMPLED = """
 import pytest
+import tiers
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("case", ["first", "second", "third"])
@@ -34,6 +37,7 @@ def test_dear(): pass
 """
 LONG = """
 import pytest
+import tiers
 pytestmark = [pytest.mark.long, pytest.mark.timeout(60)]
 print("imported", flush=True)
 
@@ -85,3 +89,32 @@ def test_what_there_is_no_time_for_is_skipped_by_name(tmp_path):
     assert "6 skipped" in counts[0]
     assert "no time is left for it in this run" in counts[0]
     assert "6 passed" in counts[4e9]
+
+
+def test_a_folder_over_its_share_of_the_time_is_named():
+    spent = {"quark/cli": 30.0, "quark/page": 60.0, "faults": 10.0}
+    budgets = {"quark/cli": 25, "quark/page": 61, "others": 11}
+    assert tiers.list_overruns(spent, budgets) == [
+        "quark/cli takes 30.0 % of the time of all tests, and may take 25 %: make its tests "
+        "quicker, or mark them long"
+    ]
+
+
+@pytest.mark.parametrize(("selection", "failed"), [((), True), (("test_short.py",), False)])
+def test_a_whole_run_fails_by_a_folder_over_its_share(tmp_path, selection, failed):
+    (tmp_path / "test_short.py").write_text("def test_something(): pass\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "tiers", "-m", "not long", *selection],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, "tests takes 100.0 %" in done.stdout) == (int(failed), failed)
+    assert "1 passed" in done.stdout
+
+
+def test_a_test_counts_for_its_folder():
+    places = ["tests/quark/cli/test_a.py::test", "tests/quark/page/browser/test_b.py::test[1]"]
+    assert list(map(tiers.name_folder, places)) == ["quark/cli", "quark/page"]
+    assert tiers.name_folder("tests/test_c.py::test") == ""
