@@ -586,6 +586,9 @@ class StoreConnection(Protocol):
     product: str
     """What messages call the database."""
 
+    store_name: str
+    """What messages call the store: "the store", with the path of its file if it has one."""
+
     is_shared: bool
     """Whether several processes write at once, so that a run must be locked first;
     round trips cost there, and statements are sent together."""
@@ -675,6 +678,7 @@ class SqliteConnection(sqlite3.Connection):
     """A connection to a database file, in autocommit mode (`isolation_level=None`)."""
 
     product = "SQLite"
+    store_name = "the store"
     is_shared = False
     # A transaction that writes is the only one anyway.
     for_update = ""

@@ -100,6 +100,7 @@ class PostgresConnection:
     """
 
     product = "PostgreSQL"
+    store_name = "the store"
     is_shared = True
     for_update = " FOR UPDATE"
     skip_locked = " FOR UPDATE SKIP LOCKED"

@@ -245,6 +245,7 @@ def connect(layout: StoreLayout, *, read_only: bool = False) -> SqliteConnection
                 raise store_gone(layout) from error
 
             connection = open_unwritable(layout.db_path)
+        connection.store_name = f"the store {layout.db_path}"
         try:
             version = read_version(connection, layout.root)
             if version == SCHEMA_VERSION:

@@ -412,7 +412,7 @@ class StoreReader:
             connection.begin_read()
             yield connection
         except connection.Error as error:
-            raise SessionStoreError(f"the store cannot be read: {error}") from error
+            raise SessionStoreError(f"{connection.store_name} cannot be read: {error}") from error
         finally:
             connection.close()
 
@@ -453,7 +453,7 @@ class StoreReader:
             finally:
                 connection.commit()
         except connection.Error as error:
-            raise SessionStoreError(f"the store cannot be read: {error}") from error
+            raise SessionStoreError(f"{connection.store_name} cannot be read: {error}") from error
         finally:
             if connection.is_shared:
                 # Others may have it meanwhile; what was read last is kept without it.

@@ -185,7 +185,7 @@ class _FileMark:
                 find_run(connection, run_id)
                 self._known.add(run_id)
         except connection.Error as error:
-            raise SessionStoreError(f"the store cannot be read: {error}") from error
+            raise SessionStoreError(f"{connection.store_name} cannot be read: {error}") from error
         return f"{self._name}.{version}"
 
 
