@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# From here on a test is named at the end of the run, unless it is of the long tier.
+# A test that takes so long is named at the end of the run, unless it is of the long tier.
 DEAR_CPU_S = 1.5
 
 # No deadline and no bound on drawing, since a slow machine is no failure. One run or store may
