@@ -55,6 +55,8 @@ def held(visit, serve, tmp_path):
     visitor.wait_for_request("before=")
 
     def release():
+        while not waiting:  # a click asks a moment later; a test that hangs is ended
+            visitor.page.wait_for_timeout(20)
         for route in waiting:
             route.continue_()
         waiting.clear()
