@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quark.analysis.analysis_context import Case
 from quark.analysis.curves import LayerHistory
@@ -176,6 +177,13 @@ class Limit:
         levels = self.list_levels(case).items()
         return [(severity, level) for severity, level in levels if sign * value >= sign * level]
 
+    def is_beyond(
+        self, values: NDArray[np.float64], reached: Sequence[tuple[AlertSeverity, float]]
+    ) -> NDArray[np.bool_]:
+        """Which values are at or beyond the first of the levels, whatever its severity."""
+        levels = [level for _, level in reached]
+        return values <= max(levels) if self.falls else values >= min(levels)
+
     def find(
         self,
         case: Case,
@@ -226,16 +234,14 @@ class Limit:
             reached = self.list_reached(case, float(pick(values))) if len(values) else []
             if not reached:
                 continue
-            mildest = reached[0][1]
             kind: FigureKind = "gradient" if layer.summary_type == "gradient" else "activation"
-            beyond = values <= mildest if self.falls else values >= mildest
             fact = say(
                 "The {words} of {name} reached {worst}.",
                 words=self.words,
                 name=name,
                 worst=case.measure(kind, name, how, field),
             )
-            first = int(steps[int(np.argmax(beyond))])
+            first = int(steps[int(np.argmax(self.is_beyond(values, reached)))])
             out.append(self.find(case, name, float(pick(values)), first, fact))
         return tuple(out)
 

@@ -151,7 +151,7 @@ class OverfittingOnset(BaseRule):
         reached = _LIMIT.list_reached(case, float(gap[-1]))
         if not reached:
             return ()
-        first = int(theirs.step[len(gap) - count_run(gap >= reached[0][1])])
+        first = int(theirs.step[len(gap) - count_run(_LIMIT.is_beyond(gap, reached))])
         fact = say(
             "The validation loss ends at {validation}, the training loss at {train}.",
             validation=case.measure_curve(validation.key, "value"),

@@ -421,7 +421,7 @@ def pack_group_curves(source: PageSource, parameters: Parameters) -> bytes:
         RunNotFoundError: There is no such run.
     """
     sides = read_sides(source, parameters, may_be_known=True)
-    ask = CurveAsk.read(parameters, GROUP_AXES)
+    ask = CurveAsk.read(parameters, GROUP_AXES, of_group=True)
     keys, entries = ask.query.keys, ask.query.entries or 0
     if not keys:
         raise SchemaValidationError("key must name a metric")

@@ -247,8 +247,12 @@ class CurveAsk:
     bounds_news: bool
 
     @classmethod
-    def read(cls, parameters: Parameters, axes: Mapping[str, str] = _AXES) -> CurveAsk:
+    def read(
+        cls, parameters: Parameters, axes: Mapping[str, str] = _AXES, *, of_group: bool = False
+    ) -> CurveAsk:
         """What the parameters of a request ask for, over one of some axes.
+
+        The curve of a group has neither ranks nor attempts to choose from.
 
         Raises:
             SchemaValidationError: A bad parameter.
@@ -258,7 +262,7 @@ class CurveAsk:
         if low is not None and high is not None and low > high:
             raise SchemaValidationError(f"low must not be above high, got {low:g} and {high:g}")
         scale = 1e6 if axes[x].endswith("_us") else 1.0
-        word = parameters.get_text("ranks") or "mean"
+        word = (not of_group and parameters.get_text("ranks")) or "mean"
         ranks: RankChoice = None
         if word == EACH_RANK:
             ranks = EACH_RANK
@@ -273,7 +277,8 @@ class CurveAsk:
             low=None if low is None else -int(-low * scale // 1),
             high=None if high is None else int(high * scale // 1),
             ranks=ranks,
-            all_attempts=parameters.get_word("attempts", "current", _ATTEMPTS) == "all",
+            all_attempts=not of_group
+            and parameters.get_word("attempts", "current", _ATTEMPTS) == "all",
         )
         return cls(
             query=query,

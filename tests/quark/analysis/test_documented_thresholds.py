@@ -6,6 +6,7 @@ from run_builder import RunBuilder, falling
 
 import quark
 from quark.analysis.engine import analyze_run
+from quark.analysis.rule import Limit
 
 STEP_TIME = "system/runtime/step_time_ms"
 
@@ -99,3 +100,15 @@ def test_a_limit_is_part_of_what_the_rule_has_found_by_itself():
     assert "1200" in alert.fact
     assert alert.metadata["hard_limit"] is True
     assert alert.evidence[-1].threshold_value == 1000.0
+
+
+def test_a_value_is_beyond_from_the_first_level_on_whatever_its_severity():
+    gap = np.linspace(0.0, 0.5, 21)
+    builder = RunBuilder().metric("train/loss", np.full(21, 1.0)).metric("val/loss", 1.0 + gap)
+    thresholds = quark.AnalyzerThresholds(overfitting_critical_gap=0.1, overfitting_min_points=1)
+    settings = {"mode": "absolute", "rules": ("overfitting_onset",), "thresholds": thresholds}
+    (alert,) = analyze(builder, **settings).alerts
+    assert (alert.severity, alert.step) == ("critical", int(np.argmax(gap >= 0.1)))
+    reached = [("warning", 1.0), ("critical", 2.0)]
+    falling_limit = Limit("loss", "level", title="", check="", falls=True)
+    assert falling_limit.is_beyond(np.array([3.0, 2.0, 1.0]), reached).tolist() == [0, 1, 1]

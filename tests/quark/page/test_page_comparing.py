@@ -270,6 +270,12 @@ def test_curves_rest_on_what_was_read_of_the_runs_a_moment_ago(client, seeds, mo
     assert reads == low * 2
 
 
+def test_ranks_and_attempts_are_nothing_that_curves_of_groups_ask_for(client, seeds):
+    plain = read_curves(client, side=seeds[1], key="val/loss")
+    asked = read_curves(client, side=seeds[1], key="val/loss", ranks="abc", attempts="zzz")
+    np.testing.assert_array_equal(asked[0]["mean"], plain[0]["mean"])
+
+
 def test_what_is_wrong_with_curves_and_verdicts_is_named(client, seeds):
     low = seeds[1]
     assert "no-such-run" in client.refused(404, "/api/compare", side=[low[0], "no-such-run"])
