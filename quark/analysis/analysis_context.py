@@ -408,7 +408,7 @@ def _leaves_at_once(
 
 
 def find_unit(highest: float) -> float:
-    """What all right answers are in an accuracy with this value: 100 of one in percent, else 1."""
+    """The value of a perfect accuracy on the scale of this value: 100 in percent, else 1."""
     return 100.0 if highest > _PERCENT_FROM else 1.0
 
 
@@ -531,7 +531,7 @@ class Case:
         return read_source(self.run, source)
 
     def find_source(self, key: str) -> Source:
-        """Where a curve of this key is recorded: a metric, the loss of batches, or telemetry."""
+        """Name the source of a curve of this key: a metric, the loss of batches, or telemetry."""
         return Source(*name_source(self.run, key))
 
     def measure(

@@ -36,7 +36,7 @@ PART_KEYS: Mapping[CurvePart, tuple[str, ...]] = {
     "validation loss": ("val/loss", "validation/loss"),
     "validation accuracy": ("val/accuracy", "validation/accuracy", "val/acc"),
 }
-"""What the metric of each part is called by convention; the first that a run has counts."""
+"""Conventional names of the metric of each part; the first that a run has counts."""
 
 _PLAYER = re.compile(r"disc|critic|judge|adversar|fake|real_loss")
 _PLAYERS = frozenset("d g generator netd netg".split())  # whose loss it is, beside a word for one

@@ -180,7 +180,7 @@ class Limit:
     def is_beyond(
         self, values: NDArray[np.float64], reached: Sequence[tuple[AlertSeverity, float]]
     ) -> NDArray[np.bool_]:
-        """Which values are at or beyond the first of the levels, whatever its severity."""
+        """Mark the values at or beyond the first of the levels, whatever its severity."""
         levels = [level for _, level in reached]
         return values <= max(levels) if self.falls else values >= min(levels)
 
@@ -195,7 +195,7 @@ class Limit:
         kind: str = "layer",
         unit: str = "step",
     ) -> Finding:
-        """What is told of a value that has reached a level.
+        """Describe a value that has reached a level.
 
         Args:
             case: The run.
@@ -350,7 +350,7 @@ class BaseRule(ABC):
         return replace(verdict, findings=found) if found else verdict
 
     def find_limits(self, case: Case) -> tuple[Finding, ...]:  # noqa: ARG002 - of those that have limits
-        """What is at or beyond thresholds that count as they are; see `Limit`."""
+        """List values at or beyond thresholds that count as they are; see `Limit`."""
         return ()
 
     @abstractmethod

@@ -93,7 +93,7 @@ _CHOSEN: Any = Combined(
         "as_json": (bool, AS_JSON),
     },
 )
-"""What every tool's command takes."""
+"""Options of every tool's command."""
 
 
 def _add_command(tool: str, kind: str, told: str) -> None:

@@ -1,4 +1,4 @@
-"""What a command takes follows from the signature of its function.
+"""The options of a command follow from the signature of its function.
 
     @click.command()
     @takes_options
@@ -114,7 +114,7 @@ def _build(name: str, kind: Any, declared: Declared) -> click.Parameter:
 
 
 def _read_type(kind: Any, declared: Declared) -> Iterator[tuple[str, Any]]:
-    """What the type of a parameter says of it."""
+    """Options of click that follow from the type of a parameter."""
     if get_origin(kind) in (Union, UnionType):
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is tuple:

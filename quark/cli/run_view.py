@@ -281,7 +281,7 @@ _ARTIFACTS_READ = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """What is shown of a run, read once for people and for programs.
+    """One view of a run, read once for people and for programs.
 
     Attributes:
         stored: The run.

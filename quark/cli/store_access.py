@@ -181,7 +181,7 @@ _MOST_PROJECTS = 10
 
 
 class RunSource:
-    """What a command reads from; opened when it is first asked for something.
+    """The store that a command reads; opened when it is first asked for something.
 
     Args:
         storage_dir: The storage root, or None for the working directory.
@@ -194,7 +194,7 @@ class RunSource:
 
     @cached_property
     def reader(self) -> SupportsRead:
-        """What runs are read from.
+        """The place that runs are read from.
 
         Raises:
             SessionStoreError: There is nothing, or it cannot be read.
@@ -364,4 +364,4 @@ class RunSource:
 SOURCE: Any = Combined(
     RunSource, {"storage_dir": (Path | None, STORAGE_DIR), "backend": (str | None, BACKEND)}
 )
-"""What --storage-dir and --backend make, for commands that read runs."""
+"""The source that --storage-dir and --backend make, for commands that read runs."""

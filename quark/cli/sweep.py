@@ -105,7 +105,7 @@ _GIVEN: Any = Combined(
         ),
     },
 )
-"""What `quark.sweep` takes as it is given."""
+"""Options that `quark.sweep` takes as they are given."""
 
 
 @sweep.command()

@@ -124,7 +124,7 @@ def _group(address: str) -> str:
 
 
 def check_next(text: str) -> str:
-    """Where to go after a login, from `/login` on: a page of this server, or the list of runs."""
+    """The address after a login, from `/login` on: a page of this server, or the list of runs."""
     is_plain = text.isascii() and text.isprintable() and not set(text) & set('\\"<> ')
     if len(text) > _MOST_NEXT or not is_plain:
         return "./"
@@ -532,7 +532,7 @@ def _name_cookie(scope: Scope, what: str, *, is_secure: bool = False) -> str:
 
 
 def _find_secret(scope: Scope, headers: RequestHeaders) -> str | None:
-    """What a browser shows: with its name, so that nothing counts under another one."""
+    """The token as a browser shows it: with its name, so that none counts under another."""
     for is_secure in (True, False):
         name = _name_cookie(scope, "team", is_secure=is_secure)
         value = headers.find_cookie(name)

@@ -167,7 +167,7 @@ def choose_methods(definition: SweepDefinition, given: object = None) -> Methods
 
 
 def describe_objects(given: object) -> str:
-    """What a definition says of Optuna's objects: their types, such as `optuna:GPSampler`.
+    """Describe Optuna's objects for a definition by their types, such as `optuna:GPSampler`.
 
     Raises:
         SchemaValidationError: They are no sampler, pruner or pair of both, or such that keep

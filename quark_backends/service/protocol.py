@@ -47,7 +47,7 @@ _Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class ErrorCode(StrEnum):
-    """What went wrong, for programs; the message says it for people.
+    """The kind of an error, for programs; the message says it for people.
 
     Attributes:
         status: Of HTTP.

@@ -122,7 +122,7 @@ def read_objective(values: Mapping[str, Any] | None) -> Objective | None:
 # part in an analysis (`metric_roles`) is read from the same ones.
 
 MetricDirection = Literal["higher", "lower", "none"]
-"""Which way a metric is better."""
+"""The direction in which a metric gets better."""
 
 LOSSES = frozenset("loss losses cost costs objective criterion".split())
 """Say that a metric is a loss, not which one."""

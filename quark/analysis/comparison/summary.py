@@ -245,7 +245,7 @@ def _remark(run: ComparedRun) -> list[str]:
 
 
 def order_metrics(diffs: Iterable[MetricDiff]) -> list[MetricDiff]:
-    """What tells most comes first: the headline, then what is worse or better, then the others."""
+    """Order metrics by weight: the headline, then worse and better ones, then the others."""
     return sorted(diffs, key=lambda diff: (not diff.headline, _TELLING.index(diff.verdict or None)))
 
 

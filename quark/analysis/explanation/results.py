@@ -55,7 +55,7 @@ class NoiseFloor(Record, frozen=True, gc=False):
     def pool(
         cls, groups: Iterable[Sequence[float]], source: str, mean: float | None = None
     ) -> NoiseFloor | None:
-        """What groups of runs say together, each of one configuration; None where too few tell."""
+        """Pool the noise of groups of runs, each of one configuration; None if too few have one."""
         known = [np.array(values) for values in groups if len(values) > 1]
         degrees = sum(len(values) - 1 for values in known)
         if degrees < _LEAST_DEGREES:

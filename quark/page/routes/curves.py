@@ -226,13 +226,13 @@ GROUP_AXES: dict[str, str] = {
     "epoch": "epoch",
     "relative": "relative_us",
 }
-"""What curves of several runs can be over."""
+"""Axes of curves of several runs."""
 _ATTEMPTS = ("current", "all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveAsk:
-    """What is asked for of curves.
+    """A request for curves.
 
     Attributes:
         query: Of the store.
@@ -250,7 +250,7 @@ class CurveAsk:
     def read(
         cls, parameters: Parameters, axes: Mapping[str, str] = _AXES, *, of_group: bool = False
     ) -> CurveAsk:
-        """What the parameters of a request ask for, over one of some axes.
+        """Read the parameters of a request, over one of some axes.
 
         The curve of a group has neither ranks nor attempts to choose from.
 

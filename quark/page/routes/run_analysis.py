@@ -321,7 +321,7 @@ class AnalysisProcess:
             child.end(wait_s=0.0)
 
     def _ask(self, run_id: str, pair: ComparedPair | None = None) -> Any:
-        """What the process has found: the parts of an `Analysis`, or a comparison as JSON.
+        """Return the findings of the process: the parts of an `Analysis`, or a comparison as JSON.
 
         Raises:
             RunNotFoundError: The store has no such run.

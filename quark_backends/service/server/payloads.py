@@ -118,7 +118,7 @@ class PayloadVault:
             os.close(descriptor)
 
     async def measure_runs(self, workspace: str) -> dict[str, int]:
-        """What the payloads of each run take up in bytes, for every run that has any.
+        """Measure the payloads of each run in bytes, for every run that has any.
 
         Raises:
             SessionStoreError: It cannot be found out now.

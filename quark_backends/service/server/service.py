@@ -1,4 +1,4 @@
-"""What the routes of one process share, and one request to them."""
+"""The state that the routes of one process share, and one request to them."""
 
 from __future__ import annotations
 
@@ -406,7 +406,7 @@ class Call:
         return self.service.stores.lease(self.principal.workspace)
 
     async def ask(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """What a method of the workspace's store returns, called on a thread."""
+        """Call a method of the workspace's store on a thread."""
         async with self.store() as opened:
             return await self.service.threads.read(getattr(opened.store, method), *args, **kwargs)
 
@@ -416,7 +416,7 @@ class Call:
             return await self.answer(partial(getattr(opened.store, method), *args, **kwargs))
 
     def name_caller(self, by: str) -> str:
-        """Who asks, as the client says, and by which key, which it cannot make up.
+        """The client as it names itself, and its key, which it cannot make up.
 
         Raises:
             SchemaValidationError: `by` names nobody.

@@ -63,7 +63,7 @@ class _Groups:
         self._server: asyncio.Task[None] | None = None
 
     async def ask(self, asked: Any, *, amount: int = 1, size_bytes: int = 0) -> Any:
-        """What came of it, once all of its group is on the disk.
+        """Return the result, once all of its group is on the disk.
 
         Raises:
             BackendUnavailable: Too much waits.

@@ -587,7 +587,7 @@ class StoreConnection(Protocol):
     """What messages call the database."""
 
     store_name: str
-    """What messages call the store: "the store", with the path of its file if it has one."""
+    """The store's name in messages: "the store", with the path of its file if it has one."""
 
     is_shared: bool
     """Whether several processes write at once, so that a run must be locked first;

@@ -375,7 +375,7 @@ class StoreReader:
     def iterate_search(
         self, search: RunSearch, store_name: str | None = None, *, start: int = 0
     ) -> Generator[RunSummary, None, None]:
-        """What `search` returns, a few runs at a time in memory; see there."""
+        """Yield the runs that `search` returns, a few at a time in memory."""
         from quark_backends.store.reading.search import iterate_search
 
         with self._begin_apart() as connection:

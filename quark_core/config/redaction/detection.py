@@ -319,7 +319,7 @@ def _may_be_place(key: str) -> bool:
 # a token which was cut, or has grown since, is seen too.
 
 REDACTED = "[redacted]"
-"""What stands in place of a secret."""
+"""The text that replaces a secret."""
 
 # A body with a digit, where words of a sentence could follow the prefix too. What is only
 # looked at is bounded: prefixes may follow each other a million times.
