@@ -194,8 +194,12 @@ session = log(begin("run"), range(first, first + 30))
 session.flush()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     # One rank fails; the agent ends the other one, which leads the run, by SIGTERM.
+    leader_logged = root + "/leader_logged"
     if os.environ["RANK"] == "1":
+        while not os.path.exists(leader_logged):
+            time.sleep(0.02)
         sys.exit(7)
+    open(leader_logged, "w").close()
     wait()
 session.end_run()
 """

@@ -692,12 +692,13 @@ def _translate(deadline: Deadline, hide: Callable[[str], str], way: str = "") ->
     except httpx.ProxyError as error:
         raise Unreachable(f"the proxy on the way refuses: {_name(error, hide)}") from None
     except httpx.RemoteProtocolError as error:
+        said = str(error)
         # A connection that was kept alive may have been closed by the server a moment ago.
-        early = "disconnected" in str(error)
-        reason = "it closed the connection without an answer" if early else _name(error, hide)
-        raise Unreachable(
-            reason if early else f"its reply is no HTTP: {reason}", answered=not early
-        ) from None
+        if "disconnected" in said:
+            raise Unreachable("it closed the connection without an answer") from None
+        if "closed connection" in said:
+            raise Unreachable("it closed the connection in the middle of its reply") from None
+        raise Unreachable(f"its reply is not HTTP: {_name(error, hide)}", answered=True) from None
     except httpx.InvalidURL as error:
         raise Unreachable(f"its URL cannot be used: {_name(error, hide)}", unheard=True) from None
     except (httpx.TransportError, OSError) as error:

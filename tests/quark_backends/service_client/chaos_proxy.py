@@ -8,9 +8,10 @@
 Modes: pass, refuse, hang, drip (bytes of a head, for ever), drip_body (a good
 head, then single bytes), half_close, reset, garbage, close, redirect,
 gzip_bomb, endless (a body without end), never_reads, lose_reply (the request
-is carried out, its reply is not passed on), and any status such as 500, 503,
-429 (with Retry-After), 413 (before the body was read). Switching cuts the
-connections that are open.
+is carried out, its reply is not passed on), break_off (the same, but the head
+of the reply is passed on), and any status such as 500, 503, 429 (with
+Retry-After), 413 (before the body was read). Switching cuts the connections
+that are open.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ MODES = (
     "refuse hang drip drip_body half_close reset garbage close redirect gzip_bomb endless"
     " never_reads 500 502 503 429 413 408 425 404 421"
 ).split()
+LOST = ("lose_reply", "break_off")
 _PAGE = (
     "<html><head><title>{status} Trouble</title><style>b {{ color: red }}</style></head>"
     "<body><h1>{status} Trouble</h1><p>nginx&nbsp;on the way</p></body></html>"
@@ -152,7 +154,7 @@ class ChaosProxy:
         self.counts["connections"] += 1
         self._open.add(writer)
         try:
-            if mode in ("pass", "lose_reply"):
+            if mode in ("pass", *LOST):
                 await self._forward(reader, writer, mode)
             elif mode == "never_reads":
                 writer.transport.pause_reading()
@@ -243,9 +245,13 @@ class ChaosProxy:
 
         async def come():
             while data := await up_reader.read(65536):
-                if mode == "lose_reply":
+                if mode in LOST:
                     # The upstream has done it, and nobody will know.
                     self.counts[mode] += 1
+                    if mode == "break_off":
+                        head, end, _ = data.partition(b"\r\n\r\n")
+                        writer.write(head + end)
+                        await writer.drain()
                     return
                 writer.write(data)
                 await writer.drain()
@@ -265,14 +271,14 @@ class ChaosProxy:
 
 
 @contextlib.contextmanager
-def losing(proxy, replies):
-    """Lose the replies to so many requests, and then no more."""
-    before = proxy.counts["lose_reply"]
-    proxy.set_mode("lose_reply")
+def losing(proxy, replies, mode="lose_reply"):
+    """Lose the replies to so many requests, or all but their heads, and then no more."""
+    before = proxy.counts[mode]
+    proxy.set_mode(mode)
     done = threading.Event()
 
     def stop():
-        while proxy.counts["lose_reply"] < before + replies and not done.is_set():
+        while proxy.counts[mode] < before + replies and not done.is_set():
             time.sleep(0.005)
         proxy.set_mode("pass")
 
@@ -283,7 +289,7 @@ def losing(proxy, replies):
     finally:
         done.set()
         thread.join(60)
-    assert proxy.counts["lose_reply"] >= before + replies
+    assert proxy.counts[mode] >= before + replies
 
 
 def _head(status, *headers, protocol=True):

@@ -1,8 +1,8 @@
 """TLS between client and service: certificates that are trusted, unknown, expired or for others."""
 
 import asyncio
-import contextlib
 import datetime
+import functools
 import os
 import socket
 import ssl
@@ -27,6 +27,7 @@ class TlsFront:
         self.context = context
         self._upstream = upstream
         self._open = set()
+        self._generation = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -55,24 +56,31 @@ class TlsFront:
     async def _listen(self, context):
         await self._stop()
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, ssl=context, reuse_address=True
+            functools.partial(self._serve, self._generation),
+            "127.0.0.1",
+            self.port,
+            ssl=context,
+            reuse_address=True,
         )
 
     async def _stop(self):
         if self._server is not None:
             self._server.close()
             self._server = None
+        self._generation += 1
         for writer in list(self._open):
-            with contextlib.suppress(Exception):
-                writer.transport.abort()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+            writer.transport.abort()
+        # A task cancelled while it accepts would leave its socket open: each ends by itself.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.gather(*others, return_exceptions=True)
 
-    async def _serve(self, reader, writer):
+    async def _serve(self, generation, reader, writer):
+        self._open.add(writer)
         up_reader, up_writer = await asyncio.open_connection(*self._upstream)
-        self._open |= {writer, up_writer}
+        self._open.add(up_writer)
+        if generation != self._generation:  # accepted for the certificate before this one
+            for each in (writer, up_writer):
+                each.transport.abort()
 
         async def pump(source, target):
             while data := await source.read(65536):

@@ -114,7 +114,7 @@ MESSAGES = {
     "drip_body": "does not answer within 0.6 s",
     "half_close": "closed the connection without an answer",
     "close": "closed the connection without an answer",
-    "garbage": "its reply is no HTTP",
+    "garbage": "its reply is not HTTP",
     "redirect": "redirect to https://other/x .302.*set QUARK_PERSISTENCE_URL to where",
     "gzip_bomb": "compressed",
     "endless": "longer than 67108864 bytes|does not answer within",

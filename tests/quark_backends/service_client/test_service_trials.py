@@ -9,7 +9,7 @@ import uuid
 import httpx
 import msgspec
 import pytest
-from chaos_proxy import ChaosProxy, losing
+from chaos_proxy import LOST, ChaosProxy, losing
 from held_ports import hold_port
 from service_fixtures import ingest, serving, serving_process
 
@@ -111,40 +111,42 @@ def run_all(work, items):
         raise errors[0]
 
 
+@pytest.mark.parametrize("lost", LOST)
 def test_what_was_done_and_not_answered_is_answered_and_not_done_again(
-    service, proxied, open_store
+    service, proxied, open_store, lost
 ):
     store = open_store(proxied.url, service.key)
-    with losing(proxied, 2):
+    with losing(proxied, 2, lost):
         sweep_id = make_sweep(store, 0)
     new = [NewTrial(parameters={"n": n}) for n in range(4)]
-    with losing(proxied, 2):
+    with losing(proxied, 2, lost):
         added = store.add_trials(sweep_id, new, key="k")
     assert [trial.number for trial in added] == [0, 1, 2, 3]
-    with losing(proxied, 2):
+    with losing(proxied, 2, lost):
         trial = claim(store, sweep_id)
     assert (trial.number, trial.token) == (0, 1)
-    with losing(proxied, 2):
+    with losing(proxied, 2, lost):
         failed = store.settle_trial(
             sweep_id, 0, 1, TrialResult(state="waiting", reason="no memory"), lease_s=1.0
         )
     assert (failed.state, failed.failures) == ("waiting", 1)
-    with losing(proxied, 2):
+    with losing(proxied, 2, lost):
         place = store.append_entries("l", ["a", "b"], request_id="r")
     assert place == AppendedEntries(first=0, count=2)
-    with losing(proxied, 2):
+    with losing(proxied, 2, lost):
         assert store.update_sweep(sweep_id, "cancelled", by="ann@lab").state == "cancelled"
     assert store.read_entries("l", 0) == ["a", "b"]
     assert len(store.list_trials(sweep_id)) == 4
 
 
+@pytest.mark.parametrize("lost", LOST)
 def test_nobody_can_tell_of_a_comparison_whose_reply_is_lost_and_it_is_sent_once(
-    service, proxied, open_store
+    service, proxied, open_store, lost
 ):
     store = open_store(proxied.url, service.key)
     with service.client(key=service.key) as client:
         assert ingest(client, BatchMaker("run0").start()).status_code == 200
-    with losing(proxied, 1), pytest.raises(StoreUnavailableError):
+    with losing(proxied, 1, lost), pytest.raises(StoreUnavailableError):
         store.compare_and_set("run0", "count", None, 1, by="ann@lab")
     assert store.load_run("run0").fields == {"count": 1}
     assert store.compare_and_set("run0", "count", None, 2, by="ann@lab") is False
