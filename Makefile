@@ -8,7 +8,7 @@
 # make verdicts  simulates runs of which the truth is known, and counts verdicts that are false
 # make why    trains some hundred times with a known change between, and scores what `quark why` says of it
 # make faults kills, starves and cuts off for some minutes, and counts what is lost
-# make conformance  writes what each backend passes of the kit into docs/reference/conformance.md
+# make conformance  writes what each backend passes of the kit into docs/extend/conformance.md
 # make docs   builds the site of the docs into build/docs/site, and follows each of its links
 # make gpu    runs what needs a CUDA device, or says by name what was skipped without one
 # make clean  takes away what the set-up made
@@ -96,7 +96,7 @@ faults: $(VENV)/dev.stamp
 
 conformance: $(VENV)/dev.stamp
 	PYTHONPATH=examples/third_party_backend/src $(BIN)/python -m pytest -q -n $(JOBS) \
-		-p quark_core.testing.report --conformance-page docs/reference/conformance.md \
+		-p quark_core.testing.report --conformance-page docs/extend/conformance.md \
 		tests/conformance/test_embedded.py tests/conformance/test_journal_store.py \
 		tests/conformance/test_service.py tests/conformance/test_csv.py \
 		tests/quark_backends/*/test_*_conformance.py \

@@ -3,7 +3,7 @@
 The pages are read where they lie and written, as the site needs them, into a folder beside it:
 
 - comments that say how blocks are run are taken out;
-- the navigation is what the index page of each part says, in its order and under its headings;
+- the navigation is what docs/index.md lists, in its order and under its headings;
 - what a page links to outside of docs (an example, the changelog) becomes a page too.
 
 Then Zensical builds, and stops at a warning; after it each link of the built site is followed, and
@@ -24,8 +24,7 @@ from urllib.parse import unquote, urlsplit
 SITE = Path(__file__).resolve().parent
 DOCS = SITE.parent
 ROOT = DOCS.parent
-DECISIONS = DOCS / "decisions"
-PARTS = ("tutorials", "how-to", "reference", "explanation")
+DECISIONS = DOCS / "contributing" / "decisions"
 OUTSIDE = "project"  # where pages lie that are made of files outside of docs
 ASSETS = {".png", ".svg", ".css"}
 
@@ -133,13 +132,8 @@ def stage_outside(file, pages, outside):
 
 
 def read_navigation():
-    """The navigation: the parts, each as its index page names its pages under its headings."""
-    navigation = [{"Quark": "index.md"}]
-    for part in PARTS:
-        index = DOCS / part / "index.md"
-        title = index.read_text("utf-8").splitlines()[0].removeprefix("# ")
-        navigation.append({title: [f"{part}/index.md", *read_entries(index)]})
-    return navigation
+    """The navigation: the sections of the start page, each with the pages that it lists."""
+    return [{"Quark": "index.md"}, *read_entries(DOCS / "index.md")]
 
 
 def read_entries(index):

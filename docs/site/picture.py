@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 SITE = Path(__file__).resolve().parent
-TUTORIAL = SITE.parent / "tutorials" / "first-ten-minutes.md"
+TUTORIAL = SITE.parent / "get-started" / "quickstart.md"
 TARGET = SITE.parent / "assets" / "page.png"
 SIZE = {"width": 1120, "height": 760}
 SETTLED_MS = 12_000  # until the page has analyzed the run and drawn its curves

@@ -152,7 +152,7 @@ def _read_monitor(run: OpenRun, summary: RunSummary) -> Analysis | None:
 class LiveFeed:
     """Reads one run again and again; for one thread at a time.
 
-    Each part is a pack, as `docs/reference/page-api.md` has it: its head says in `number` which
+    Each part is a pack, as `docs/contributing/page-api.md` has it: its head says in `number` which
     part it is, in `whole` whether all curves are in it or only what is to be put behind them.
     What has not changed since the part before is left out of the head.
 

@@ -1,6 +1,6 @@
 """The wire form: JSON, and packs of a JSON head with arrays behind it.
 
-docs/reference/page-api.md describes both for whoever reads them.
+docs/contributing/page-api.md describes both for whoever reads them.
 """
 
 from __future__ import annotations

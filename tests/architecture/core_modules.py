@@ -3,7 +3,7 @@
     python tests/architecture/core_modules.py          compares them with the page
     python tests/architecture/core_modules.py --write  writes that page's tables anew
 
-The page is docs/reference/core-modules.md. Each of these modules is documented, so that a store or
+The page is docs/contributing/core-modules.md. Each of these modules is documented, so that a store or
 a feature of a third party can be built from the same ones. The list should shrink.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from code_lines import iterate_statements
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/reference/core-modules.md"
+PAGE = ROOT / "docs/contributing/core-modules.md"
 SURFACE = {"quark_core.api", "quark_core.hookspecs"}
 # The kit is for tests, and documented for them.
 OTHERS = "quark_core.testing"

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-REFERENCE = TESTS.parent / "docs" / "explanation" / "security.md"
+REFERENCE = TESTS.parent / "docs" / "about" / "security.md"
 NAMED = re.compile(r"`([\w/]+/test_\w+\.py)`:?\s*\(?((?:\s*`test_\w+`,?)+)")
 
 

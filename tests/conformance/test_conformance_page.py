@@ -1,4 +1,4 @@
-"""docs/reference/conformance.md says what the classes of the kit's tests say."""
+"""docs/extend/conformance.md says what the classes of the kit's tests say."""
 
 import importlib.util
 import re
@@ -12,7 +12,7 @@ from quark_core.testing.conformance import BackendConformance
 from quark_core.testing.report import MARK, BackendReport, TestOutcome, format_page, write_page
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "reference" / "conformance.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "extend" / "conformance.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "third_party_backend"
 MODULES = [
     *(

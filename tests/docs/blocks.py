@@ -55,7 +55,7 @@ class Page:
 
 def list_pages():
     """Every page that readers are led to: the README's, the docs' without the decisions."""
-    decisions = DOCS / "decisions"
+    decisions = DOCS / "contributing" / "decisions"
     found = [path for path in sorted(DOCS.rglob("*.md")) if decisions not in path.parents]
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *found]
 

@@ -15,7 +15,7 @@ import pytest
 from blocks import DOCS
 from test_blocks import clean_environment
 
-GUIDE = DOCS / "how-to" / "come-from-another-tracker.md"
+GUIDE = DOCS / "migrate" / "index-of-calls.md"
 TRACKERS = (
     "W&B",
     "MLflow",

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from blocks import DOCS, ROOT
 
-PAGE = DOCS / "explanation" / "track-and-ato.md"
+PAGE = DOCS / "about" / "track-and-ato.md"
 _TEST = re.compile(r"`(?P<path>tests/[\w/]+\.py)::(?P<name>test_\w+)`")
 _DECISION = re.compile(r"\.\./decisions/(?P<file>\d{4}-[\w-]+\.md)")
 
@@ -52,7 +52,7 @@ def test_every_row_has_its_test_or_says_why_not(system):
         if "declined" in here:
             decision = _DECISION.search(here)
             assert decision, feature
-            assert (DOCS / "decisions" / decision["file"]).is_file()
+            assert (DOCS / "contributing" / "decisions" / decision["file"]).is_file()
         else:
             assert named, f"{feature}: no test"
 

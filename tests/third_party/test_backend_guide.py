@@ -1,4 +1,4 @@
-"""docs/how-to/write-a-backend.md says what is so."""
+"""docs/extend/write-a-backend.md says what is so."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from quark.cli.backends import write_skeleton
 from quark_core.backends.contract import Capability
 from quark_core.testing.kit import BackendKit
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "write-a-backend.md").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "extend" / "write-a-backend.md").read_text()
 
 
 def draw_tree(folder, indent=""):

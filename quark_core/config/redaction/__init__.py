@@ -5,7 +5,7 @@ records. Out comes the same with `[redacted]` in place of what is a secret by
 its shape (`shapes`: a known kind of token, a private key, the password in a
 URL) or by the name that it stands under (`names`: `db_pass`, `hf_token`,
 `--password X`, `Authorization: …` inside of a text). What has neither is not
-seen; docs/explanation/redaction.md says what that is.
+seen; docs/about/redaction.md says what that is.
 
 Everything here takes time linear in the text, changes nothing when it is done
 twice, and raises nothing.

@@ -165,7 +165,7 @@ def test_what_is_no_transport_and_no_auth_is_refused_by_name(tmp_path):
 
 
 def test_a_backend_of_a_users_own_trains_through_its_auth(service, tmp_path, monkeypatch):
-    """A definition made of the service's: what docs/how-to/log-to-a-service.md shows."""
+    """A definition made of the service's: what docs/server/connect.md shows."""
     seen = []
 
     class Signature(httpx.Auth):

@@ -10,7 +10,7 @@ from quark_core.records.base import now_us
 from quark_core.records.schema import validate_record
 from quark_core.writers.records import SLICE_RECORDS
 
-PAGE = (Path(__file__).parents[3] / "docs/reference/export.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/view/export.md").read_text("utf-8")
 TIME = "2026-05-07T09:30:00.000000Z"
 
 
