@@ -40,3 +40,17 @@ def test_the_map_has_every_room_on_its_floor():
     assert {room for _, room in told} == set().union(*layers)
     for height, room in told:
         assert room in layers[int(height) - 1]
+
+
+@pytest.mark.parametrize("package", ["quark", "quark_backends", "quark_torch"])
+def test_the_table_of_packages_names_each_folder_and_module(package):
+    text = (ROOT / "docs/contributing/architecture.md").read_text()
+    (row,) = re.findall(rf"^\| `{package}` \| (.+) \|$", text, re.MULTILINE)
+    there = {
+        path.stem
+        for path in (ROOT / package).iterdir()
+        if not path.name.startswith("_") and (path.is_dir() or path.suffix == ".py")
+    }
+    # Modules that a folder of the package uses alone need no place on the map.
+    small = {"quark_backends": {"removal"}, "quark_torch": {"checks", "failures", "layer_filter"}}
+    assert there - small.get(package, set()) - set(re.findall(r"`(\w+)`", row)) == set()

@@ -1,5 +1,6 @@
 """What comes back: runs by pages, rows in frames, curves, searches, outputs."""
 
+import contextlib
 import math
 import socket
 import time
@@ -13,6 +14,11 @@ from quark_backends.service.calls import decode_value, find_result
 from quark_backends.service.protocol import MSGPACK, NEXT_PAGE, ROWS, GenerationRequest, OutputBody
 from quark_backends.service.row_frames import End, Rows, decode_frame, encode_columns
 from quark_backends.service.server.read_routes import iterate_newest
+from quark_backends.service.server.stores import WorkspaceReader
+from quark_backends.store.databases.sqlite import ensure_store
+from quark_backends.store.run_store import SqliteRunStore
+from quark_core.backends.contract import Capability
+from quark_core.backends.registry import PROTOCOLS
 from quark_core.records.codec import encode_records
 from quark_core.records.columns import Columns
 from quark_core.records.query import Query
@@ -414,3 +420,13 @@ def test_a_grid_as_json_and_as_bytes(client):
     for wrong in ({"kind": "metric"}, {"field": "x"}, {"bins": 0}, {"rows": 10_000}, {"by": "x"}):
         assert call(client, "read_grid", run_id="g0", query={**asked, **wrong}).status_code == 400
     assert call(client, "read_grid", run_id="absent", query=asked).status_code == 404
+
+
+def test_what_a_team_page_reads_with_has_each_capability_that_reads(tmp_path):
+    """A method added to the contract would otherwise make the page read in a slower way."""
+    writing = {Capability.PRIMARY, Capability.GROUPS, Capability.REPLAY, Capability.REMOVAL}
+    writing |= {Capability.EDITS, Capability.BELONGING, Capability.COORDINATION}
+    with contextlib.closing(SqliteRunStore(ensure_store(tmp_path))) as store:
+        reader = WorkspaceReader(store, None, "default")
+        lacks = {name for name, each in PROTOCOLS.items() if not isinstance(reader, each)}
+    assert lacks == writing
