@@ -188,7 +188,7 @@ def find_forgery(headers: RequestHeaders, csrf: str) -> str | None:
 
 # Who may ask: names of this server, the token and its cookie, pages of ours only; and the headers.
 #
-# docs/about/security.md lists what each of these is against.
+# docs/contributing/security-tests.md lists what each of these is against.
 
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _log = logging.getLogger("quark")

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-REFERENCE = TESTS.parent / "docs" / "about" / "faults.md"
+REFERENCE = TESTS.parent / "docs" / "contributing" / "fault-tests.md"
 SHORT = {
     "MF": "quark_backends/mlflow/test_mlflow_",
     "WB": "quark_backends/wandb/test_wandb_",

@@ -1,4 +1,4 @@
-"""The tables of what Track and Ato have: complete, and each row with a test that exists."""
+"""The lists of what Track and Ato have: complete, and each item with a test that exists."""
 
 import ast
 import re
@@ -7,9 +7,9 @@ from functools import cache
 import pytest
 from blocks import DOCS, ROOT
 
-PAGE = DOCS / "about" / "track-and-ato.md"
+PAGE = DOCS / "contributing" / "track-and-ato.md"
 _TEST = re.compile(r"`(?P<path>tests/[\w/]+\.py)::(?P<name>test_\w+)`")
-_DECISION = re.compile(r"\.\./decisions/(?P<file>\d{4}-[\w-]+\.md)")
+_DECISION = re.compile(r"\]\(decisions/(?P<file>\d{4}-[\w-]+\.md)")
 
 # What users call in each, by its documents.
 CALLS = {
@@ -29,10 +29,13 @@ CALLS = {
 
 
 def read_rows(system):
-    """The rows of a system's table: feature, theirs, here, held by."""
+    """The items of a system's list: feature, theirs, here, held by."""
     (section,) = re.findall(rf"^## {system}$(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), re.M | re.S)
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    items = re.findall(r"^- .+(?:\n  .+)*", section, re.M)
+    assert len(items) > 20
+    form = re.compile(rf"- \*\*(.+?)\.\*\* {system}: (.+?)\. Quark: (.+?)\.(?: Tests: (.+)\.)?")
+    found = [form.fullmatch(re.sub(r"\s+", " ", item)) for item in items]
+    return [[part or "" for part in item.groups()] for item in found]
 
 
 @cache
@@ -58,7 +61,7 @@ def test_every_row_has_its_test_or_says_why_not(system):
 
 
 @pytest.mark.parametrize("system", CALLS)
-def test_every_call_of_theirs_is_in_the_table(system):
+def test_every_call_of_theirs_is_in_the_list(system):
     theirs = " ".join(row[1] for row in read_rows(system))
     said = {name for code in re.findall(r"`([^`]+)`", theirs) for name in re.findall(r"\w+", code)}
     assert set(CALLS[system].split()) - said == set()
