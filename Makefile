@@ -58,6 +58,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/architecture/room_sizes.py
+	$(BIN)/python tests/docs/prose.py --check
 	$(BIN)/oxlint --import-plugin --deny-warnings $(PAGE_MODULES) tests/quark/page/modules
 	$(BIN)/deno check --quiet --config tests/quark/page/modules/deno.json $(wildcard $(addsuffix /*.js,$(PAGE_MODULES) $(addprefix $(PAGE_MODULES)/,charts data pages report widget) tests/quark/page/modules))
 
