@@ -3,8 +3,8 @@
     python tests/architecture/core_modules.py          compares them with the page
     python tests/architecture/core_modules.py --write  writes that page's tables anew
 
-The page is docs/contributing/core-modules.md. Each of these modules is documented, so that a store or
-a feature of a third party can be built from the same ones. The list should shrink.
+The page is docs/contributing/core-modules.md. Each of these modules is documented, so that a store
+or a feature of a third party can be built from the same ones. The list should shrink.
 """
 
 import ast
