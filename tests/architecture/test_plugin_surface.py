@@ -78,7 +78,7 @@ def test_the_reference_page_shows_each_name():
 
 def test_the_page_lists_the_modules_of_the_core_that_stores_and_features_import():
     used = core_modules.find_used_names()
-    assert core_modules.read_tables() == core_modules.write_tables(used)
+    assert core_modules.read_lists() == core_modules.write_lists(used)
     assert len(used) <= MOST_MODULES
 
 
