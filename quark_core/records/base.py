@@ -1,4 +1,4 @@
-"""What every record is: immutable, quick to make, and a dataclass to whoever asks."""
+"""The base of all records: immutable, fast to create, and usable as a dataclass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a read returns before anyone asks for records: columns in persistence order."""
+"""The result of a read: columns in the order of storage, from which records are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits runs that nobody here has open, and asks them to stop."""
+"""Edits runs that are not open in this process, and asks them to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which run an id means that somebody has typed: the whole of it, or its beginning, as in git.
+"""Resolves a run id that a user has typed: the whole id or its beginning, as in git.
 
 Four characters are enough where one run begins so. What fits several runs, or none, is
 answered with those that may be meant. Programs that hold an id hold the whole of it: a

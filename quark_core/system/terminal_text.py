@@ -1,4 +1,4 @@
-"""Makes text fit for a terminal, whoever wrote it.
+"""Makes text from other users safe to print in a terminal.
 
 Names, notes and settings of a run may be another user's. Shown as they are,
 some characters would steer the reader's terminal (escape sequences, bells),

@@ -1,4 +1,4 @@
-"""ArtifactStore: keeps what is no scalar: images, tables, files, directories, references."""
+"""ArtifactStore: stores images, tables, files, directories and references."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The modules of the core that stores and features import, beside the surface for plugins.
 
     python tests/architecture/core_modules.py          compares them with the page
-    python tests/architecture/core_modules.py --write  writes that page's tables anew
+    python tests/architecture/core_modules.py --write  writes that page's lists anew
 
 The page is docs/contributing/core-modules.md. Each of these modules is documented, so that a store
 or a feature of a third party can be built from the same ones. The list should shrink.
@@ -57,34 +57,34 @@ def _is_module(name):
 def describe(module):
     """The first sentence of a module's docstring."""
     text = " ".join((inspect.getdoc(import_module(module)) or "").split())
-    return re.split(r"(?<=\.)\s", f"{text} ")[0].strip().rstrip(".").replace("|", "\\|")
+    return re.split(r"(?<=\.)\s", f"{text} ")[0].strip().rstrip(".")
 
 
-def write_tables(used):
-    """The tables of the page: for each room its modules."""
+def write_lists(used):
+    """The lists of the page: for each folder its modules."""
     rooms = defaultdict(list)
     for module in used:
         rooms[module.split(".")[1]].append(module)
     lines = []
     for room, modules in rooms.items():
-        lines += [f"## {room}", "", "| module | holds |", "|---|---|"]
-        lines += [f"| `{module}` | {describe(module)} |" for module in modules]
+        lines += [f"## {room}", ""]
+        lines += [f"- `{module}`: {describe(module)}." for module in modules]
         lines += [""]
     return "\n".join(lines)
 
 
-def read_tables():
-    """The tables that the page has."""
+def read_lists():
+    """The lists that the page has."""
     text = PAGE.read_text("utf-8")
     return text[text.index("\n## ") + 1 :]
 
 
 def main():
-    tables = write_tables(find_used_names())
+    lists = write_lists(find_used_names())
     if "--write" in sys.argv:
         text = PAGE.read_text("utf-8")
-        PAGE.write_text(text[: text.index("\n## ") + 1] + tables, "utf-8")
-    elif tables != read_tables():
+        PAGE.write_text(text[: text.index("\n## ") + 1] + lists, "utf-8")
+    elif lists != read_lists():
         sys.exit(f"{PAGE.name} is not up to date: python {sys.argv[0]} --write")
 
 

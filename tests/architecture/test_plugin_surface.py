@@ -68,17 +68,17 @@ def test_importing_the_surface_imports_nothing_of_the_core():
 
 
 def test_the_reference_page_shows_each_name():
-    shown = re.findall(
-        r"^::: (quark_core\.(?:api|hookspecs)\.\w+)$", PAGE.read_text(), re.MULTILINE
-    )
-    names = [f"quark_core.api.{name}" for name in api.__all__]
-    names += [f"quark_core.hookspecs.{name}" for name in [*hookspecs.__all__, *HOOKS]]
-    assert sorted(shown) == sorted(names)
+    page, names = PAGE.read_text().split("## Names in quark_core.api")
+    assert sorted(re.findall(r"`(\w+)`", names)) == sorted(api.__all__)
+    assert sorted(re.findall(r"^- `(quark_\w+)\(", page, re.MULTILINE)) == HOOKS
+    assert [name for name in hookspecs.__all__ if not re.search(rf"\b{name}\b", page)] == []
+    for name, given in re.findall(r"^- `(quark_\w+)\((.*?)\)`", page, re.MULTILINE):
+        assert given == ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)
 
 
 def test_the_page_lists_the_modules_of_the_core_that_stores_and_features_import():
     used = core_modules.find_used_names()
-    assert core_modules.read_tables() == core_modules.write_tables(used)
+    assert core_modules.read_lists() == core_modules.write_lists(used)
     assert len(used) <= MOST_MODULES
 
 

@@ -13,7 +13,7 @@ from quark_core.records.query import Query
 from quark_core.testing.conformance import BackendConformance
 from quark_core.testing.fakes import FIRST_TIME_US, BatchMaker
 
-PLAYED = "the journal takes what its process gives it; what is wrong is left out when it is read"
+PLAYED = "the journal accepts each record; readers leave out what is invalid"
 
 
 class TestJournalStore(BackendConformance):

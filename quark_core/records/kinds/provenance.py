@@ -1,4 +1,4 @@
-"""What a run was made of, by digest, and what it measured of itself in windows."""
+"""Fingerprints of the provenance of a run, and its measurements in windows of time."""
 
 from __future__ import annotations
 

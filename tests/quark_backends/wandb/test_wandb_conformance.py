@@ -15,9 +15,9 @@ if find_spec("wandb") is None:
     pytest.skip("needs wandb", allow_module_level=True)
 
 PAIR = (("train/loss", 0.5), ("train/acc", 0.25))
-NO_ORDER = "points of one step are one row of W&B's, which keeps no order of its keys"
+NO_ORDER = "W&B stores the points of one step as one row without key order"
 
-BY_STEP = "rows go to W&B in the order of their steps, as far as these are held together"
+BY_STEP = "W&B orders rows by step, as far as they are buffered together"
 
 
 def find_key(name):

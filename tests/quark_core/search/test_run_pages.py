@@ -317,7 +317,7 @@ def test_mistakes_are_told_as_shown(runs, block):
 
 
 def test_every_field_and_word_is_described():
-    table = PAGE[PAGE.index("| field |") : PAGE.index("A field comes before")]
+    table = PAGE[PAGE.index("| Field |") : PAGE.index("A field comes before")]
     fields = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|[^|]*\|", table, re.MULTILINE))))
     assert fields == set(RUN_FIELDS) | set(ALIASES)
     assert all(word in table for word in CHOICES["state"])
