@@ -176,7 +176,7 @@ def test_both_sides_of_a_row_are_code_or_a_command(tracker):
         assert theirs
         for statement in [*theirs, *ours]:
             assert is_python(statement) or re.match(
-                r"(wandb|mlflow|tensorboard|aim|quark) ", statement
+                r"(wandb|mlflow|tensorboard|aim|optuna|quark) ", statement
             ), statement
 
 
