@@ -1,6 +1,6 @@
 """Makes the picture of the page: python docs/site/picture.py [TARGET].
 
-It trains what the tutorial "first ten minutes" trains, with its mistake, opens the run by
+It trains what the quickstart trains, with its mistake, opens the run by
 `quark ui` in a headless Chromium, and keeps what is seen as docs/assets/page.png, of few colours.
 It needs PyTorch, Pillow, playwright and a Chromium (QUARK_CHROMIUM, or one on the PATH).
 """

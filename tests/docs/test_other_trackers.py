@@ -1,4 +1,4 @@
-"""What the guide for people from other trackers says: each of their calls beside ours, run.
+"""The calls that the migration pages list, each beside Quark's: both are run.
 
 Ours are run for each tracker in a process of its own, calls and commands; theirs too where the
 tracker is installed here. What needs an account or a server is only compiled.
@@ -15,19 +15,20 @@ import pytest
 from blocks import DOCS
 from test_blocks import clean_environment
 
-GUIDE = DOCS / "migrate" / "index-of-calls.md"
-TRACKERS = (
-    "W&B",
-    "MLflow",
-    "TensorBoard",
-    "Aim",
-    "Neptune",
-    "Comet",
-    "ClearML",
-    "Track and tqdm",
-    "Ato",
-    "Optuna, Ray Tune, sweeps of W&B",
-)
+# The page of each tracker, and those of its sections that have a table.
+PAGES = {
+    "W&B": ("wandb.md", ("Calls", "Sweeps")),
+    "MLflow": ("mlflow.md", ("Calls",)),
+    "TensorBoard": ("tensorboard.md", ("Calls",)),
+    "Aim": ("others.md", ("Aim",)),
+    "Neptune": ("others.md", ("Neptune",)),
+    "Comet": ("others.md", ("Comet",)),
+    "ClearML": ("others.md", ("ClearML",)),
+    "Track and tqdm": ("others.md", ("Track and tqdm",)),
+    "Ato": ("others.md", ("Ato",)),
+    "Optuna and Ray Tune": ("others.md", ("Optuna and Ray Tune",)),
+}
+TRACKERS = tuple(PAGES)
 TIMEOUT_S = 200
 
 # What both sides of a row may name.
@@ -101,6 +102,8 @@ ONLY_COMPILED = {
     "wandb.Api(": "needs an account",
     "wandb.init(id=": "needs an account",
     "wandb.init(fork_from=": "needs an account",
+    "sweep_id = wandb.sweep(": "needs an account",
+    "wandb.agent(": "needs an account",
     'wandb.log({"sound"': "needs the package soundfile",
     "mlflow.pytorch.log_model(": "takes a minute",
     "mlflow.MlflowClient().set_registered_model_alias(": "needs a registered model",
@@ -108,13 +111,16 @@ ONLY_COMPILED = {
 
 
 def read_rows(tracker):
-    """The rows of a tracker's table: statements there, statements here."""
-    section = GUIDE.read_text("utf-8").split(f"\n## {tracker}\n")[1].split("\n## ")[0]
+    """The rows of a tracker's tables: statements there, statements here."""
+    name, titles = PAGES[tracker]
+    page = (DOCS / "migrate" / name).read_text("utf-8")
     rows = []
-    for line in section.splitlines():
-        if line.startswith("| `"):
-            theirs, ours = line.strip("| ").split(" | ")
-            rows.append((read_code(theirs), read_code(ours) + read_calls(ours)))
+    for title in titles:
+        section = page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+        for line in section.splitlines():
+            if line.startswith("| `"):
+                theirs, ours = line.strip("| ").split(" | ")
+                rows.append((read_code(theirs), read_code(ours) + read_calls(ours)))
     return rows
 
 
@@ -170,7 +176,7 @@ def test_both_sides_of_a_row_are_code_or_a_command(tracker):
         assert theirs
         for statement in [*theirs, *ours]:
             assert is_python(statement) or re.match(
-                r"(wandb|mlflow|tensorboard|aim|quark) ", statement
+                r"(wandb|mlflow|tensorboard|aim|optuna|quark) ", statement
             ), statement
 
 
