@@ -12,6 +12,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 
 from quark.analysis.curves import Curve
+from quark.analysis.fixes import read_fixes
 from quark.analysis.health import is_note, order_alerts
 from quark.analysis.observations import format_number, say_steps
 from quark.cli.plots import draw_curve
@@ -132,6 +133,10 @@ def print_explanations(result: AnalyzerResult, rule_id: str | None) -> None:
         for reason in reasons:
             if reason:
                 print_trimmed(console, indent(Text(reason), 2), width)
+    if fix := read_fixes().get(rule_id or ""):
+        print_trimmed(console, Text("How to fix it", style="bold"), width)
+        for line in fix.replace("\n\n", "\n").splitlines():
+            print_trimmed(console, indent(Text(line), 2), width)
 
 
 def _headline(stored: StoredRun, result: AnalyzerResult) -> Text:
@@ -236,6 +241,9 @@ def _alert_block(
         grid.add_row("evidence" if index == 0 else "", line)
     if alert.suggested_check:
         grid.add_row("check", Text(alert.suggested_check))
+    if alert.rule_id in read_fixes():
+        run_id = shorten_run_id(str(alert.run_id))
+        grid.add_row("fix", Text(f"quark analyze {run_id} --explain {alert.rule_id}"))
     return Group(head, indent(grid, 4))
 
 

@@ -228,6 +228,7 @@ class _Lines(logging.Handler):
 
 
 def _check_rules(rules: tuple[str, ...], explain: str | None, mode: str) -> None:
+    from quark.analysis.fixes import read_fixes
     from quark.analysis.rules.registry import DOCUMENTED_RULES, list_rules
 
     known = [rule.rule_id for rule in list_rules()]
@@ -240,7 +241,7 @@ def _check_rules(rules: tuple[str, ...], explain: str | None, mode: str) -> None
             raise click.UsageError(f"--rule: there is no rule {name!r}{where}; {has}")
     if explain is None or explain == "all":
         return
-    if explain not in known:
+    if explain not in known and explain not in read_fixes():
         raise click.UsageError(f"--explain: there is no rule {explain!r}; {has}, and all")
     if rules and explain not in rules:
         raise click.UsageError(f"--explain {explain}: --rule leaves it out")

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import numpy as np
 
 from quark.analysis.evidence import read_evidence
+from quark.analysis.fixes import read_fixes
 from quark.analysis.health import order_alerts
 from quark.page.routes.curves import ShownCurve, pack_curves
 from quark.page.routes.parameters import MAX_ENTRIES, Parameters
@@ -152,6 +153,7 @@ def _describe_alert(alert: AlertRecord) -> dict[str, Any]:
         "fact": alert.fact,
         "inference": alert.inference,
         "advice": alert.suggested_check,
+        "fix": read_fixes().get(alert.rule_id),
         "culprit": alert.culprit,
         "step": alert.step,
         "step_end": metadata.get("step_end"),

@@ -270,12 +270,26 @@ def test_the_absolute_mode_asks_the_documented_rules(invoke, store):
     assert {*found["rules"]} == {*DOCUMENTED_RULES}
 
 
+@pytest.mark.parametrize("rule_id", ["healthy_baseline", "broken_off"])
+def test_an_alert_that_no_rule_raises_is_explained_too(invoke, store, rule_id):
+    text = invoke("analyze", "good", "-d", store, "--explain", rule_id).stdout
+    assert text.startswith("How to fix it\n")
+
+
+def test_each_alert_names_the_command_that_says_how_to_fix_it(invoke, store):
+    text = invoke("analyze", "over", "-d", store).stdout
+    assert re.search(r"^ +fix +quark analyze \w+(-\w+)* --explain overfitting_onset$", text, re.M)
+
+
 @pytest.mark.long
 def test_a_rule_says_why_it_fired_or_did_not(invoke, store):
     text = invoke("analyze", "over", "-d", store, "--explain", "overfitting_onset").stdout
     assert text.startswith("overfitting_onset  fired\n")
     assert "The validation loss was best at step" in text
+    assert "How to fix it" in text
+    assert "early stopping" in text
     text = invoke("analyze", "good", "-d", store, "--explain", "all").stdout
+    assert "How to fix it" not in text
     heads = re.findall(r"^(\w+)  (fired|quiet|could not look)$", text, re.M)
     assert [name for name, _ in heads] == [rule.rule_id for rule in list_rules()]
     states = dict(heads)

@@ -113,6 +113,7 @@ def test_what_is_stored_is_shown_as_it_is(tmp_path, look):
     assert analysis["state"] == "stored"
     assert analysis["generation"] == result.generation
     assert {finding["id"] for finding in analysis["findings"]} == {a.id for a in result.alerts}
+    assert "First check: " in analysis["findings"][0]["fix"]
     assert analysis["phases"]
 
 

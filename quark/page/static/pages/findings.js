@@ -3,6 +3,7 @@
 
 import { readCurves } from "../data/curves.js";
 import { html } from "../data/html.js";
+import { renderMarkdown } from "../data/markdown.js";
 import { decodePack } from "../data/pack.js";
 import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 import { FreeText, HealthBadge, SeverityBadge } from "./badges.js";
@@ -216,7 +217,8 @@ function Finding({ finding, run, titles, isActive, zoomTo, version }) {
             ${piece.observed !== null && html` <small>seen ${writeNumber(piece.observed)}${piece.threshold === null ? "" : `, held against ${writeNumber(piece.threshold)}`}</small>`}
           </li>`)}</ul>
         <p class="quiet">Rule ${finding.rule}${finding.confidence !== null && finding.confidence < 1 ? `, ${Math.round(100 * finding.confidence)} % sure` : ""}</p>
-      </details></div>
+      </details>
+      ${finding.fix && html`<details class="fix"><summary>How to fix it</summary><div class="prose">${renderMarkdown(finding.fix)}</div></details>`}</div>
     </div>
     <${Evidence} run=${run} finding=${finding} version=${version} />
   </article>`;

@@ -95,6 +95,9 @@ def test_a_cause_stands_above_what_follows_from_it_and_says_what_to_do(visit, se
     assert depths[0] == "0"
     assert set(depths[1:]) <= {"0", "1", "2", "3"}
     assert visitor.evaluate("document.querySelector('.finding .advice').innerText").startswith("→")
+    fix = visitor.evaluate("document.querySelector('.finding details.fix').textContent")
+    assert fix.startswith("How to fix it")
+    assert "In the code: " in fix
     assert visitor.evaluate("document.querySelector('.finding .severity').innerText").split()[
         1
     ] in (
