@@ -9,7 +9,7 @@ from blocks import DOCS, ROOT
 
 PAGE = DOCS / "about" / "track-and-ato.md"
 _TEST = re.compile(r"`(?P<path>tests/[\w/]+\.py)::(?P<name>test_\w+)`")
-_DECISION = re.compile(r"\bdecisions/(?P<file>\d{4}-[\w-]+\.md)")
+_DECISION = re.compile(r"\.\./decisions/(?P<file>\d{4}-[\w-]+\.md)")
 
 # What users call in each, by its documents.
 CALLS = {
