@@ -24,7 +24,6 @@ from urllib.parse import unquote, urlsplit
 SITE = Path(__file__).resolve().parent
 DOCS = SITE.parent
 ROOT = DOCS.parent
-DECISIONS = DOCS / "contributing" / "decisions"
 OUTSIDE = "project"  # where pages lie that are made of files outside of docs
 ASSETS = {".png", ".svg", ".css"}
 
@@ -59,8 +58,6 @@ def stage_pages(pages):
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
             text = turn_page(path, target, pages, outside)
-            if path == DECISIONS / "index.md":
-                text += "\n" + list_decisions()
             target.write_text(text, "utf-8")
         elif path.suffix in ASSETS:
             shutil.copyfile(path, target)
@@ -70,14 +67,6 @@ def stage_pages(pages):
         if path not in done:
             done.add(path)
             stage_outside(path, pages, outside)
-
-
-def list_decisions():
-    lines = []
-    for path in sorted(DECISIONS.glob("0*.md")):
-        title = path.read_text("utf-8").splitlines()[0].removeprefix("# ")
-        lines.append(f"- [{title}]({path.name})")
-    return "\n".join(lines) + "\n"
 
 
 def turn_page(path, target, pages, outside):

@@ -20,10 +20,10 @@ class TestJournalStore(BackendConformance):
     TITLE = "Embedded store (journal only)"
     EXPECTED_FAILURES = {
         "test_projects_and_groups_are_described": (
-            "journals hold what runs say of themselves, and nothing of projects (decision 59)"
+            "journals store records of runs, and none of projects"
         ),
         "test_one_attempt_is_started_once": (
-            "two processes that resume one run at once are not told apart (decision 7)"
+            "journals cannot distinguish two processes that resume one run at once"
         ),
         "test_other_content_under_a_known_number_is_rejected": (
             "a stream journals a number once, so there is never a second content of it"

@@ -18,7 +18,7 @@ MOST_WORDS_OF_SENTENCE = 30
 MOST_WORDS_OF_CELL = 15
 MOST_WORDS_OF_PAGE = 900
 # Pages that are looked up, and generated ones, may be longer than a page that explains one task.
-LONG_PAGES = ("reference/", "contributing/", "extend/", "about/", "diagnose/fix-an-alert.md")
+LONG_PAGES = ("reference/", "contributing/", "extend/", "about/", "diagnose/fix-an-alert.md", "CHANGELOG.md")
 
 _FENCE = re.compile(r"^ *(`{3,})")
 _START = re.compile(r"^(What|Of|Who|Where|Whatever|Whoever|Wherever|Whether|Nobody)\b")
@@ -134,7 +134,7 @@ def find_faults(path, text):
             if found := pattern.search(sentence):
                 yield line, f"{found[0]!r}: {advice}"
     words = sum(prose.words)
-    place = path.relative_to(DOCS).as_posix() if path.is_relative_to(DOCS) else "README"
+    place = path.relative_to(DOCS).as_posix() if path.is_relative_to(DOCS) else path.name
     if words > MOST_WORDS_OF_PAGE and not place.startswith(LONG_PAGES):
         yield 1, f"the page has {words} words; split it, or link to a reference page"
 

@@ -314,7 +314,7 @@ def _may_be_place(key: str) -> bool:
 #
 # The shapes are facts that their issuers document, gathered from the rules of
 # gitleaks (MIT) and the plugins of detect-secrets (Apache-2.0), and from the
-# issuers where those lag; docs/contributing/decisions/0020-secrets-by-shape-and-name.md says
+# issuers where those lag; docs/contributing/decisions/0020-find-secrets-by-shape-and-name.md says
 # why neither is a dependency. Lengths are the least that is plausible, so that
 # a token which was cut, or has grown since, is seen too.
 
