@@ -18,7 +18,14 @@ MOST_WORDS_OF_SENTENCE = 30
 MOST_WORDS_OF_CELL = 15
 MOST_WORDS_OF_PAGE = 900
 # Pages that are looked up, and generated ones, may be longer than a page that explains one task.
-LONG_PAGES = ("reference/", "contributing/", "extend/", "about/", "diagnose/fix-an-alert.md", "CHANGELOG.md")
+LONG_PAGES = (
+    "reference/",
+    "contributing/",
+    "extend/",
+    "about/",
+    "diagnose/fix-an-alert.md",
+    "CHANGELOG.md",
+)
 
 _FENCE = re.compile(r"^ *(`{3,})")
 _START = re.compile(r"^(What|Of|Who|Where|Whatever|Whoever|Wherever|Whether|Nobody)\b")
