@@ -69,21 +69,19 @@ class BufferedWriter(Generic[R]):
 
     @property
     def open_run(self) -> OpenRun:
-        """The run that it writes to."""
+        """The open run that this writer belongs to."""
         return self._run
 
     def flush(self) -> tuple[R, ...]:
-        """Deliver every accepted record of this run to the primary store.
+        """Deliver all accepted records of this run to the primary store.
 
         Returns:
-            This logger's records since the last flush, or since `batch_size`
-            last filled, in order, whoever delivered them. Nothing where no
-            store is kept.
+            This writer's records since the last flush, or since `batch_size` was last reached, in
+            order. Empty if nothing is stored.
 
         Raises:
-            SessionStoreError: The store did not acknowledge within
-                QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); the records stay
-                queued and are delivered later.
+            SessionStoreError: The store did not answer within QUARK_PERSISTENCE_TIMEOUT_SECONDS
+                (15). The records stay queued and are delivered later.
         """
         self._run.flush()
         recent: list[R] = []
@@ -99,13 +97,13 @@ class BufferedWriter(Generic[R]):
         """
 
     def close(self) -> None:
-        """Take no more records; reading still works. A second call does nothing.
+        """Accept no more records; reading still works. A second call does nothing.
 
-        What was logged is on its way and is delivered by the end of the run;
-        an outage of the store is not raised here, unless the run is strict.
+        Accepted records are delivered by the end of the run. An outage of the store is not raised
+        here, unless the run is strict.
 
         Raises:
-            SessionStoreError: In strict mode, the primary's first delivery error.
+            SessionStoreError: In strict mode, the primary store's first delivery error.
         """
         if self._closed:
             return
