@@ -323,13 +323,12 @@ class TrainingWatch:
 
     @property
     def optimizer(self) -> Any:
-        """The optimizers that are followed now, as a tuple; set it where others take their place.
+        """Followed optimizers, as a tuple; assign new ones if they are replaced.
 
-        One that is made anew is found by itself at its first step, too, unless
-        that is compiled.
+        A new optimizer is also detected at its first step, unless that step is compiled.
 
         Raises:
-            SchemaValidationError: What is set is no optimizer.
+            SchemaValidationError: The assigned value is not an optimizer.
         """
         if self._named is not None:
             return self._named

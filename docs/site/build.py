@@ -158,9 +158,6 @@ def write_config(out):
     from quark_core.version import __version__
 
     base = (SITE / "zensical.toml").read_text("utf-8")
-    paths = f'[project.plugins.mkdocstrings.handlers.python]\npaths = ["{ROOT.as_posix()}"]\n\n'
-    mark = "[project.plugins.mkdocstrings.handlers.python.options]"
-    base = base.replace(mark, paths + mark)
     extra = f'nav = {write_toml(read_navigation())}\ncopyright = "Quark {__version__}"\n'
     config = base.replace("[project]\n", f"[project]\n{extra}", 1)
     tomllib.loads(config)

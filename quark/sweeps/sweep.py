@@ -739,7 +739,7 @@ def sweep(
 
     Raises:
         SchemaValidationError: An argument is invalid or looks like a secret, a different sweep has
-            this name, or there is no sweep to join.
+            this name, or the sweep to join does not exist.
         SessionStoreError: The store cannot be opened, or does not support sweeps.
     """
     checked = check_sweep_name(name)

@@ -504,7 +504,7 @@ def setup_tracker(
         project_name: Name of the project. Defaults to WB_PROJECT, WANDB_PROJECT, WB_PROJECT_NAME,
             MLFLOW_EXPERIMENT_NAME, then to the name of the script.
         backends: Names, as a list or separated by commas: `wandb`, `csv`, `mlflow`, any other
-            mirror or its URI, a name given to `register_backend`, or `quark` for the run's own
+            mirror or its URI, or a name given to `register_backend`. `quark` uses the run's own
             store alone. `none` does nothing. Defaults to QUARK_TRACKER_BACKENDS, QUARK_BACKENDS,
             EZPZ_TRACKER_BACKENDS, EZPZ_TRACKERS, then to `wandb`.
         config: Hyperparameters, in a form that `start_run` accepts.

@@ -325,7 +325,7 @@ def migrate_store(storage_dir: str | Path | None = None, *, generated_at: str | 
         The schema version of the store: `CURRENT_SCHEMA_VERSION`.
 
     Raises:
-        SchemaMigrationError: There is no store, it is not a Quark store, it is newer than this
+        SchemaMigrationError: The store does not exist, is not a Quark store, is newer than this
             Quark, damaged or read-only, or an older Quark is writing to it. It was not changed.
         SchemaValidationError: `storage_dir` is not a path, or `generated_at` is not ISO 8601 text.
     """

@@ -170,7 +170,7 @@ def _encoding_of(annotation: Any) -> str:
 
 
 CURRENT_SCHEMA_VERSION = 6
-"""Version of the records and of the stores that hold them."""
+"""Schema version of the records and stores that this version of Quark writes."""
 
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 TERMINAL_STATUSES = ("completed", "failed", "interrupted")

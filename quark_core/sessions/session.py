@@ -196,8 +196,8 @@ class Fingerprints:
 
         Args:
             key: Name, such as "train".
-            source: Path of a file or folder, a glob pattern, an array, tensor or table, a data set
-                of Hugging Face or torch, or a `.dvc` file or Git LFS pointer.
+            source: Path of a file or folder, a glob pattern, an array, tensor or table, or a data
+                set of Hugging Face or torch. Also a `.dvc` file or Git LFS pointer.
             level: `sample` reads 16 blocks of 64 kB of each file or array, `full` reads everything.
                 Defaults to `sample`.
 

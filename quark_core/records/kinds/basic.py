@@ -14,7 +14,7 @@ from quark_core.records.names import check_name, split_name
 EventSeverity = Literal["debug", "info", "warning", "error", "critical"]
 """Severities of events, the mildest first."""
 LogIdentifier = Literal["Info", "Warning", "Error"]
-"""The three headings under which an event is shown."""
+"""Values of the argument `identifier` of `add_log`."""
 LifecycleAction = Literal[
     "start",
     "config",

@@ -144,8 +144,8 @@ class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
         sample_variation_ratio: Share of an activation's energy that differs between samples, 0 to
             1. It is near 0 if all samples get the same output. Estimated from up to six evenly
             spaced samples and the first 1024 elements of each. None for gradients, without units or
-            with one unit, with fewer than two samples, for zero or non-finite samples, and for
-            values measured on a device or in a compiled model.
+            with one unit, with fewer than two samples, and for zero or non-finite samples. Also
+            None for values measured on a device or in a compiled model.
     """
 
     module_name: str
