@@ -578,9 +578,9 @@ class LoopMetrics:
         Args:
             key: Full key, as in `log`. Up to 1,000 keys per run are recorded.
             value: Value, as in `log`. NaN and infinities are counted separately.
-            keep: Statistics to keep. Defaults to "stat": count, mean, standard deviation, min, max
-                and quantiles. "ring" is the newest 50 values, with mean, min and max. "value" is
-                the newest value. "series" is each value as a metric point, which needs a step.
+            keep: Statistics to keep. Defaults to `stat`: count, mean, standard deviation, min, max
+                and quantiles. `ring` is the newest 50 values, with mean, min and max. `value` is
+                the newest value. `series` is each value as a metric point, which needs a step.
             step: Step of the value. Defaults to the step set by `session.step`, then to that of the
                 newest metric.
 

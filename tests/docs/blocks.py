@@ -9,8 +9,8 @@ A page says in HTML comments, which no reader sees, how its blocks are run:
     <!-- not run: needs a cluster -->            the next block is only compiled
     <!-- exit status 1 -->                       how the next block's last command ends
     <!-- fails with SessionStoreError -->        what the next block raises
-    <!-- example: needs torch -->                from here on a new page, as it were: an empty folder,
-                                                 no names; skipped without what it needs
+    <!-- example: needs torch -->                what follows begins in an empty folder, without
+                                                 names, and is skipped without what it needs
 """
 
 import re
