@@ -150,7 +150,7 @@ def read_entries(index):
                 section.append({found["title"]: [inside, *read_entries(file)]})
             else:
                 section.append({found["title"].strip("`"): inside})
-    return [each for each in entries if each not in ({}, [])]
+    return [each for each in entries if any(each.values())]
 
 
 def write_config(out):
