@@ -55,7 +55,7 @@ class HookScheduleConfig:
 
     @property
     def never_fires(self) -> bool:
-        """Whether no step is ever due."""
+        """Whether no step is sampled."""
         return self.every_n_steps is None and not self._explicit
 
     def is_due(self, step: int) -> bool:

@@ -20,6 +20,7 @@ import sys
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 INPUTS = Path(__file__).resolve().parent / "api"
 WIDTH = 88
@@ -186,6 +187,31 @@ def write_default(node, names):
     return "..."
 
 
+def write_type(node, names):
+    """An annotation; a named choice of words is written out: `Literal["min", "max"]`."""
+
+    def expand(name):
+        value = names.get(name[0]) or find_words(name[0])
+        if get_origin(value) is not Literal:
+            return name[0]
+        return "Literal[" + ", ".join(f'"{word}"' for word in get_args(value)) + "]"
+
+    text = ast.unparse(node).replace("'", '"')
+    if text.startswith(("Literal", "ClassVar")):
+        return text
+    return re.sub(r"(?<![\w.\"])[A-Z]\w+", expand, text)
+
+
+@functools.cache
+def find_words(name):
+    """A choice of words that a module imports for its annotations alone."""
+    for module in sorted(name for name in sys.modules if name.startswith("quark")):
+        value = getattr(sys.modules[module], "__dict__", {}).get(name)
+        if get_origin(value) is Literal:
+            return value
+    return None
+
+
 def list_parameters(function):
     """The parameters of a function as texts, without self and cls; `**x: Unpack[T]` by its keys."""
     node, names = find_node(function), function.__globals__
@@ -197,7 +223,7 @@ def list_parameters(function):
     def add(arg, default, prefix=""):
         text = prefix + arg.arg
         if arg.annotation is not None:
-            text += f": {ast.unparse(arg.annotation)}".replace("'", '"')
+            text += f": {write_type(arg.annotation, names)}"
         if default is not None:
             equals = " = " if arg.annotation is not None else "="
             text += equals + write_default(default, names)
@@ -232,7 +258,7 @@ def write_def(name, function, *, prefix="", first=()):
     """A function's signature as Python: on one line where that fits, else a line a parameter."""
     parameters = [*first, *list_parameters(function)]
     returns = find_node(function).returns
-    arrow = f" -> {ast.unparse(returns)}".replace("'", '"') if returns is not None else ""
+    arrow = f" -> {write_type(returns, function.__globals__)}" if returns is not None else ""
     one = f"{prefix}def {name}({', '.join(parameters)}){arrow}: ..."
     if len(one) <= WIDTH:
         return one
@@ -257,7 +283,7 @@ def write_class(cls):
     lines = []
     for each in node.body:
         if isinstance(each, ast.AnnAssign) and not each.target.id.startswith("_"):
-            kind = ast.unparse(each.annotation).replace("'", '"')
+            kind = write_type(each.annotation, names)
             if not kind.startswith("ClassVar"):
                 default = write_default(each.value, names) if each.value else None
                 lines.append(write_field(each.target.id, kind, default))
@@ -394,6 +420,7 @@ class PageWriter:
         function = thing if inspect.isclass(thing) else inspect.unwrap(thing)
         if inspect.ismethod(function):
             function = function.__func__
+        self.shown[function] = (self.subject.file, name.lower())
         doc = read_docstring(function)
         code = write_class(thing) if inspect.isclass(thing) else write_def(name, function)
         self.parts += [write_signature(code), write_text(doc.text)]
@@ -426,7 +453,8 @@ class PageWriter:
             if is_property(thing):
                 kind = find_node(function).returns
                 typed = f" (`{ast.unparse(kind)}`)".replace("'", '"') if kind is not None else ""
-                properties.append(f"- `{name}`{typed}: {get_summary(function)}")
+                text = " ".join(read_docstring(function).text.split())
+                properties.append(f"- `{name}`{typed}: {text}")
             elif function in self.shown:
                 elsewhere.append(f"[`{name}`]({self.relate(self.shown[function])})")
             else:
@@ -434,7 +462,7 @@ class PageWriter:
         if properties:
             self.parts.append("**Properties**\n\n" + "\n".join(properties))
         if elsewhere:
-            self.parts.append(f"**Inherited methods:** {', '.join(elsewhere)}")
+            self.parts.append(f"**Methods described elsewhere:** {', '.join(elsewhere)}")
         for name, function in methods:
             self.write_method(cls, name, function)
 

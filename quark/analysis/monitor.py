@@ -99,8 +99,9 @@ def monitor(
             alert. None does not halt.
         config: Rules and their options. Defaults to `AnalyzerEngineConfig()`.
         min_interval_s: Minimum number of seconds between two checks.
-        notify: Notification targets: a URL (`slack://…`, `mailto://…`, `webhook+https://…`), a
-            function, or a list of them. Defaults to QUARK_NOTIFY.
+        notify: Notification targets: a URL of Apprise (`slack://…`, `mailto://…`; extra `notify`),
+            `webhook+https://…`, a function, or a list of them. Each alert is reported once per run.
+            URLs are treated as secrets: they are not logged. Defaults to QUARK_NOTIFY.
         notify_on: Events to report: a minimum severity, and any of `failed`, `lost`, `interrupted`,
             `finished`. Defaults to QUARK_NOTIFY_ON, then to "error, failed, lost".
 
@@ -146,18 +147,8 @@ class TrainingMonitor:
     forked children, and not with `backends="none"`.
 
     Args:
-        session: A TrainingSession, or its RunContext.
-        every_n_steps: Number of steps between two checks.
-        on_alert: Function called with each alert, in the monitor's thread.
-        halt_on: `error` or `critical`: raise TrainingHalted at the next logging call after such an
-            alert. None does not halt.
-        config: Rules and their options. Defaults to `AnalyzerEngineConfig()`.
-        min_interval_s: Minimum number of seconds between two checks.
-        notify: Notification targets: a URL of Apprise (extra `notify`), `webhook+https://…`, a
-            function, or a list of them. Defaults to QUARK_NOTIFY. URLs are treated as secrets: they
-            are not logged. Each alert is reported once per run.
-        notify_on: Events to report: a minimum severity, and any of `failed`, `lost`, `interrupted`,
-            `finished`. Defaults to QUARK_NOTIFY_ON, then to "error, failed, lost".
+        session, every_n_steps, on_alert, halt_on, config, min_interval_s, notify, notify_on: See
+            `quark.monitor`.
 
     Raises:
         SchemaValidationError: An argument is invalid. The message names it.
@@ -251,7 +242,7 @@ class TrainingMonitor:
         self._end(run_ends=True)
 
     def bind(self) -> None:
-        """In a forked child: be closed, since the thread is the parent's."""
+        """Close the monitor in a forked child, because its thread belongs to the parent."""
         if self._run.forked:
             self._lock = threading.Lock()
             self._closed = True

@@ -473,7 +473,7 @@ class RunReport:
         return bundle(self)
 
     def show_static(self) -> str:
-        """What is in it without curves, as HTML that needs neither scripts nor styles."""
+        """Return the content without curves, as HTML without scripts and styles."""
         runs = "".join(map(show_run, self._runs))
         return runs + "".join(map(show_comparison, self._comparisons))
 

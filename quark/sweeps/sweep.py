@@ -391,10 +391,10 @@ class Sweep:
         return f"Sweep({self.name!r} of {self.project!r}, {search}, {trials}, {goals})"
 
     def hold_given(self, number: int, token: int, earlier_run_id: str | None = None) -> Trial:
-        """A trial that somebody else has claimed for this process.
+        """Return a trial that another process has claimed for this one.
 
         Raises:
-            SchemaValidationError: There is no such trial, or it was claimed again since.
+            SchemaValidationError: The trial does not exist, or was claimed again since.
             SessionStoreError: The store does not answer.
         """
         stored = self._load_trial(number)

@@ -326,12 +326,12 @@ class Trial(RunExtension):
 
     @property
     def claim(self) -> TrialClaim:
-        """By what it is held."""
+        """Claim that holds the trial."""
         return self._stored.claim
 
     @property
     def stored(self) -> StoredTrial:
-        """The trial as it was claimed."""
+        """Stored state of the trial when it was claimed."""
         return self._stored
 
     @property
@@ -440,11 +440,11 @@ class Trial(RunExtension):
         self._say("suspended", reason)
 
     def stop_with(self, state: TrialState, reason: str) -> None:
-        """Say what becomes of it, and have its training stopped at the next call that logs.
+        """Set the final state, and stop the training at its next logging call.
 
         Args:
             state: A final state, such as `pruned` or `failed`.
-            reason: Why.
+            reason: Reason for the state.
         """
         with self._lock:
             self._say(state, reason)
@@ -459,23 +459,23 @@ class Trial(RunExtension):
 
     @property
     def storage_dir(self) -> Path:
-        """The storage root of its sweep."""
+        """Storage folder of the sweep."""
         return self._sweep.link.storage_dir
 
     @property
     def objective(self) -> Objective:
-        """What its run is judged by."""
+        """Objective of the run."""
         goal = self._sweep.definition.goals[0]
         return Objective(goal.metric, "max" if goal.mode == "max" else "min")
 
     def describe_start(self) -> Mapping[str, Any]:
-        """The claim by which it is held."""
+        """Return the claim, for the record of the run's start."""
         claim = self.claim
         said = {"sweep_id": claim.sweep_id, "number": claim.number, "token": claim.token}
         return {"trial": said}
 
     def bind(self, draft: RunDraft) -> None:
-        """Make a run that begins now its run, unless it has one."""
+        """Attach the trial to a run that is starting, unless it has one."""
         if self._run is not None:
             return
         draft.extensions[Trial] = self
@@ -509,7 +509,11 @@ class Trial(RunExtension):
         return note_source(joined, self._stored.parameters, source)
 
     def take(self, session: TrainingSession) -> bool:
-        """Be the trial of a run that has just begun here; whether faults in it are to stop it."""
+        """Attach the trial to a run that has just started in this process.
+
+        Returns:
+            Whether problems that a monitor finds stop the run.
+        """
         run = session.open_run
         with self._lock:
             self._run, self._session = run, session
@@ -524,7 +528,7 @@ class Trial(RunExtension):
         return self._sweep.definition.stop_broken and run.leads
 
     def describe_end(self, run: OpenRun, status: RunStatus) -> Mapping[str, Any]:
-        """Its result, for the record of its run's end."""
+        """Return the result, for the record of the run's end."""
         if run is not self._run:
             return {}
         result = self._conclude(status, None if run.ending is None else run.ending.message)
@@ -534,7 +538,7 @@ class Trial(RunExtension):
         return {"trial": msgspec.to_builtins(result)}
 
     def summarize(self) -> str:
-        """What has become of it, as the last line of its run says it; its run has ended."""
+        """Return the result in one line, after the run has ended."""
         result = self._told or self._conclude("completed", None)
         goals = self._sweep.definition.goals
         values = result.values or ()
@@ -549,20 +553,20 @@ class Trial(RunExtension):
         return f"{told}{': ' if said else ''}{said} ({parameters})"
 
     def catches(self, error: BaseException) -> bool:
-        """Whether an error is the one by which the sweep stops this trial, and no more."""
+        """Return whether an error is the one with which the sweep stops this trial."""
         return error is self._stop_error
 
     # What its worker does with it.
 
     def hold(self) -> None:
-        """Keep it from others, from now on until it is settled."""
+        """Renew the claim until the trial is settled."""
         self._keeper.start()
 
     def finish(self) -> None:
-        """Settle what is still open, after its work is done without an exception.
+        """Settle the trial after its work ended without an exception.
 
         Raises:
-            SessionStoreError: Its run cannot be ended.
+            SessionStoreError: The run cannot be ended.
         """
         session = self.session
         if session is not None and session in open_runs.sessions:
@@ -591,7 +595,7 @@ class Trial(RunExtension):
         )  # fmt: skip
 
     def end_failed(self, error: Exception) -> None:
-        """Say that what was done with it has failed, where its run has not said so itself."""
+        """Mark the trial as failed, unless its run has done so."""
         if self._told is None and (self._run is None or not self._has_ended):
             said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             session = self.session
@@ -602,11 +606,11 @@ class Trial(RunExtension):
                 self._told = TrialResult(state="waiting", reason=self._clean(said))
 
     def release(self, reason: str, *, state: TrialState = "suspended") -> None:
-        """Give it back where nothing has become of it; never raises.
+        """Release an unsettled trial; does not raise.
 
         Args:
-            reason: Why.
-            state: `suspended`, or `waiting` where that counts as a failure.
+            reason: Reason for the release.
+            state: `suspended`, or `waiting` if the release counts as a failure.
         """
         if self._sweep.link.is_forked:
             return  # its parent's, which goes on with it
@@ -624,10 +628,10 @@ class Trial(RunExtension):
                          self._sweep.definition.lease_s)  # fmt: skip
 
     def take_result(self, returned: object) -> None:
-        """Take what a training function has returned as the trial's figures.
+        """Use the return value of a training function as the trial's values.
 
         Raises:
-            SchemaValidationError: It is neither None nor figures.
+            SchemaValidationError: The value is neither None nor numbers.
         """
         if returned is None:
             return

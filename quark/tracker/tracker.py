@@ -79,7 +79,7 @@ class Tracker:
         mirrors: Sequence[MirrorBackend],
         lanes: Sequence[CallLane],
     ) -> Tracker:
-        """A tracker of parts that `setup_tracker` has made."""
+        """Create a tracker from parts that `setup_tracker` has made."""
         tracker = cls.__new__(cls)
         tracker._assemble(session, mirrors, lanes)
         return tracker
@@ -322,11 +322,11 @@ class Tracker:
         self._finish(error)
 
     def finish_at_exit(self) -> None:
-        """Write what waits and end one's own backends; the run is ended as all runs are at exit."""
+        """Flush and close custom backends at process exit; the run ends as other runs do."""
         self._finish(None, end_run=False)
 
     def become_child(self) -> None:
-        """This process was forked: it can log to the run, and the backends are the parent's."""
+        """Adapt to a fork: the child can log to the run; the backends are the parent's."""
         self._lanes = []
         if self._run is not None:
             self._run.become_child()

@@ -92,7 +92,7 @@ class MirrorBackend(TrackerBackend):
         self._beginning = threading.RLock()
 
     def attach(self, tracker: Any, find_run: Callable[[], MirrorRun | None]) -> None:
-        """Belong to a tracker from now on; a run that it has begun alone is ended."""
+        """Attach to a tracker, and end a run that the backend started alone."""
         with self._beginning:
             if not self._stands_alone or self._tracker is not None:
                 self.finish()

@@ -221,10 +221,10 @@ class StreamRecord(Record, frozen=True, gc=False):
         return format_time(self.time_us)
 
     def list_figures(self) -> Iterator[tuple[str, float]]:
-        """The curves that the record adds a point to, each with its value.
+        """List the curves that the record adds a point to, each with its value.
 
-        Each number, under the table and what the record names. Mirrors have names of their own
-        for the curves of some types.
+        Keys consist of the table, the name and the field. Mirrors may use other names for the
+        curves of some types.
         """
         if not self.HAS_FIGURES:
             return

@@ -43,7 +43,7 @@ class ProjectRecord(Record, frozen=True, gc=False):
 
     @staticmethod
     def derive_id(name: str) -> str:
-        """The id of a project: the same in every process, so that no one need ask the store."""
+        """Return the ID of a project, which is the same in each process."""
         return f"p{xxhash.xxh3_64_hexdigest(name.encode('utf-8', 'replace'))}"
 
 
@@ -152,7 +152,7 @@ class StopRequest(Record, frozen=True, gc=False):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is known who asks: that it was seen may arrive before the request itself."""
+        """Whether the author is known; the receipt may arrive before the request."""
         return bool(self.by)
 
     def describe(self) -> str:

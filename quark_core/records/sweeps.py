@@ -233,5 +233,5 @@ class StoredTrial(Record, frozen=True, gc=False):
 
     @property
     def claim(self) -> TrialClaim:
-        """The newest claim of it."""
+        """Newest claim of the trial."""
         return TrialClaim(self.sweep_id, self.number, self.token)

@@ -495,7 +495,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
 
     @property
     def extensions(self) -> dict[type, object]:
-        """State that plugins keep with this run, by its type; a forked child begins with none."""
+        """State of plugins for this run, by type; empty in a forked child."""
         return self._run.extensions
 
     @property
@@ -673,9 +673,9 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         """End the run and return its last context.
 
         The call waits for the primary store as long as it makes progress. It stops waiting after
-        QUARK_EXIT_TIMEOUT_SECONDS (10) without progress, or after 12 times as long. Mirrors get 2
-        s, or as long as the store if that variable is set. Another process delivers the rest. If
-        records are left for `quark sync`, a message is logged.
+        QUARK_EXIT_TIMEOUT_SECONDS (10) without progress, or after 12 times as long in total.
+        Mirrors get 2 s, or as long as the store if that variable is set. Another process delivers
+        the rest. If records are left for `quark sync`, a message is logged.
 
         If other processes have the run open, it waits for them for up to
         QUARK_WRITERS_TIMEOUT_SECONDS (2). Their later records are kept.
@@ -894,7 +894,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             _log.exception("the end of run %s could not be recorded", self.run_id)
 
     def log_error(self, error: BaseException, status: RunStatus) -> None:
-        """Write the exception that ends the run into it; see `run_ending.log_error`."""
+        """Log the exception that ends the run."""
         check_choice(status, "status", get_args(RunStatus))
         log_error(self._run, error, status)
 

@@ -101,7 +101,7 @@ class PendingArtifact:
         return self._record
 
     def settle(self, work: Callable[[], ArtifactRecord]) -> BaseException | None:
-        """Do the work, and keep what came of it; returns why it failed."""
+        """Do the work and keep its result; return the error if it failed."""
         try:
             self._record = work()
         except Exception as error:  # noqa: BLE001 - whoever waits is told
@@ -111,7 +111,7 @@ class PendingArtifact:
         return self._error
 
     def fail(self, error: BaseException) -> None:
-        """It is not stored, and will not be."""
+        """Mark the artifact as failed."""
         self._error = error
         self._done.set()
 
@@ -477,7 +477,7 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         )
 
     def settle(self) -> None:
-        """Wait for what is being stored beside training, as long as it gets on."""
+        """Wait for pending artifacts, as long as they make progress."""
         self._background.finish()
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class BufferedWriter(Generic[R]):
         self._closed = False
 
     def bind(self) -> None:
-        """Take up the run's stream; called again where a fork has replaced it."""
+        """Connect to the run's stream; called again after a fork."""
         stream = self._run.stream
         channel = stream.channel(self.KIND)
         channel.fit_frames(self._batch_size)
@@ -91,10 +91,7 @@ class BufferedWriter(Generic[R]):
         return tuple(recent) if self._run.stream.active else ()
 
     def settle(self) -> None:
-        """Hand over what is still being worked out; called before the run ends.
-
-        Waits for a moment at most.
-        """
+        """Submit pending work before the run ends; waits briefly."""
 
     def close(self) -> None:
         """Accept no more records; reading still works. A second call does nothing.
@@ -155,15 +152,14 @@ class BufferedWriter(Generic[R]):
             self._recent_records = 0
 
     def check_open(self, call: str) -> None:
-        """See that this writer, and its run, take records.
+        """Check that this writer and its run accept records.
 
         Args:
-            call: How the error begins.
+            call: Start of the error message.
 
         Raises:
-            InvalidRunStateError: The writer is closed, or the run has ended or
-                is open for reading only.
-            SessionStoreError: In strict mode, the primary's first delivery error.
+            InvalidRunStateError: The writer is closed, or the run has ended or is open for reading.
+            SessionStoreError: In strict mode, the primary store's first delivery error.
         """
         self._check_open(call)
 

@@ -345,7 +345,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         self._usual_adapter = MappingBatchMetadataAdapter()
 
     def bind(self) -> None:
-        """Take up the run's stream, and what its records begin with."""
+        """Connect to the run's stream."""
         super().bind()
         # Guards what is counted of bad batches, and is new where a fork may have left it locked.
         self._lock = threading.Lock()

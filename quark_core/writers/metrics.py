@@ -407,7 +407,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         self._shapes: dict[Any, tuple[MetricKey, ...]] = {}
 
     def bind(self) -> None:
-        """Take up the run's stream, and what its records begin with."""
+        """Connect to the run's stream."""
         super().bind()
         self._bind_gatherings()
 

@@ -390,26 +390,26 @@ class StepTelemetryScope:
 
     @property
     def counts(self) -> dict[str, float] | None:
-        """What the step has said that it does, or None."""
+        """Amount of work of the step, or None."""
         return self._counts
 
     @property
     def start_s(self) -> float | None:
-        """When it began, by `perf_counter`; None of a step that the cadence leaves out."""
+        """Start by `perf_counter`, or None if the step is not sampled."""
         return self._start_s if self._sampled else None
 
     @property
     def sampled(self) -> bool:
-        """Whether the cadence asks for a record of this step."""
+        """Whether the step is sampled."""
         return self._sampled
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """JSON values that were given with the step, or None."""
+        """JSON values passed with the step, or None."""
         return self._metadata
 
     def measure_wall_times(self) -> StepTimes:
-        """Times by the host's clock, once finished."""
+        """Return the times by the host's clock, once the step is finished."""
         if self._ready_s is None:
             return StepTimes((self._end_s - self._start_s) * 1000.0, None, None)
         data_ms = (self._ready_s - self._start_s) * 1000.0
@@ -417,7 +417,7 @@ class StepTelemetryScope:
         return StepTimes(data_ms + compute_ms, data_ms, compute_ms)
 
     def mark_end(self) -> DeviceMarks | None:
-        """The moments on the device, the end marked now; None where one could not be marked."""
+        """Mark the end on the device and return its events, or None if that fails."""
         if self._pending is None or self._start is None:
             return None
         if self._ready_s is not None and self._ready is None:

@@ -151,11 +151,11 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
 
     @property
     def records_machine(self) -> bool:
-        """Whether what it records has figures of the machine."""
+        """Whether the records include system metrics."""
         return self._captures and not self._closed
 
     def bind(self) -> None:
-        """Take up the run's stream, and what its records begin with."""
+        """Connect to the run's stream."""
         super().bind()
         metrics = self._run.stream.channel(MetricRecord.KIND)
         if self._config.emit_scalar_metrics:
@@ -405,7 +405,7 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         return self._overflow_count, self._skipped_step_count
 
     def settle(self) -> None:
-        """Record what a GPU has not finished; waits for it for a second at most."""
+        """Record steps that a GPU has not finished, after waiting up to one second."""
         if self._pending is not None:
             self._pending.settle(_SETTLE_TIMEOUT_S)
 

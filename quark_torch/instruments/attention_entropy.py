@@ -62,7 +62,7 @@ class AttentionEntropy(Instrument):
         self._asks = ask_for_weights
 
     def select(self, name: str, module: nn.Module) -> bool:
-        """Whether a module attends."""
+        """Return whether a module is an attention module."""
         if self._choose is not None:
             return bool(self._choose(name, module))
         if _USUAL not in type(module).__name__:
@@ -76,7 +76,7 @@ class AttentionEntropy(Instrument):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> dict[str, Any] | None:
-        """Ask for weights that nobody has asked for."""
+        """Request attention weights if the model does not."""
         if not self._asks or not isinstance(module, nn.MultiheadAttention):
             return None
         if len(args) > _NEED_WEIGHTS_AT or kwargs.get("need_weights", True):
@@ -91,7 +91,7 @@ class AttentionEntropy(Instrument):
         kwargs: Mapping[str, Any],  # noqa: ARG002
         output: Any,
     ) -> Measured | None:
-        """Entropies of one call."""
+        """Return the entropies of one call."""
         weights = _find_weights(output)
         if weights is None:
             return None
@@ -119,7 +119,7 @@ class AttentionEntropy(Instrument):
         return found
 
     def explain_silence(self) -> str:
-        """Where weights come from."""
+        """Return where attention weights come from."""
         return (
             "the modules gave no attention weights, which fused kernels (flash, SDPA) never have; "
             "nn.MultiheadAttention gives them with need_weights=True, or by "

@@ -89,13 +89,13 @@ class RouterLoad(Instrument):
         self._holders: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
 
     def attach(self, model: nn.Module) -> None:
-        """Note which module holds which: it often knows how many experts a token gets."""
+        """Record the parents of modules, which often know the number of experts per token."""
         for place in name_modules(model):
             for child in place.module.children():
                 self._holders[child] = place.module
 
     def select(self, name: str, module: nn.Module) -> bool:
-        """Whether a module is a router."""
+        """Return whether a module is a router."""
         return bool(self._choose(name, module))
 
     def measure(
@@ -106,7 +106,7 @@ class RouterLoad(Instrument):
         kwargs: Mapping[str, Any],  # noqa: ARG002
         output: Any,
     ) -> Measured | None:
-        """Loads and entropies of one call."""
+        """Return the loads and entropies of one call."""
         logits, chosen = _find_routing(output if self._read is None else self._read(output))
         if logits is None and chosen is None:
             return None
@@ -146,7 +146,7 @@ class RouterLoad(Instrument):
         return found
 
     def explain_silence(self) -> str:
-        """What a router must give."""
+        """Return the required output of a router."""
         return (
             "the routers gave neither logits nor indexes of experts; RouterLoad(read=…) can make a "
             "quark.Routing of what they gave"

@@ -29,9 +29,9 @@ class HookEngineConfig:
         dead_unit_epsilon: Magnitude up to which an activation counts as zero in `zero_ratio` and
             `dead_unit_ratio`.
         saturation_threshold: Share of a module's range from which an activation is saturated, above
-            0.5 and below 1. None disables saturation ratios. Tanh: |x| >= 0.95. Hardtanh: the same,
-            relative to its bounds. Sigmoid and Hardsigmoid: x <= 0.05 or x >= 0.95. ReLU6: x >=
-            5.7.
+            0.5 and below 1. None disables saturation ratios. The default of 0.95 means |x| >= 0.95
+            for Tanh, and the same relative to the bounds for Hardtanh. For Sigmoid and Hardsigmoid
+            it means x <= 0.05 or x >= 0.95, for ReLU6 x >= 5.7.
         saturation_module_types: Class names of the modules with a saturation ratio. Modules with an
             unknown range count as -1 to 1.
         capture_all_outputs: Whether to record each tensor that a module returns, instead of the

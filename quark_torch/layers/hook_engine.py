@@ -183,7 +183,7 @@ class HookEngine(LayerRecording):
         return self._is_due(take_step(self._run, step, _NO_STEP))
 
     def follow(self, is_due: Callable[[int], bool]) -> None:
-        """Ask this from now on, in place of the schedule, whether a step is probed."""
+        """Use a function instead of the schedule to decide whether a step is sampled."""
         self._is_due = is_due
 
     def begin_step(self, step: int, *, epoch: int | None = None) -> bool:
@@ -266,7 +266,7 @@ class HookEngine(LayerRecording):
         self._check_overhead()
 
     def drop_step(self) -> None:
-        """End a step that was none: take the hooks out, and record nothing more of it."""
+        """Discard the open step: remove the hooks and record nothing more of it."""
         probed, self._probed = self._probed, None
         if probed is not None:
             if self._compiled is not None:
@@ -285,7 +285,7 @@ class HookEngine(LayerRecording):
         return _StepScope(self, step, epoch)
 
     def settle(self) -> None:
-        """Record what a device is still working out; waits for it for a moment at most."""
+        """Record pending measurements of a device, after a brief wait."""
         if self._compiled is not None:
             self._compiled.poll(must_wait=True)
         super().settle()

@@ -137,7 +137,7 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
         super().__init__(session, batch_size=batch_size)
 
     def bind(self) -> None:
-        """Take up the run's stream, and what its records begin with."""
+        """Connect to the run's stream."""
         super().bind()
         origin = self._run.origin
         self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)

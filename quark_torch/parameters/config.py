@@ -103,7 +103,7 @@ class ParameterDiagnosticsConfig:
 
     @property
     def captures_updates(self) -> bool:
-        """Whether anything is wanted of what the optimizer did."""
+        """Whether any statistic of updates is requested."""
         return self.capture_summaries or (
             self.capture_distributions and "update" in self.distribution_types
         )

@@ -231,12 +231,12 @@ class ParameterDiagnostics(ParameterReadback):
 
     @property
     def has_stepped(self) -> bool:
-        """Whether an optimizer has ended a step since the last snapshot was asked for."""
+        """Whether an optimizer has stepped since the last call of `snapshot`."""
         return any(self._steps.has_stepped(index) for index in range(len(self._optimizers)))
 
     @property
     def step_totals(self) -> Sequence[int]:
-        """How many steps each optimizer has ended; empty where one of them cannot be followed."""
+        """Number of steps of each optimizer; empty if one cannot be followed."""
         return self._steps.totals
 
     @property
@@ -281,11 +281,15 @@ class ParameterDiagnostics(ParameterReadback):
         epoch: int | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Snapshot:
-        """As `snapshot`, at the end of a loop's step that may be a part of the optimizer's.
+        """Record as `snapshot` does, in a loop with gradient accumulation.
 
         Args:
-            pace: What says whether it is time, in place of the schedule.
-            step, epoch, metadata: As of `snapshot`, which raises as this does.
+            pace: Object that decides whether the step is due, instead of the schedule.
+            step, epoch, metadata: See `snapshot`.
+
+        Raises:
+            SchemaValidationError: An argument is invalid. The message names it.
+            InvalidRunStateError: This object is closed or the run has ended.
         """
         step, epoch = self._check(step, epoch)
         was_waiting = pace.is_waiting

@@ -49,7 +49,7 @@ class ArtifactLinkRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse a link to nothing, and an alias without a name."""
+        """Reject a link without a target, and an alias without a name."""
         name = type(self).__name__
         if not is_sha256(self.sha256):
             raise SchemaValidationError(f"{name}.sha256 must be 64 lowercase hexadecimal digits")

@@ -67,7 +67,7 @@ class MetricRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse a point that is nowhere, and a key that does not agree with its parts."""
+        """Reject a point without step and epoch, and a key that contradicts its parts."""
         name = type(self).__name__
         if self.step is None and self.epoch is None:
             raise SchemaValidationError(f"{name} needs a step or an epoch")
@@ -139,7 +139,7 @@ class EventRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse a type that is none."""
+        """Reject an invalid event type."""
         check_event_type(self.event_type, f"{type(self).__name__}.event_type")
 
     @classmethod

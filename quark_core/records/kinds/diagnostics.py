@@ -321,7 +321,7 @@ class ParameterDistributionRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse edges and counts that are no histogram."""
+        """Reject edges and counts that do not form a histogram."""
         name = type(self).__name__
         check_histogram(self.bin_edges, self.counts, f"{name}.bin_edges", f"{name}.counts")
 
@@ -356,7 +356,7 @@ class BatchDiagnosticRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse counts that count nothing, and samples that are not those of the batch."""
+        """Reject invalid counts, and samples that do not match the batch size."""
         name = type(self).__name__
         for label, count in (self.class_counts or {}).items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
@@ -421,16 +421,16 @@ class ArtifactRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse a key that does not agree with its parts, and places elsewhere."""
+        """Reject a key that contradicts its parts, and paths outside the run's folder."""
         name = type(self).__name__
         check_key(name, "artifact", self.artifact_key, self.namespace, self.artifact_name)
         self.check_places()
 
     def check_places(self) -> None:
-        """Refuse an artifact whose hash, type, key or paths could name a file elsewhere.
+        """Reject an artifact whose hash, type, key or paths could name a file elsewhere.
 
-        Every way into a store asks this; whoever makes files of records asks again, since a
-        store may be older than that, or somebody else's.
+        Each way into a store calls this. Code that writes files from records calls it again,
+        because a store may be older or from another source.
 
         Raises:
             SchemaValidationError: One of them could.

@@ -150,7 +150,7 @@ class HealthScoreRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse a score that is none."""
+        """Reject an invalid score."""
         if not 0 <= self.score <= 100:
             raise SchemaValidationError(
                 f"HealthScoreRecord.score must be from 0 to 100, got {self.score!r:.40}"
