@@ -5,6 +5,8 @@ import re
 
 import click
 
+_COMMAND = re.compile(r"(\$ )?([A-Z_]+=\S+ )*quark\b")
+
 INTRO = """\
 # Command line
 
@@ -91,14 +93,18 @@ def write_parameters(command, context):
 def split_help(command):
     """The help of a command as paragraphs of Markdown; the first is its summary."""
     text = inspect.cleandoc(command.help or "").split("\f")[0]
+    if command.epilog:
+        text += f"\n\n{inspect.cleandoc(command.epilog)}"
     written = []
     for paragraph in re.split(r"\n\s*\n", text):
         is_kept = paragraph.startswith("\b")
         lines = paragraph.removeprefix("\b").strip("\n").splitlines()
         if re.match(r"Exit (status|code)s?:", lines[0] if lines else ""):
             written.append(write_exit_status(lines))
-        elif is_kept and re.match(r"\$?quark ", lines[0]):
-            code = "\n".join(f"$ {line}" for line in lines)
+        elif is_kept and _COMMAND.match(lines[-1].strip()):
+            if not _COMMAND.match(lines[0].strip()):  # such as "Examples:"
+                written.append(f"**{lines.pop(0).rstrip(':')}**")
+            code = "\n".join(f"$ {line.strip().removeprefix('$ ')}" for line in lines)
             written.append(f"<!-- not run: an example of the help -->\n```console\n{code}\n```")
         elif is_kept:
             body = "\n".join(lines)

@@ -242,8 +242,8 @@ current_trial: ContextVar[Trial | None] = ContextVar("quark_current_trial", defa
 class Trial(RunExtension):
     """Trial of a sweep that this process holds.
 
-    Made by a loop over a sweep, by `sweep.claim()`, or by QUARK_TRIAL. A mapping of parameter names
-    to values. Thread-safe.
+    Made by a loop over a sweep, by `sweep.claim()`, or by QUARK_TRIAL. `trial["lr"]` is the value
+    of a parameter, and `{**trial}` is a dict of all of them. Thread-safe.
 
     Attributes:
         number: Number of the trial in the sweep, from 0.

@@ -101,7 +101,7 @@ class MirrorBackend(TrackerBackend):
 
     @property
     def run(self) -> MirrorRun | None:
-        """Data of the run in the mirror, or None before the first log call."""
+        """Data of the run in the mirror, or None before a tracker uses the backend."""
         return self._find_run()
 
     @property

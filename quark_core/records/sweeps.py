@@ -186,7 +186,8 @@ class StoredTrial(Record, frozen=True, gc=False):
         sweep_id, number: ID of the sweep, and number of the trial without gaps.
         parameters: Parameters to try.
         origin: Origin as recorded by the search, such as `rung`, `budget` and `parent`.
-        state: State, such as `waiting`, `running` or `completed`.
+        state: `waiting`, `running`, `suspended`, `completed`, `pruned`, `failed`, `broken` or
+            `cancelled`.
         token: Number of times it was claimed.
         failures: Number of failed runs.
         losses: Number of times its worker was lost.
