@@ -186,8 +186,8 @@ class Tracker:
 
         Args:
             key: Name of the image.
-            image_path: Path of an image file, or an object that `ArtifactStore.log_image` accepts.
-                Custom backends get paths only.
+            image_path: Path of an image file. The run also accepts the other types of
+                `ArtifactStore.log_image`.
             caption: Caption, or None.
         """
         self._submit("log_image", key, image_path, caption=caption)
