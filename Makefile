@@ -9,6 +9,7 @@
 # make why    trains some hundred times with a known change between, and scores what `quark why` says of it
 # make faults kills, starves and cuts off for some minutes, and counts what is lost
 # make conformance  writes what each backend passes of the kit into docs/extend/conformance.md
+# make reference  writes docs/reference/api and docs/reference/cli.md from docstrings and help texts
 # make docs   builds the site of the docs into build/docs/site, and follows each of its links
 # make gpu    runs what needs a CUDA device, or says by name what was skipped without one
 # make clean  takes away what the set-up made
@@ -31,7 +32,7 @@ QUICK_TESTS ?= $(addprefix tests/quark_core/,backends config delivery records ru
   $(addprefix tests/quark/provenance/test_,normal_form.py code_changes.py code_reach.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test long test-all check bench diagnosis verdicts why faults conformance docs gpu clean
+.PHONY: help demo quick test long test-all check bench diagnosis verdicts why faults conformance reference docs gpu clean
 
 help:
 	@sed -n 's/^# \(make \)/\1/p' Makefile
@@ -103,6 +104,9 @@ conformance: $(VENV)/dev.stamp
 		tests/quark_backends/*/test_*_conformance.py \
 		examples/third_party_backend/tests/test_jsonl_conformance.py
 
+reference: $(VENV)/dev.stamp
+	$(BIN)/python docs/site/reference.py --write
+
 docs: $(DOCS_VENV)/docs.stamp
 	$(DOCS_VENV)/bin/python docs/site/build.py
 
@@ -126,7 +130,7 @@ $(VENV)/dev.stamp: $(VENV)/demo.stamp
 # What the site of the docs needs: it reads Quark's source and imports none of it.
 $(DOCS_VENV)/docs.stamp: pyproject.toml .ci/constraints.txt .ci/make_venv.sh
 	@PYTHON="$(PYTHON)" sh .ci/make_venv.sh $(DOCS_VENV)
-	@echo "Installing Zensical and mkdocstrings into $(DOCS_VENV) ..."
+	@echo "Installing Zensical into $(DOCS_VENV) ..."
 	$(DOCS_VENV)/bin/python -m pip install --quiet --constraint .ci/constraints.txt --group docs
 	@touch $@
 

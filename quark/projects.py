@@ -44,25 +44,25 @@ class _Described:
 
     @property
     def description(self) -> str | None:
-        """What it is about, read from the store now; None where nobody has said."""
+        """Description, or None; read from the store on each access."""
         return self.load().description
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields that its runs inherit, read from the store now."""
+        """Custom fields that the runs inherit; read from the store on each access."""
         return dict(self.load().fields)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Tags that its runs inherit, read from the store now."""
+        """Tags that the runs inherit; read from the store on each access."""
         return self.load().tags
 
     def load(self) -> StoredProject:
-        """What the store knows of it.
+        """Read the stored record.
 
         Raises:
-            SchemaValidationError: There is none of the name.
-            SessionStoreError: There is no store, or it cannot be read.
+            SchemaValidationError: It does not exist.
+            SessionStoreError: The store does not exist, or cannot be read.
         """
         with _open(self._root, writes=False) as store:
             return self._load(store)
@@ -76,20 +76,21 @@ class _Described:
         remove_fields: Iterable[str] | None = None,
         remove_tags: Iterable[str] | None = None,
     ) -> Self:
-        """Change what is said of it; returns itself.
+        """Change the description, fields and tags, and return the object.
 
-        Its runs have its fields and tags when they are read, those of yesterday too. A run that
-        notes a field itself has its own value; tags add up.
+        Runs inherit fields and tags when they are read, including older runs. A run's own field
+        overrides an inherited one. Tags are combined.
 
         Args:
-            description: What it is about; an empty text takes it away.
-            fields: Fields to note, as `session.annotate` takes them.
+            description: New description. An empty string removes it.
+            fields: Custom fields to set, as in `session.annotate`.
             tags: Tags to add.
-            remove_fields, remove_tags: What is to be taken away; what is not there is no mistake.
+            remove_fields, remove_tags: Names to remove. Missing names are ignored.
 
         Raises:
-            SchemaValidationError: A bad argument, nothing to change, or no such project.
-            SessionStoreError: The store cannot be written, or keeps nothing of the kind.
+            SchemaValidationError: An argument is invalid, nothing is to change, or the project does
+                not exist.
+            SessionStoreError: The store cannot be written, or does not support this.
         """
         edit = check_belonging_edit(
             BelongingEdit(
@@ -105,20 +106,18 @@ class _Described:
         return self
 
     def compare_and_set(self, field: str, expect: Any, value: Any) -> bool:
-        """Set a field if its value is `expect`; returns whether it was.
+        """Set a field if its current value is `expect`, and return whether it was set.
 
-        Of any number of processes that do so at the same moment with the same `expect`, one is
-        told True: who of them does what is to be done once. None stands for no field, as the one
-        or the other.
+        Atomic: if several processes call it with the same `expect`, one of them gets True.
 
         Args:
-            field: Its name.
-            expect: The value that it must have.
-            value: The value that it is to have.
+            field: Name of the field.
+            expect: Expected value. None stands for a missing field.
+            value: New value. None removes the field.
 
         Raises:
-            SchemaValidationError: A bad name or value, or no such project.
-            SessionStoreError: The store cannot be written, or can compare nothing.
+            SchemaValidationError: A name or value is invalid, or the project does not exist.
+            SessionStoreError: The store cannot be written, or does not support this.
         """
         path = self._path if isinstance(self, RunGroup) else ""
         return exchange_group_field(self._root, self._project, path, field, expect, value)
@@ -131,7 +130,7 @@ class _Described:
 
 
 class RunGroup(_Described):
-    """A group of a project; made by `RunProject.group`."""
+    """Group of runs in a project, made by `RunProject.group`."""
 
     def __init__(self, project_name: str, path: str, root: Path) -> None:
         super().__init__(project_name, root)
@@ -139,7 +138,7 @@ class RunGroup(_Described):
 
     @property
     def path(self) -> str:
-        """Its path, such as `paper/fig3`."""
+        """Path of the group, such as `paper/fig3`."""
         return self._path
 
     def __repr__(self) -> str:
@@ -156,23 +155,26 @@ class RunGroup(_Described):
 
 
 class RunProject(_Described):
-    """A project of a store; made by `quark.project`."""
+    """Project of a store, made by `quark.project`."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the project."""
         return self._project
 
     def group(self, path: str) -> RunGroup:
-        """A group of the project, with runs in it or not yet.
+        """Return a group of the project, even if it has no runs yet.
+
+        Args:
+            path: Path such as "paper/fig3".
 
         Raises:
-            SchemaValidationError: No path.
+            SchemaValidationError: The path is invalid.
         """
         return RunGroup(self._project, check_group_path(path, "path"), self._root)
 
     def groups(self) -> tuple[StoredGroup, ...]:
-        """The groups of the project, each with how many runs are in it or below it."""
+        """List the groups of the project, with the number of runs in and below each."""
         with _open(self._root, writes=False) as store:
             return tuple(store.list_groups(self._project))
 
@@ -187,17 +189,21 @@ class RunProject(_Described):
 
 
 def project(name: str, *, storage_dir: str | Path | None = None) -> RunProject:
-    """A project by its name, to be described: `quark.project("digits").update(tags=["vision"])`.
+    """Return a project by name, to describe it or to list its groups.
 
-    Nothing is read before it is asked for. A project begins with its first run.
+    The project is read when you access it. It exists after its first run.
 
     Args:
-        name: Its name.
-        storage_dir: Storage root; the working directory by default.
+        name: Name of the project.
+        storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the nearest
+            parent that has a store.
 
     Raises:
-        SchemaValidationError: No name.
+        SchemaValidationError: The name is invalid.
         SessionStoreError: `storage_dir` cannot be used.
+
+    Example:
+        quark.project("digits").update(tags=["vision"])
     """
     return RunProject(check_label(name, "name"), resolve_storage_dir(storage_dir))
 

@@ -35,13 +35,13 @@ _WAIT = "; the records wait"
 
 
 class QuarkError(Exception):
-    """Root of every error that Quark raises on purpose."""
+    """Base class of the errors that Quark raises."""
 
 
 class SchemaValidationError(QuarkError, ValueError):
-    """A record, a snapshot or an argument does not fit the current schema.
+    """Error for an invalid argument or record.
 
-    The message begins with the name of the argument or field at fault.
+    The message starts with the name of the argument or field.
     """
 
 
@@ -53,14 +53,13 @@ class UnknownKindError(SchemaValidationError, KeyError):
 
 
 class SchemaMigrationError(QuarkError):
-    """A local store cannot be migrated safely; it was left as it was."""
+    """Error for a local store that cannot be migrated safely; it was not changed."""
 
 
 class SessionStoreError(QuarkError):
-    """The primary store cannot serve the call now.
+    """Error for a store that is unreachable or cannot serve the call.
 
-    Nothing that a writer has accepted is lost by this error: it stays queued
-    and is delivered when the store answers again.
+    Accepted records stay queued and are delivered when the store answers again.
     """
 
 
@@ -80,23 +79,23 @@ class StoreNotFoundError(SessionStoreError):
 
 
 class RunNotFoundError(SessionStoreError):
-    """The store has no run of that id."""
+    """Error for a run that does not exist."""
 
 
 class InvalidRunStateError(SessionStoreError):
-    """The state of the run, the session or the writer forbids the call."""
+    """Error for a call that the state of the run, session or writer forbids."""
 
 
 class ArtifactNotFoundError(SessionStoreError):
-    """The run has no such artifact, or its payload is not kept; the message says why."""
+    """Error for a missing artifact or payload; the message gives the reason."""
 
 
 class ArtifactDamagedError(SessionStoreError):
-    """A payload no longer has the hash that it was stored with."""
+    """Error for a payload that does not match its stored hash."""
 
 
 class RetentionHookError(QuarkError):
-    """A retention hook of an ArtifactStore raised; the artifact itself is stored."""
+    """Error for a failed retention hook; the artifact is stored."""
 
 
 class RaisedAlert(Protocol):
@@ -148,12 +147,12 @@ class AskedStop(Protocol):
 
 
 class TrainingHalted(QuarkError):
-    """A monitor that was told to (`halt_on`) stops the training, at a call that logs.
+    """Exception that stops the training after an alert, if `halt_on` is set.
 
-    What that call was to log is not accepted; the run takes records again.
+    A logging call raises it and logs nothing. Later calls work again.
 
     Attributes:
-        alert: Why, an `AlertRecord`.
+        alert: The alert, an `AlertRecord`.
     """
 
     def __init__(self, message: str, alert: RaisedAlert) -> None:
@@ -166,13 +165,12 @@ class TrainingHalted(QuarkError):
 
 
 class StopRequested(QuarkError):
-    """Somebody has asked the run to stop, and it was started with `on_stop="raise"`.
+    """Exception that stops a run which was started with `on_stop="raise"`.
 
-    Raised once, at a call that logs; what that call was to log is not accepted, and the run
-    takes records again.
+    A logging call raises it once and logs nothing. Later calls work again.
 
     Attributes:
-        request: Who, when and why: a `StopRequest`.
+        request: The `StopRequest`: its author, time and reason.
     """
 
     def __init__(self, message: str, request: AskedStop) -> None:

@@ -61,25 +61,24 @@ _MARKED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 @dataclass(frozen=True, slots=True)
 class LayerFilterConfig:
-    """Which modules are instrumented.
+    """Selection of the modules to record.
 
-    A module is, where one of the names or patterns fits it (if any are given)
-    and one of the types (if any are given), and nothing excludes it.
+    A module is selected if it matches one of the names or patterns (if there are any) and one of
+    the types (if there are any), and is not excluded.
 
     Attributes:
-        include_names, exclude_names: Names as `model.named_modules()` has
-            them, with or without the prefixes of wrappers such as DDP.
-        include_types, exclude_types: Class names such as `Linear`, or fully
-            qualified ones such as `torch.nn.Linear`.
-        include_name_patterns, exclude_name_patterns: Regular expressions that
-            are searched for in the name, without the prefixes of wrappers.
-        leaf_modules_only: Leave out modules that have modules in them. A
-            `MultiheadAttention` counts as one without: it never calls its
-            `out_proj`, whose weights it uses itself.
+        include_names, exclude_names: Names as in `model.named_modules()`, with or without prefixes
+            of wrappers such as DDP.
+        include_types, exclude_types: Class names such as `Linear`, or qualified ones such as
+            `torch.nn.Linear`.
+        include_name_patterns, exclude_name_patterns: Regular expressions to search for in the name,
+            without prefixes of wrappers.
+        leaf_modules_only: Whether to omit modules that contain modules. A `MultiheadAttention`
+            counts as a leaf, because it does not call its `out_proj`.
 
     Raises:
-        SchemaValidationError: A bad value, such as a regular expression that
-            does not compile; the message names the field.
+        SchemaValidationError: A value is invalid, such as a malformed regular expression. The
+            message names the field.
     """
 
     include_names: tuple[str, ...] = ()
@@ -100,7 +99,7 @@ class LayerFilterConfig:
             object.__setattr__(self, item.name, take(value, item.name))
 
     def describe(self) -> str:
-        """The filters that are set, as the call that sets them."""
+        """Return the filters that are set, as the call that creates them."""
         given = (
             f"{item.name}={getattr(self, item.name)!r}"
             for item in fields(self)

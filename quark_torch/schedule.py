@@ -10,19 +10,16 @@ from quark_core.api import SchemaValidationError, check_index
 
 @dataclass(frozen=True, slots=True)
 class HookScheduleConfig:
-    """The steps at which layers are probed or parameters looked at.
-
-    A step is due where the cadence says so or where it is one of `explicit_steps`.
+    """Steps at which layers or parameters are sampled.
 
     Attributes:
-        every_n_steps: Cadence, counted from `start_step`; None for none.
-        start_step: First step of the cadence.
-        stop_step: Last step at which the cadence may be due, or None.
-        explicit_steps: Steps that are due whatever the cadence, and its
-            bounds, say.
+        every_n_steps: Interval in steps, counted from `start_step`. None disables it.
+        start_step: First step of the interval.
+        stop_step: Last step of the interval, or None.
+        explicit_steps: Additional steps, also outside these bounds.
 
     Raises:
-        SchemaValidationError: A bad value; the message names the field.
+        SchemaValidationError: A value is invalid. The message names the field.
     """
 
     every_n_steps: int | None = 1
@@ -58,11 +55,15 @@ class HookScheduleConfig:
 
     @property
     def never_fires(self) -> bool:
-        """Whether no step is ever due."""
+        """Whether no step is sampled."""
         return self.every_n_steps is None and not self._explicit
 
     def is_due(self, step: int) -> bool:
-        """Whether a step is due."""
+        """Return whether a step is sampled.
+
+        Args:
+            step: Step.
+        """
         every = self.every_n_steps
         if every is not None:
             past = step - self.start_step

@@ -194,16 +194,19 @@ class _FlopMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch say
 
 
 def count_flops(function: Callable[[], Any]) -> int:
-    """FLOPs of matrix products, convolutions and attention that a function runs, backward included.
+    """Count the FLOPs of matrix products, convolutions and attention in a function.
 
-    A multiplication and an addition are two. Counted by the formulas of
-    `torch.utils.flop_counter`. Call it once, outside of the loop, with a function
-    that makes one step: `count_flops(lambda: model(x).sum().backward())`. What
-    activation checkpointing computes again is counted again; code that is
-    compiled is not seen.
+    The backward pass is included. A multiply-add counts as two. The formulas are those of
+    `torch.utils.flop_counter`. Recomputed activations count again. Compiled code is not seen.
+
+    Args:
+        function: Function that runs one step. Call `count_flops` once, outside the loop.
 
     Returns:
-        The number of FLOPs; 0 where none of these operations ran.
+        The number of FLOPs, or 0 if none of these operations ran.
+
+    Example:
+        quark.count_flops(lambda: model(x).sum().backward())
     """
     mode = _FlopMode()
     with mode:
@@ -274,7 +277,7 @@ class StepFlops:
 
 
 class TrainingWatch:
-    """Watches a training loop; made by `watch`.
+    """Instrumentation of a training loop, returned by `quark.watch`.
 
     Attributes:
         hooks: The HookEngine, or None.
@@ -320,13 +323,12 @@ class TrainingWatch:
 
     @property
     def optimizer(self) -> Any:
-        """The optimizers that are followed now, as a tuple; set it where others take their place.
+        """Followed optimizers, as a tuple; assign new ones if they are replaced.
 
-        One that is made anew is found by itself at its first step, too, unless
-        that is compiled.
+        A new optimizer is also detected at its first step, unless that step is compiled.
 
         Raises:
-            SchemaValidationError: What is set is no optimizer.
+            SchemaValidationError: The assigned value is not an optimizer.
         """
         if self._named is not None:
             return self._named
@@ -343,24 +345,22 @@ class TrainingWatch:
     def step(
         self, step: int, *, epoch: int | None = None, metadata: Mapping[str, Any] | None = None
     ) -> None:
-        """Begin a training step, and end the one before it; the first line of the loop's body.
+        """Begin a training step and end the previous one; the first line of the loop body.
 
-        A loop that never calls it has its steps counted by the optimizer's, from the second on.
-        The first call takes over from that.
+        If the loop does not call it, the optimizer's steps count, from the second on.
 
-        Parameters are looked at when a step ends, after its optimizer's step
-        and before the next `zero_grad`. Where the optimizer makes no step in
-        one that is due, as in a loop over micro-batches, they are looked at in
-        the first one after it in which the optimizer does.
+        Parameters are recorded when a step ends, after the optimizer step and before the next
+        `zero_grad`. With gradient accumulation, they are recorded in the first later step in which
+        the optimizer steps.
 
         Args:
-            step: Step counter.
-            epoch: Epoch counter, or None.
+            step: Step.
+            epoch: Epoch, or None.
             metadata: JSON values for the records of telemetry and parameters.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
-            InvalidRunStateError: The watch is closed, or the run has ended.
+            SchemaValidationError: An argument is invalid. The message names it.
+            InvalidRunStateError: The watch is closed or the run has ended.
         """
         if self._closed:
             raise InvalidRunStateError("step: this watch is closed")
@@ -424,27 +424,30 @@ class TrainingWatch:
         samples: float | None = None,
         flops: float | None = None,
     ) -> None:
-        """Say what the step does in this process, for the rates of telemetry.
+        """Add the amount of work of the step in this process, for telemetry rates.
+
+        Args:
+            tokens, samples, flops: Amounts, or None.
 
         Raises:
-            SchemaValidationError: Not a finite number that is not negative; the message names it.
+            SchemaValidationError: An amount is not a finite non-negative number. The message names
+                it.
         """
         if self._scope is not None:
             self._scope.count(tokens=tokens, samples=samples, flops=flops)
 
     def mark_data_ready(self) -> None:
-        """Say that the step's batch is on its device; what came before was waiting for data."""
+        """Mark that the batch is on its device; the time before counts as data time."""
         if self._scope is not None:
             self._scope.mark_data_ready()
 
     def close(self) -> None:
-        """End the last step and close what watches; a second call does nothing.
+        """End the last step and remove the instrumentation; a second call does nothing.
 
-        What fails on the way is told of by an event `instrumentation_failed`,
-        and leaves the rest closed: the run ends as its training did.
+        A failure is logged as `instrumentation_failed` and does not affect the run.
 
         Raises:
-            Exception: In strict mode the first failure, once all is closed.
+            Exception: In strict mode, the first failure, after everything is closed.
         """
         if self._closed:
             return
@@ -539,39 +542,47 @@ def watch(
     extras: Sequence[Instrument] = (),
     **rates: Unpack[StepRates],
 ) -> TrainingWatch:
-    """Watch layers, parameters and telemetry of a training loop with one line in it.
+    """Record layer, parameter and system statistics of a PyTorch training loop.
 
-        with quark.watch(session, model, optimizer, every_n_steps=50) as watch:
-            for step, batch in enumerate(loader):
-                watch.step(step)  # without it, the optimizer's steps count, from the second on
-                ...
+    Call `watch.step(step)` as the first line of the loop body. Every `every_n_steps` steps,
+    activations, gradients, weights and updates are summarized. They are read in a step in which the
+    optimizer steps, so with gradient accumulation they may come a few micro-batches later.
 
     Args:
-        session: A TrainingSession, or the RunContext of one.
-        model: The model that is trained.
-        optimizer: Its optimizer, or several; those of other models are told of by an event. One
-            that is made anew later is found by itself, or named by `watch.optimizer = …`.
-        every_n_steps: At which steps the machine is looked at: multiples of it. Layers and
-            parameters are there or, where the loop skips a multiple, at the first step past
-            it; they wait for a step in which the optimizers step.
-        layers: Whether activations and gradients of layers are summed up.
-        parameters: Whether weights, gradients and updates are.
-        distributions: Whether parameters also get histograms.
-        telemetry: Whether steps are timed and the machine is read.
-        include_types, include_name_patterns: As of `LayerFilterConfig`.
-        include_eval: Whether layers are also summed up where the model is not trained: in
-            `eval()` mode, or without gradients.
-        grad_scaler: The GradScaler in use, or a function that returns its scale. Gradients of
-            layers and parameters are divided by it, and `grad_scale` in their metadata says by
-            what. A GradScaler is found by itself when it first makes a step; an event
-            `grad_scaler_found` tells where layers were probed before.
-        extras: Instruments for probed steps, such as `quark.RouterLoad()`, or your own.
-        tokens_per_step, samples_per_step, flops_per_token, precision, peak_flops_per_s: As of
-            `SystemTelemetry`; `watch.count(tokens=…)` says it step by step.
-        flops_per_step: Likewise; `"model"` counts them once, in an early step that is not probed.
+        session: A TrainingSession, or its RunContext.
+        model: Model to train.
+        optimizer: Optimizer or optimizers. Those of other models are reported by an event. A new
+            optimizer is detected, or assigned with `watch.optimizer = …`.
+        every_n_steps: Interval in steps. Defaults to 50. If the loop skips a multiple, layers and
+            parameters are sampled at the next step.
+        layers: Whether to summarize activations and gradients of layers. Defaults to True.
+        parameters: Whether to summarize weights, gradients and updates of parameters. Defaults to
+            True.
+        distributions: Whether to record histograms of parameters. Defaults to False.
+        telemetry: Whether to time steps and read system metrics. Defaults to True.
+        include_types, include_name_patterns: Layers to record, as in `LayerFilterConfig`. Defaults
+            to all.
+        include_eval: Whether to also summarize layers in `eval()` mode or without gradients.
+            Defaults to False.
+        grad_scaler: GradScaler in use, or a function that returns its scale. Gradients are divided
+            by the scale. If omitted, it is detected at its first step. A `grad_scaler_found` event
+            reports layers that were sampled before.
+        extras: Custom collectors, such as `quark.RouterLoad()`.
+        tokens_per_step, samples_per_step, flops_per_token, precision, peak_flops_per_s: See
+            `SystemTelemetry`. `watch.count(tokens=…)` sets the amount per step.
+        flops_per_step: See `SystemTelemetry`. "model" counts the FLOPs once, in an early step that
+            is not sampled.
+
+    Returns:
+        The watch, which is also a context manager.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
+
+    Example:
+        with quark.watch(session, model, optimizer, every_n_steps=50) as watch:
+            for step, batch in enumerate(loader):
+                watch.step(step)
     """
     check_flags(layers=layers, parameters=parameters, distributions=distributions)
     check_flags(telemetry=telemetry, include_eval=include_eval)

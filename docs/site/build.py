@@ -139,7 +139,7 @@ def read_entries(index):
                 section.append({found["title"]: [inside, *read_entries(file)]})
             else:
                 section.append({found["title"].strip("`"): inside})
-    return [each for each in entries if each not in ({}, [])]
+    return [each for each in entries if any(each.values())]
 
 
 def write_config(out):
@@ -147,9 +147,6 @@ def write_config(out):
     from quark_core.version import __version__
 
     base = (SITE / "zensical.toml").read_text("utf-8")
-    paths = f'[project.plugins.mkdocstrings.handlers.python]\npaths = ["{ROOT.as_posix()}"]\n\n'
-    mark = "[project.plugins.mkdocstrings.handlers.python.options]"
-    base = base.replace(mark, paths + mark)
     extra = f'nav = {write_toml(read_navigation())}\ncopyright = "Quark {__version__}"\n'
     config = base.replace("[project]\n", f"[project]\n{extra}", 1)
     tomllib.loads(config)

@@ -46,9 +46,9 @@ class NotedThresholds:
 
     @property
     def passed(self) -> frozenset[str]:
-        """Names of the fields that were passed, which hold as they are.
+        """Names of the fields that the caller passed.
 
-        Where all of them were, as by `dataclasses.replace`, those that differ
+        If all fields were passed, as by `dataclasses.replace`, these are the fields that differ
         from the default.
         """
         passed: frozenset[str] = getattr(self, "_passed", frozenset())
@@ -64,35 +64,40 @@ AnalyzerMode = Literal["adaptive", "absolute"]
 
 @dataclass(frozen=True)
 class AnalyzerThresholds(NotedThresholds):
-    """Thresholds of the rules, in the units of what they are held against.
+    """Thresholds of the analysis rules.
 
-    In the adaptive mode a default is only the scale of severities; what the
-    caller passes is a hard limit as well, at the levels that were passed. In
-    the absolute mode all of them are limits. A field counts as passed when it
-    was an argument; where all fields were, as by `dataclasses.replace`, those
-    that differ from the default do.
+    In adaptive mode, a default only scales the severity. A threshold that you pass is also a hard
+    limit. In absolute mode, all thresholds are limits.
+
+    Fields with `warning`, `error` and `critical` in their names set the severity.
 
     Attributes:
         exploding_gradient_warning_norm, exploding_gradient_error_norm,
-        exploding_gradient_critical_norm: Euclidean norms of a layer's gradient.
-        vanishing_gradient_norm: A layer's gradient with a smaller norm has vanished.
+            exploding_gradient_critical_norm: L2 norm of a layer's gradient.
+        vanishing_gradient_norm: L2 norm below which a layer's gradient counts as vanished.
         vanishing_gradient_warning_ratio, vanishing_gradient_error_ratio,
-        vanishing_gradient_critical_ratio: Share of gradient samples that have vanished.
-        vanishing_gradient_min_samples: Fewer samples say nothing.
-        stagnant_layer_gradient_norm: A layer with smaller gradients stands still.
-        stagnant_layer_warning_probes, stagnant_layer_error_probes,
-        stagnant_layer_critical_probes: Probes in a row that it does.
-        activation_collapse_warning_dead_unit_ratio, ..._error_..., ..._critical_...:
-            Share of units that give nothing, 0 to 1.
-        activation_collapse_warning_saturation_ratio, ...: Share of saturated elements.
-        activation_collapse_warning_std, ...: Standard deviation of a layer's
-            output that is too small; the critical one is the smallest.
-        overfitting_warning_gap, overfitting_error_gap, overfitting_critical_gap:
-            Validation less training loss.
-        overfitting_min_points: Fewer pairs of both losses say nothing.
-        runtime_warning_step_time_ms, ...: Mean milliseconds of a step.
-        runtime_warning_data_fraction, ...: Share of a step that waits for data.
-        runtime_warning_jitter_ratio, ...: Deviation of step times over their mean.
+            vanishing_gradient_critical_ratio: Share of gradient samples that vanished, from 0 to 1.
+        vanishing_gradient_min_samples: Minimum number of gradient samples.
+        stagnant_layer_gradient_norm: L2 norm below which a layer counts as stagnant.
+        stagnant_layer_warning_probes, stagnant_layer_error_probes, stagnant_layer_critical_probes:
+            Number of consecutive sampled steps.
+        activation_collapse_warning_dead_unit_ratio, activation_collapse_error_dead_unit_ratio,
+            activation_collapse_critical_dead_unit_ratio: Share of units with zero output, from 0 to
+            1.
+        activation_collapse_warning_saturation_ratio, activation_collapse_error_saturation_ratio,
+            activation_collapse_critical_saturation_ratio: Share of saturated elements, from 0 to 1.
+        activation_collapse_warning_std, activation_collapse_error_std,
+            activation_collapse_critical_std: Standard deviation of a layer's output below which the
+            rule fires.
+        overfitting_warning_gap, overfitting_error_gap, overfitting_critical_gap: Validation loss
+            minus training loss.
+        overfitting_min_points: Minimum number of steps with both losses.
+        runtime_warning_step_time_ms, runtime_error_step_time_ms, runtime_critical_step_time_ms:
+            Mean step time in milliseconds.
+        runtime_warning_data_fraction, runtime_error_data_fraction, runtime_critical_data_fraction:
+            Share of the step time spent waiting for data, from 0 to 1.
+        runtime_warning_jitter_ratio, runtime_error_jitter_ratio, runtime_critical_jitter_ratio:
+            Standard deviation of the step time divided by its mean.
     """
 
     exploding_gradient_warning_norm: float = 10.0
@@ -133,26 +138,28 @@ class AnalyzerThresholds(NotedThresholds):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzerEngineConfig:
-    """Settings of an AnalyzerEngine.
+    """Options of AnalyzerEngine.
+
+    If the run has none of the listed metric keys, a metric is chosen by its name.
 
     Attributes:
-        thresholds: See AnalyzerThresholds.
-        replace_existing_outputs: Whether `analyze()` replaces what it found before.
-        step_time_metric_keys, data_time_metric_keys, compute_time_metric_keys:
-            Keys of timings in milliseconds; the first one that the run has counts.
-        train_loss_metric_keys, val_loss_metric_keys,
-        train_accuracy_metric_keys, val_accuracy_metric_keys: Likewise;
-            where the run has none of them, a metric whose name says it is taken.
-        mode: `adaptive` judges a run by its own history and outcome; `absolute`
-            reads the thresholds of the six documented rules literally.
-        rules: Ids of the rules to run; None for all.
-        excluded_rules: Ids of rules to leave out.
-        objective: The metric that says how well the run does; by default what
-            the run was started with, else a loss or a score by its name.
-        objective_mode: `min` or `max`; by the objective's name by default.
+        thresholds: Thresholds of the rules.
+        replace_existing_outputs: Whether `analyze()` replaces the results of earlier analyses.
+        step_time_metric_keys, data_time_metric_keys, compute_time_metric_keys: Keys of timings in
+            milliseconds. The first key that the run has is used.
+        train_loss_metric_keys, val_loss_metric_keys, train_accuracy_metric_keys,
+            val_accuracy_metric_keys: Keys of losses and accuracies. The first key that the run has
+            is used.
+        mode: `adaptive` compares a run with its own history and outcome. `absolute` applies the
+            thresholds of the six threshold rules literally.
+        rules: IDs of the rules to run. None runs all rules.
+        excluded_rules: IDs of rules to skip.
+        objective: Metric that measures the run's quality. Defaults to the run's objective, then to
+            a loss or score found by name.
+        objective_mode: `min` or `max`. Defaults to the direction implied by the objective's name.
 
     Raises:
-        SchemaValidationError: A field of another type, or an unknown mode.
+        SchemaValidationError: A field has the wrong type, or the mode is unknown.
     """
 
     thresholds: AnalyzerThresholds = field(default_factory=AnalyzerThresholds)
@@ -236,31 +243,26 @@ def check_texts(values: object, argument: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class PhaseAnalyzerThresholds(NotedThresholds):
-    """Thresholds of the phases; changes are shares of the level, 0.01 being one per cent.
+    """Thresholds of the phases; changes are relative, so 0.01 is one percent.
 
-    A default is only a scale: what counts is a change against the run's own
-    noise and its own fall. What the caller passes must hold as well. A field
-    counts as passed when it was an argument; where all fields were, as by
-    `dataclasses.replace`, those that differ from the default do.
+    A default only sets a scale: a change is compared with the run's own noise and progress. A
+    threshold that you pass must be met in addition.
 
     Attributes:
-        initialization_points: Points at the start that are initialization at least.
-        rapid_learning_min_relative_change: Fall of the loss over a stretch of
-            rapid learning.
-        stagnation_max_relative_change: Change of the loss over a stretch of stagnation.
-        overfitting_min_gap: Validation less training loss, or training less
+        initialization_points: Minimum number of points in the initialization phase.
+        rapid_learning_min_relative_change: Minimum fall of the loss in a phase of rapid learning.
+        stagnation_max_relative_change: Maximum change of the loss in a phase of stagnation.
+        overfitting_min_gap: Validation loss minus training loss, or training accuracy minus
             validation accuracy.
-        overfitting_min_train_relative_change: Fall of the training loss since
-            the validation loss was lowest.
-        overfitting_min_validation_regression: Rise of the validation loss
-            above its lowest level.
-        divergence_min_relative_regression: Rise of the training loss above the
-            level before it.
-        divergence_from_best_ratio: Rise above the lowest level, as a share of
-            the fall until then, or of the level where nothing had fallen.
+        overfitting_min_train_relative_change: Fall of the training loss since the validation loss
+            was lowest.
+        overfitting_min_validation_regression: Rise of the validation loss above its minimum.
+        divergence_min_relative_regression: Rise of the training loss above its previous level.
+        divergence_from_best_ratio: Rise above the minimum, as a share of the fall before it. If
+            nothing had fallen, as a share of the level.
 
     Raises:
-        SchemaValidationError: A field that is no finite number of 0 or more.
+        SchemaValidationError: A field is not a finite number of at least 0.
     """
 
     initialization_points: int = 2
@@ -273,25 +275,25 @@ class PhaseAnalyzerThresholds(NotedThresholds):
     divergence_from_best_ratio: float = 0.25
 
     def limit(self, name: str) -> float | None:
-        """A threshold that the caller passed, or None."""
+        """Return a threshold that the caller passed, or None."""
         return float(getattr(self, name)) if name in self.passed else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseAnalyzerConfig:
-    """Settings of a PhaseAnalyzer.
+    """Options of PhaseAnalyzer.
+
+    If the run has none of the listed metric keys, a metric is chosen by its name.
 
     Attributes:
-        thresholds: See PhaseAnalyzerThresholds.
-        replace_existing_outputs: Whether `analyze()` replaces the phases that
-            were stored before.
-        train_loss_metric_keys, val_loss_metric_keys,
-        train_accuracy_metric_keys, val_accuracy_metric_keys: The first key
-            that the run has counts; where it has none of them, a metric whose
-            name says it is taken.
+        thresholds: Thresholds of the phases.
+        replace_existing_outputs: Whether `analyze()` replaces the phases that were stored before.
+        train_loss_metric_keys, val_loss_metric_keys, train_accuracy_metric_keys,
+            val_accuracy_metric_keys: Keys of losses and accuracies. The first key that the run has
+            is used.
 
     Raises:
-        SchemaValidationError: A field of another type.
+        SchemaValidationError: A field has the wrong type.
     """
 
     thresholds: PhaseAnalyzerThresholds = field(default_factory=PhaseAnalyzerThresholds)
@@ -310,15 +312,15 @@ TargetDirection = Literal["at_least", "at_most"]
 
 @dataclass(frozen=True, slots=True)
 class MetricTargetSpec:
-    """A value that a metric is meant to reach; the comparison says when each side did.
+    """Target value of a metric; a comparison reports when each side reached it.
 
     Attributes:
-        metric_key: The metric, as it was logged or as it is stored.
-        target_value: The value.
-        direction: at_least or at_most.
+        metric_key: Metric name, as logged or as stored.
+        target_value: Value to reach.
+        direction: `at_least` or `at_most`.
 
     Raises:
-        SchemaValidationError: An argument that is none of these; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
 
     metric_key: str
@@ -334,32 +336,33 @@ class MetricTargetSpec:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonEngineConfig:
-    """Options of `ComparisonEngine`; the defaults suit runs of any kind.
+    """Options of ComparisonEngine.
 
     Attributes:
-        metric_targets: Values to be reached. The first one's metric is the headline.
-        headline_metric: The metric that the runs are about. None takes the first
-            target's, else the objective that a run was started with, else the
-            validation loss, else the training loss.
-        headline_share: All other metrics together get what it lacks to 1 of the
-            error rate, or all of it where the headline differs. Above 0, below 1.
-        directions: Metric -> higher, lower or none, over what its name says.
-        error_rate: How often the verdict of the headline may say better or worse
-            where nothing differs. Intervals are of the level that it lacks to 1.
-        relative_tolerance: Share of the reference within which a metric counts as equivalent.
-        rate_tolerance: The same for rates between 0 and 1, such as accuracy, as a difference.
-        tolerances: Metric -> the same as a difference in its own unit.
-        seed_deviations: Metric -> standard deviation between seeds, where it
-            is known from elsewhere. Lets single runs be told apart.
-        tail_fraction: Last part of a run's own curve, of which the tail median is.
-        tail_points: It has at least so many points, but at most half of a curve.
-        persistence: Points in a row that must meet a target.
-        pairing: auto pairs runs whose seeds match on both sides; never does not.
-        alert_window: Share of the common range within which alerts are the same.
-        layer_factor: Factor by which a layer must differ to be notable.
+        metric_targets: Values to reach. The metric of the first target is the headline.
+        headline_metric: Metric that decides. Defaults to the first target's metric, then the
+            objective, the validation loss and the training loss.
+        headline_share: Share of the error rate that the headline metric gets, between 0 and 1. The
+            other metrics share the rest. They get all of it if the headline differs.
+        directions: Metric -> `higher`, `lower` or `none`. Overrides the direction implied by the
+            name.
+        error_rate: Probability of a wrong `better` or `worse` for the headline. Confidence
+            intervals have the level `1 - error_rate`.
+        relative_tolerance: Relative difference within which a metric is equivalent.
+        rate_tolerance: Absolute difference within which a rate between 0 and 1, such as accuracy,
+            is equivalent.
+        tolerances: Metric -> absolute tolerance in the unit of the metric.
+        seed_deviations: Metric -> known standard deviation between seeds. It allows verdicts on
+            single runs.
+        tail_fraction: Last part of a curve over which the tail median is taken.
+        tail_points: Minimum number of points in the tail, up to half of the curve.
+        persistence: Number of consecutive points that must meet a target.
+        pairing: `auto` pairs runs if the seeds on both sides match. `never` does not.
+        alert_window: Share of the common step range within which alerts match.
+        layer_factor: Factor by which a layer must differ to be reported.
 
     Raises:
-        SchemaValidationError: An option out of its range; the message names it.
+        SchemaValidationError: An option is out of range. The message names it.
     """
 
     metric_targets: tuple[MetricTargetSpec, ...] = ()

@@ -55,18 +55,17 @@ _LEAST_PROBES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzerResult:
-    """What an analysis found.
+    """Result of an analysis.
 
     Attributes:
-        run_id: The run.
-        alerts: That the run broke off, where it did; then the worst first, then by first step.
-        health_scores: `overall`, then one for each category.
-        verdicts: What each rule said, by its id; also of the quiet ones.
-        findings: What each alert of a rule rests on, by its id; its texts have the figures that
-            they show, see `quark.analysis.observations`.
-        generation: Number under which it is stored, or None.
-        stored: Whether it is.
-        refusal: Why it is not, or None.
+        run_id: ID of the run.
+        alerts: Alerts: an interruption of the run first, then by severity, then by first step.
+        health_scores: `overall`, then one score per category.
+        verdicts: Rule ID -> verdict, including rules that did not fire.
+        findings: Alert ID -> structured data behind an alert.
+        generation: Number under which the result is stored, or None.
+        stored: Whether the result is stored.
+        refusal: Reason why it is not stored, or None.
     """
 
     run_id: str
@@ -92,7 +91,7 @@ class AnalyzerResult:
         return bundle(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """A new dict of JSON-like values."""
+        """Return the result as a new dict of JSON values."""
         return {
             "run_id": self.run_id,
             "generation": self.generation,
@@ -529,15 +528,15 @@ _MOST_BASELINES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class RuleExplanation:
-    """Why a rule fired, or did not.
+    """Explanation why a rule fired or did not fire.
 
     Attributes:
-        rule_id: The rule.
-        state: `fired`, `quiet`, or `no_data` where it could not look.
-        reason: In one sentence.
-        missing: Which data it lacked.
-        observed: The figure that came nearest to firing, or None.
-        threshold: What it would have had to reach, or None.
+        rule_id: ID of the rule.
+        state: `fired`, `quiet`, or `no_data` if the rule lacked data.
+        reason: The reason in one sentence.
+        missing: Data that the rule lacked.
+        observed: Value that came nearest to the threshold, or None.
+        threshold: Value at which the rule fires, or None.
     """
 
     rule_id: str
@@ -557,20 +556,18 @@ class RuleExplanation:
 
 
 class AnalyzerEngine:
-    """Finds out what goes wrong in a run, and how well it does.
+    """Analysis of a run: alerts and health scores.
 
-    Works on a run that goes on, one that has ended, and one from
-    `quark.open_run`, over any backend that reads. Every method may be called
-    from any thread.
+    Works on running and ended runs, including those from `quark.open_run`, and on each backend that
+    can be read. Thread-safe.
 
     Args:
         session: A TrainingSession or a RunContext.
-        config: Settings; see AnalyzerEngineConfig.
+        config: Options. Defaults to `AnalyzerEngineConfig()`.
 
     Raises:
-        SchemaValidationError: `session` or `config` is of another type, or the
-            settings name a rule that there is not.
-        RunNotFoundError: The store has no such run.
+        SchemaValidationError: An argument has the wrong type, or the config names an unknown rule.
+        RunNotFoundError: The run does not exist.
         SessionStoreError: The store cannot be opened.
     """
 
@@ -582,7 +579,7 @@ class AnalyzerEngine:
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """ID of the run."""
         return self._target.run_id
 
     def analyze(
@@ -592,32 +589,29 @@ class AnalyzerEngine:
         store: bool | None = None,
         against: object = None,
     ) -> AnalyzerResult:
-        """Look at all that the run has now, and store what was found as one generation.
+        """Analyze everything that the run has logged so far, and store the result.
 
-        Readers see it all at once. On a backend that keeps no outputs, such as
-        another tool's, the result is returned only (`stored` is False). The
-        run's mirrors get it too: in the background while the run is open in
-        this process; of one that has ended, this waits for them for
-        QUARK_EXIT_TIMEOUT_SECONDS (10) at most, and `quark sync` does the rest.
+        Readers see the new result all at once. A backend that cannot store results, such as another
+        tool's, only returns them.
+
+        Mirrors receive the result too. For an open run, this happens in the background. For an
+        ended run, the call waits up to QUARK_EXIT_TIMEOUT_SECONDS (10) for them. `quark sync`
+        delivers the rest.
 
         Args:
-            replace_existing: Whether earlier outputs are no longer seen; None
-                takes `replace_existing_outputs` of the settings.
-            store: Whether what was found is stored. None stores it, unless the
-                run was opened for reading only: by `quark.open_run`, or from
-                the context of such a session. The result's `refusal` says why
-                it was not.
-            against: A TrainingSession or a RunContext of a run that went well, or
-                several of them. What holds there and breaks here is found by
-                `healthy_baseline`. Without it the newest completed runs of the
-                project that have the same parameters, optimizer and first
-                learning rate, and are stored as healthy, are taken, and what
-                they show is a note (info).
+            replace_existing: Whether to hide the results of earlier analyses. Defaults to
+                `replace_existing_outputs` of the config.
+            store: Whether to store the result. Defaults to True, or to False for a run that was
+                opened for reading. `refusal` of the result gives the reason.
+            against: Healthy reference runs: a TrainingSession, a RunContext, or several.
+                Differences are reported by the rule `healthy_baseline`. Defaults to recent healthy
+                runs of the project with the same parameters, optimizer and first learning rate;
+                their differences have the severity info.
 
         Raises:
-            SchemaValidationError: `replace_existing` or `store` is no bool, or
-                `against` is no run, or one that did not learn.
-            RunNotFoundError: The store has no such run.
+            SchemaValidationError: An argument has the wrong type, or `against` is not a run that
+                learned.
+            RunNotFoundError: The run does not exist.
             SessionStoreError: The store cannot be read or written.
         """
         replaces = self.config.replace_existing_outputs
@@ -650,10 +644,15 @@ class AnalyzerEngine:
             return result
 
     def explain(self, rule_id: str) -> RuleExplanation:
-        """Why a rule fired or was quiet at the last `analyze()`; analyzes in memory before one.
+        """Explain why a rule fired or did not fire in the last analysis.
+
+        Without a previous `analyze()`, the run is analyzed in memory.
+
+        Args:
+            rule_id: ID of the rule, such as `vanishing_gradients`.
 
         Raises:
-            SchemaValidationError: There is no such rule, or the settings leave it out.
+            SchemaValidationError: The rule does not exist, or the config excludes it.
             SessionStoreError: The store cannot be read.
         """
         result = self._latest
@@ -685,17 +684,17 @@ class AnalyzerEngine:
         step_max: int | None = None,
         limit: int | None = None,
     ) -> tuple[AlertRecord, ...]:
-        """Stored alerts that fit, in the order in which they were found.
+        """Read stored alerts, in the order in which they were found.
 
         Args:
-            rule_id, category, severity: Only of these.
+            rule_id, category, severity: Exact values to match.
             step, step_min, step_max: Bounds on the first step, inclusive.
-            limit: The newest N.
+            limit: Maximum number of results; the newest are kept. Defaults to all.
 
         Raises:
-            SchemaValidationError: An unknown category or severity, or a bound that is no
+            SchemaValidationError: A category or severity is unknown, or a bound is not a
                 non-negative integer.
-            SessionStoreError: The store cannot be read, or keeps no outputs.
+            SessionStoreError: The store cannot be read, or does not store results.
         """
         if category is not None:
             check_choice(category, "category", get_args(AlertCategory))
@@ -718,16 +717,16 @@ class AnalyzerEngine:
         category: str | None = None,
         limit: int | None = None,
     ) -> tuple[HealthScoreRecord, ...]:
-        """Stored health scores that fit.
+        """Read stored health scores.
 
         Args:
-            score_key, category: Only of these.
-            limit: The newest N.
+            score_key, category: Exact values to match.
+            limit: Maximum number of results; the newest are kept. Defaults to all.
 
         Raises:
-            SchemaValidationError: An unknown key or category, or `limit` is no
-                non-negative integer.
-            SessionStoreError: The store cannot be read, or keeps no outputs.
+            SchemaValidationError: A key or category is unknown, or `limit` is not a non-negative
+                integer.
+            SessionStoreError: The store cannot be read, or does not store results.
         """
         if score_key is not None:
             check_choice(score_key, "score_key", get_args(HealthScoreKey))

@@ -86,9 +86,32 @@ def monitor(
     notify: NotifyArgument = None,
     notify_on: str | Iterable[str] | None = None,
 ) -> TrainingMonitor:
-    """Look at a run while it trains, and raise an alert when something goes wrong.
+    """Check a running run for problems in a background thread.
 
-    Returns at once; see TrainingMonitor for arguments, promises and errors.
+    Returns at once. Alerts are appended to `alerts` of the monitor, logged to the run as
+    `alert_raised` events, and passed to `on_alert`. The monitor stops when the run ends.
+
+    Args:
+        session: A TrainingSession, or its RunContext.
+        every_n_steps: Number of steps between two checks.
+        on_alert: Function called with each alert, in the monitor's thread.
+        halt_on: `error` or `critical`: raise TrainingHalted at the next logging call after such an
+            alert. None does not halt.
+        config: Rules and their options. Defaults to `AnalyzerEngineConfig()`.
+        min_interval_s: Minimum number of seconds between two checks.
+        notify: Notification targets: a URL of Apprise (`slack://…`, `mailto://…`; extra `notify`),
+            `webhook+https://…`, a function, or a list of them. Each alert is reported once per run.
+            URLs are treated as secrets: they are not logged. Defaults to QUARK_NOTIFY.
+        notify_on: Events to report: a minimum severity, and any of `failed`, `lost`, `interrupted`,
+            `finished`. Defaults to QUARK_NOTIFY_ON, then to "error, failed, lost".
+
+    Returns:
+        The running monitor.
+
+    Raises:
+        SchemaValidationError: An argument is invalid. The message names it.
+        InvalidRunStateError: The run has ended, is open for reading, or already has a monitor, or
+            this process was forked.
     """
     return TrainingMonitor(
         session,
@@ -103,51 +126,34 @@ def monitor(
 
 
 class TrainingMonitor:
-    """Runs the analyzer's rules over a run that goes on, on a daemon thread of its own.
+    """Background monitor of a running run; `quark.monitor` creates one.
 
-    It looks whenever the newest step has moved by `every_n_steps`, a metric has stopped
-    being finite, or, in a run that counts epochs only, an epoch has passed. Looks take at
-    most a twentieth of the time; where they would take more they come later, which is
-    logged once. What other processes log to the run is seen too, some 10 s later. Calls
-    that log cost the same with a monitor and without.
+    A check runs after `every_n_steps` steps, after a metric becomes non-finite, and after each
+    epoch if the run only counts epochs. Checks use at most 5 % of the time. Metrics from other
+    processes are included about 10 s later.
 
-    What is critical is raised at once, anything else when two looks in a row have found
-    it, and what the last look finds. An alert that was raised
+    A critical alert is raised at once. Other alerts are raised if two consecutive checks, or the
+    last check, find them. Each alert
 
     - is in `alerts`,
-    - is an event `alert_raised` of the run, which mirrors get as well,
-    - is stored as an output of the analyzer `monitor`, apart from those of
-      AnalyzerEngine, whose `read_alerts` does not return it,
-    - is given to `on_alert`, on the monitor's thread. What that raises is logged once.
+    - is logged to the run, and to its mirrors, as an `alert_raised` event,
+    - is stored apart from the results of `AnalyzerEngine.analyze`,
+    - is passed to `on_alert`. An exception raised there is logged once.
 
-    With `halt_on`, the next call that logs to the run, of any writer in this process,
-    raises TrainingHalted, once for each such alert. What that call was to log is not
-    accepted; the run takes records again afterwards. A session that the error leaves as
-    a context manager ends as failed; catch it to end the run in another way.
+    With `halt_on`, the next logging call of this process raises TrainingHalted, once per alert.
+    That call logs nothing. Later calls work again.
 
-    The monitor ends with the run, after a last look that the end waits for up to 5 s, or by
-    `close()`. A forked child has none. It looks on rank 0 only, and not where nothing is
-    kept (`backends="none"`): there it does nothing, and `refusal` says why.
+    The monitor ends with the run, after a last check of up to 5 s. It runs on rank 0 only, not in
+    forked children, and not with `backends="none"`.
 
     Args:
-        session: A TrainingSession, or the RunContext of one.
-        every_n_steps: Steps from one look to the next.
-        on_alert: Called with each alert.
-        halt_on: The severity from which on an alert stops the training: "error" or
-            "critical"; None for never.
-        config: Which rules, and their settings; as of AnalyzerEngine.
-        min_interval_s: Seconds from one look to the next, at least.
-        notify: Who is told of alerts and of the run's end, until the run ends: a URL of
-            Apprise (`slack://…`, `mailto://…`, …; extra `notify`), `webhook+https://…`, a
-            function of one notice, or a list of these. QUARK_NOTIFY by default. A URL is a
-            secret: it stands in no record, log line or repr. Each alert is told once in a run.
-        notify_on: What is told: a severity, from which on alerts are, and any of failed,
-            lost, interrupted and finished. QUARK_NOTIFY_ON, else "error, failed, lost".
+        session, every_n_steps, on_alert, halt_on, config, min_interval_s, notify, notify_on: See
+            `quark.monitor`.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
-        InvalidRunStateError: The run has ended, is open for reading only, has a monitor
-            already, or this process was forked.
+        SchemaValidationError: An argument is invalid. The message names it.
+        InvalidRunStateError: The run has ended, is open for reading, or already has a monitor, or
+            this process was forked.
     """
 
     looks_on = True
@@ -210,32 +216,33 @@ class TrainingMonitor:
 
     @property
     def alerts(self) -> tuple[AlertRecord, ...]:
-        """Every alert that was raised, in order; one whose severity rose is there again."""
+        """Raised alerts, in order; an alert that becomes more severe is added again."""
         return self._alerts
 
     @property
     def result(self) -> AnalyzerResult | None:
-        """What the last look found, also what was not raised; None before the first."""
+        """Result of the last check, including what was not raised, or None."""
         return self._result
 
     @property
     def halted(self) -> bool:
-        """Whether it has asked for the training to be halted."""
+        """Whether the monitor has asked for the training to be halted."""
         return bool(self._halts)
 
     def close(self) -> None:
-        """Take a last look, waiting up to 5 s for it, and end; a second call does nothing.
+        """Run a last check, for up to 5 s, and stop the monitor.
 
-        A halt that no call has met is taken back. From within `on_alert` it does not wait.
+        A pending halt is canceled. Called from `on_alert`, it does not wait. A second call does
+        nothing.
         """
         self._end(run_ends=False)
 
     def settle(self) -> None:
-        """The run ends: as `close()`, with a last look at all that was logged."""
+        """Run the last check when the run ends, as `close()` does."""
         self._end(run_ends=True)
 
     def bind(self) -> None:
-        """In a forked child: be closed, since the thread is the parent's."""
+        """Close the monitor in a forked child, because its thread belongs to the parent."""
         if self._run.forked:
             self._lock = threading.Lock()
             self._closed = True

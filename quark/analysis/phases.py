@@ -472,17 +472,15 @@ _ANALYZER = "phases"
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseAnalysisResult:
-    """What `PhaseAnalyzer.analyze` found.
+    """Result of a phase analysis.
 
     Attributes:
-        run_id: The run.
-        phases: The phases in the order of the run: they cover it from its
-            first to its last step without overlap or hole.
-        generation: Number under which they are stored, 1 for the first; None
-            where they are not.
-        stored: Whether they are stored.
-        notes: What stood in the way: why there are no phases, why they are
-            not stored, which curves could not be used.
+        run_id: ID of the run.
+        phases: Phases in order. They cover the run from its first to its last step, without gaps or
+            overlaps.
+        generation: Number under which the phases are stored, from 1, or None.
+        stored: Whether the phases are stored.
+        notes: Reasons for missing or unstored phases, and curves that could not be used.
     """
 
     run_id: str
@@ -492,7 +490,7 @@ class PhaseAnalysisResult:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """A new dict of JSON-like values."""
+        """Return the result as a new dict of JSON values."""
         return {
             "run_id": self.run_id,
             "generation": self.generation,
@@ -503,20 +501,19 @@ class PhaseAnalysisResult:
 
 
 class PhaseAnalyzer:
-    """Segments a run into training regimes.
+    """Segmentation of a run into training phases.
 
-    It looks at the training and the validation loss, or where a run has no
-    loss at the accuracies; the same records always give the same phases.
-    Every method may be called from any thread.
+    Uses the training and validation losses, or the accuracies of a run without losses. The same
+    records give the same phases. Thread-safe.
 
     Args:
-        session: A TrainingSession of any state, also from `quark.open_run`,
-            or a RunContext. A run that goes on can be analyzed at any time.
-        config: See PhaseAnalyzerConfig.
+        session: A TrainingSession in any state, or a RunContext. A running run can be analyzed at
+            any time.
+        config: Options. Defaults to `PhaseAnalyzerConfig()`.
 
     Raises:
-        SchemaValidationError: An argument of another type.
-        RunNotFoundError: The store has no such run.
+        SchemaValidationError: An argument has the wrong type.
+        RunNotFoundError: The run does not exist.
         SessionStoreError: The store cannot be opened.
     """
 
@@ -526,29 +523,26 @@ class PhaseAnalyzer:
 
     @property
     def config(self) -> PhaseAnalyzerConfig:
-        """The settings."""
+        """The options."""
         return self._config
 
     def analyze(
         self, *, replace_existing: bool | None = None, store: bool | None = None
     ) -> PhaseAnalysisResult:
-        """Flush the run, find its phases and store them, all at once.
+        """Flush the run, find its phases and store them.
 
-        Where the run's store keeps no outputs of analyzers or may only be
-        read, the result says so and is not stored. The run's mirrors get them
-        as from `AnalyzerEngine.analyze`.
+        Mirrors receive the phases too, as with `AnalyzerEngine.analyze`. If the store cannot be
+        written, the phases are only returned.
 
         Args:
-            replace_existing: Whether `read_phases` no longer returns what was
-                stored before; None takes the configuration's
-                `replace_existing_outputs`.
-            store: Whether they are stored; None stores them unless the run was
-                opened for reading only, as in `AnalyzerEngine.analyze`.
+            replace_existing: Whether to hide the phases of earlier analyses. Defaults to
+                `replace_existing_outputs` of the config.
+            store: Whether to store the phases. Defaults to True, or to False for a run that was
+                opened for reading.
 
         Raises:
-            SchemaValidationError: `replace_existing` or `store` is no bool.
-            SessionStoreError: The store cannot be read, or is busy or full;
-                nothing was stored.
+            SchemaValidationError: `replace_existing` or `store` is not a bool.
+            SessionStoreError: The store cannot be read, or is busy or full. Nothing was stored.
         """
         replaces = replace_existing
         if replaces is None:
@@ -584,20 +578,19 @@ class PhaseAnalyzer:
         step_max: int | None = None,
         limit: int | None = None,
     ) -> tuple[PhaseRecord, ...]:
-        """The stored phases that fit, in the order of the run.
+        """Read stored phases, in the order of the run.
 
         Args:
-            phase_name: Only this phase.
-            step: Only phases that hold this step.
-            step_min, step_max: Only phases that overlap these bounds, both
-                included. A phase that is known in epochs only fits no bound.
-            limit: The last N.
+            phase_name: Name of the phase.
+            step: Step that the phase contains.
+            step_min, step_max: Range of steps that the phase overlaps, inclusive. Phases that are
+                known in epochs only do not match.
+            limit: Maximum number of phases; the last are kept. Defaults to all.
 
         Raises:
-            SchemaValidationError: An unknown phase, or a bound that is no
-                non-negative integer.
-            SessionStoreError: The store cannot be read, or keeps no outputs of
-                analyzers.
+            SchemaValidationError: The phase name is unknown, or a bound is not a non-negative
+                integer.
+            SessionStoreError: The store cannot be read, or does not store results.
         """
         if phase_name is not None:
             check_choice(phase_name, "phase_name", get_args(PhaseName))

@@ -41,24 +41,24 @@ def best_run(
     where: str | None = None,
     storage_dir: str | Path | None = None,
 ) -> RunSummary | None:
-    """The run whose best value of a metric is the best of all; None where no run has one.
+    """Return the run with the best value of a metric, or None.
 
-    Values that are not finite count for nothing; archived runs are left out. Of runs that are
-    equally good it is the newest. A run that broke off counts too, since it has reached the value:
-    `where="state == 'completed'"` leaves it out.
+    Non-finite values and archived runs are ignored. If runs are equally good, the newest is
+    returned. Interrupted runs are included; `where="state == 'completed'"` excludes them.
 
     Args:
-        metric: Its name, such as `val/acc`.
-        mode: Whether it is better when lower ("min") or higher ("max"); by default as the
-            newest of these runs was started with that has it as its objective, else by its name.
-        project: Only runs of this project.
-        where: What else must be true of a run, such as `'paper/fig3' in groups`.
-        storage_dir: Storage root; the working directory by default.
+        metric: Name of the metric, such as "val/acc".
+        mode: "min" or "max". Defaults to the mode of the newest run that has this metric as its
+            objective, then to the direction implied by the name.
+        project: Name of the project. Defaults to all projects.
+        where: Filter expression, such as "'paper/fig3' in groups".
+        storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the nearest
+            parent that has a store.
 
     Raises:
-        SchemaValidationError: A bad argument, a metric that no run has, or one whose name does
-            not say which way it is better.
-        SessionStoreError: There is no store, or it cannot be read.
+        SchemaValidationError: An argument is invalid, no run has the metric, or its name does not
+            imply a direction.
+        SessionStoreError: The store does not exist, or cannot be read.
     """
     declared = _find_declared(metric, project, where, storage_dir)
     try:
@@ -149,12 +149,12 @@ _DIGESTS: Mapping[str, str] = {"structure": "structure", "config": "config", "co
 
 @dataclass(frozen=True, slots=True)
 class SimilarRun:
-    """A run, and how far it is from the one that was asked for.
+    """Run found by `find_similar_runs`, with its distance.
 
     Attributes:
         run: The run.
-        distance: From 0, of which the digests are equal, to 1, which has nothing in common.
-        by: What was compared.
+        distance: From 0 (equal) to 1 (nothing in common).
+        by: Compared property.
     """
 
     run: RunSummary
@@ -167,7 +167,7 @@ class SimilarRun:
         return f"SimilarRun({self.run.run_id}{name}, {alike} by {self.by})"
 
     def to_dict(self) -> dict[str, Any]:
-        """A new dict of JSON-like values."""
+        """Return the run and its distance as a new dict of JSON values."""
         return {"by": self.by, "distance": self.distance, "run": self.run.to_dict()}
 
 
@@ -179,21 +179,25 @@ def find_similar_runs(
     everywhere: bool = False,
     storage_dir: str | Path | None = None,
 ) -> tuple[SimilarRun, ...]:
-    """Runs that are like another one, the nearest first, of equally near ones the newest.
+    """Find the runs that are most similar to a run, nearest first.
+
+    Runs at the same distance are sorted by start, newest first. Runs without anything in common are
+    omitted.
 
     Args:
-        run: Its id or the beginning of it, or a session, context or summary of it.
-        by: "structure": the keys and types of the configuration; "config": its values, seeds
-            aside; "code": the source files of the project; "trace": functions under
-            `quark.trace`. Far from it are those that share few of these.
-        limit: At most so many, 1,000 at most; runs that share nothing are left out.
-        everywhere: Whether runs of other projects are among them.
-        storage_dir: Storage root; the working directory by default.
+        run: A run ID or unique prefix, a session, a context or a RunSummary.
+        by: Property to compare. "structure": keys and types of the config. "config": config values
+            except seeds. "code": source files of the project. "trace": functions under
+            `quark.trace`.
+        limit: Maximum number of runs, up to 1,000.
+        everywhere: Whether to include runs of other projects. Defaults to False.
+        storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the nearest
+            parent that has a store.
 
     Raises:
-        SchemaValidationError: A bad argument.
-        RunNotFoundError: There is no such run.
-        SessionStoreError: There is no store, or it cannot be read.
+        SchemaValidationError: An argument is invalid. The message names it.
+        RunNotFoundError: The run does not exist.
+        SessionStoreError: The store does not exist, or cannot be read.
     """
     check_choice(by, "by", get_args(SimilarBy))
     most = check_index(limit, "limit")

@@ -49,19 +49,19 @@ _CHANCE = 0.95
 
 
 class Importances(Record, frozen=True, gc=False):
-    """How much each parameter of a sweep matters for one of its metrics.
+    """Importance of each parameter of a sweep for one metric.
 
     Attributes:
-        metric: The metric.
-        method: `ped_anova`, Optuna's, whose shares add up to 1; or `ranks`, ours, where a share
-            is that of the variance of the metric's ranks which the parameter explains.
-        shares: Parameter -> share from 0 to 1, the largest first; seeds and what is the same in
-            all trials are left out.
-        chance: With `ranks`, the share up to which parameters come that do nothing, 95 times in
-            a hundred; None with another method.
-        explained: With `ranks`, what all explain together; None with another method.
-        count: How many trials tell.
-        note: Why nothing is told, or None.
+        metric: Name of the metric.
+        method: `ped_anova` (Optuna; shares add up to 1) or `ranks` (share of the variance of the
+            metric's ranks that a parameter explains).
+        shares: Parameter -> share from 0 to 1, largest first. Seeds and constant parameters are
+            omitted.
+        chance: With `ranks`, the share that an irrelevant parameter reaches in 95 % of cases, else
+            None.
+        explained: With `ranks`, the share that all parameters explain together, else None.
+        count: Number of trials used.
+        note: Reason for a missing result, or None.
     """
 
     metric: str
@@ -290,26 +290,26 @@ _LEAST_REPEATS = 3
 
 
 class SweepVerdict(Record, frozen=True, gc=False):
-    """What may be said of the best of a sweep by one of its metrics.
+    """Verdict on the best configuration of a sweep, for one metric.
 
     Attributes:
-        metric, mode: The metric, and whether it is better low (`min`) or high (`max`).
-        verdict: `better` than all others beyond chance; `no_difference` that chance could not
-            make; `cannot_tell`, also where nobody knows what chance does.
-        headline, reason, advice: The same in words, and what to do; advice may be empty.
-        best: The trial of the best value within the best configuration, or None without one.
+        metric, mode: Metric, and `min` or `max`.
+        verdict: `better` if the best beats all others beyond seed noise, `no_difference`, or
+            `cannot_tell`.
+        headline, reason, advice: The verdict, its reason and the next step in words. `advice` may
+            be empty.
+        best: Trial with the best value of the best configuration, or None.
         best_trials: All trials of that configuration.
-        best_value: Their mean.
-        second, second_value: The runner-up, likewise.
-        p_value: Of the lead over whichever other is the hardest to tell apart, or None.
-        noise: What chance does, or None where it is not known. Its source is `sweep` where
-            trials of this sweep tell, else `project`.
-        expected_again: What the best is likely to reach when it is run again, or None.
-        alike: The first 200 trials, the best one first, that may be the best as well: the true
-            best is among all of them 95 times in a hundred. Empty where noise is not known.
-        alike_count: How many there are.
-        compared: How many configurations were compared, each once however often it was run.
-        is_spread: Whether configurations differ beyond chance at all; None where not known.
+        best_value: Mean of their values.
+        second, second_value: Trial and mean of the runner-up.
+        p_value: P-value of the lead over the closest competitor, or None.
+        noise: Seed noise, or None if unknown. Its source is `sweep` or `project`.
+        expected_again: Expected value of a repetition of the best, or None.
+        alike: Up to 200 trials that may be the best too, best first. With 95 % confidence, all such
+            trials together include the true best. Empty if the noise is unknown.
+        alike_count: Number of such trials.
+        compared: Number of configurations that were compared.
+        is_spread: Whether configurations differ beyond seed noise, or None if unknown.
     """
 
     metric: str

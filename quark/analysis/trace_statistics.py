@@ -33,17 +33,17 @@ class TraceVersion:
     """One version of a traced function.
 
     Attributes:
-        trace: The function, as the first run of the version had it.
-        runs: Ids of the runs that had it, the oldest first.
-        first_seen, last_seen: When the first and the last of them started.
-        lines: How many lines differ from the version before, comments left out; None of the
-            first one, and where texts were not kept.
-        called: What changed, against the version before, in functions that it reaches by name.
-            None where the sources of one of the two were not kept.
-        reach_versions: How many states of all that it reaches these runs had, or None where
-            nobody can say; more than one means that it calls what has changed.
-        count: How many of the runs have the metric.
-        mean, best: Mean and best of their figures, or None.
+        trace: Digest of the function in the first run that had this version.
+        runs: IDs of the runs that had it, oldest first.
+        first_seen, last_seen: Start of the first and the last of these runs.
+        lines: Number of lines that differ from the previous version, without comments. None for the
+            first version, or if the source was not stored.
+        called: Changes in functions that it calls by name, directly or indirectly. None if the
+            source was not stored.
+        reach_versions: Number of versions of the called code in these runs, or None if unknown.
+            More than one means that called code changed.
+        count: Number of runs that have the metric.
+        mean, best: Mean and best value of the metric, or None.
     """
 
     trace: TraceDigest
@@ -58,7 +58,7 @@ class TraceVersion:
     best: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """A new dict of JSON-like values."""
+        """Return the version as a new dict of JSON values."""
         return {
             "digest": self.trace.digest,
             "level": self.trace.level,
@@ -79,9 +79,9 @@ class TraceStatistics:
     """All versions of one traced function in a project.
 
     Attributes:
-        name: What it is traced as.
-        metric: The metric that the figures are of, or None.
-        versions: Its versions, in the order in which they first ran.
+        name: Name of the trace.
+        metric: Metric of the statistics, or None.
+        versions: Versions, by first run.
     """
 
     name: str
@@ -89,7 +89,7 @@ class TraceStatistics:
     versions: tuple[TraceVersion, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """A new dict of JSON-like values."""
+        """Return the statistics as a new dict of JSON values."""
         return {
             "name": self.name,
             "metric": self.metric,
@@ -105,22 +105,21 @@ def trace_statistics(
     mode: ObjectiveMode | None = None,
     storage_dir: str | Path | None = None,
 ) -> tuple[TraceStatistics, ...]:
-    """Which versions of the functions under `quark.trace` the runs of a project had.
-
-    Texts are read and parsed here, where somebody asks.
+    """List the versions of traced functions and the results of their runs.
 
     Args:
-        project: The project.
-        name: One traced function; all by default, in the order of their names.
-        metric: How well runs did: their last value of this metric. Values that are not finite
-            count for nothing, and neither do runs that failed or were lost.
-        mode: Whether the metric is better when lower ("min") or higher ("max"); by its name by
-            default.
-        storage_dir: Storage root; the working directory by default.
+        project: Name of the project.
+        name: Name of one traced function. Defaults to all, sorted by name.
+        metric: Metric for the results. The last value of each run is used. Non-finite values and
+            failed or lost runs are ignored.
+        mode: "min" or "max". Defaults to the direction implied by the metric's name.
+        storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the nearest
+            parent that has a store.
 
     Raises:
-        SchemaValidationError: A bad argument, or `name` is none that a run of the project has.
-        SessionStoreError: There is no store, or it cannot be read.
+        SchemaValidationError: An argument is invalid, or no run of the project has a function of
+            this name.
+        SessionStoreError: The store does not exist, or cannot be read.
     """
     reader = open_reader(resolve_storage_dir(storage_dir))
     try:

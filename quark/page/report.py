@@ -372,11 +372,10 @@ def _show_diff(diff: MetricDiff) -> str:
 
 
 class RunReport:
-    """What a report says of one run or several, as it was when it was made.
+    """Report on one or more runs, returned by `quark.report` and `session.report()`.
 
-    `str()` is text for a terminal, `to_html()` one file that works without a server and without
-    the network, and `_repr_html_` shows that in a notebook. Made by `session.report()`,
-    `quark.report` and `quark report`.
+    A snapshot: it does not change after its creation. `str()` is text for a terminal, and a
+    notebook displays it as HTML.
     """
 
     def __init__(
@@ -392,17 +391,17 @@ class RunReport:
 
     @property
     def contents(self) -> tuple[RunContents, ...]:
-        """What it holds of each run."""
+        """Content of the report, per run."""
         return self._runs
 
     @property
     def run_ids(self) -> tuple[str, ...]:
-        """The runs, in the order in which they were asked for."""
+        """IDs of the runs, in the given order."""
         return tuple(str(run.data["run"]["id"]) for run in self._runs)
 
     @property
     def title(self) -> str:
-        """Names of the runs."""
+        """Title: the names of the runs."""
         names = [str(run.data["run"]["name"] or run.data["run"]["id"]) for run in self._runs]
         return f"{join_first(names, 3)} · Quark report"
 
@@ -415,7 +414,7 @@ class RunReport:
         return clean_text("\n\n".join([*parts, *self._notes]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Runs with findings, scores, phases and what is known of metrics; no points of curves."""
+        """Return findings, scores, phases and metric summaries as a dict."""
         inner = ("curves", "maps")
         runs = [{k: v for k, v in run.data.items() if k not in inner} for run in self._runs]
         found: dict[str, Any] = make_plain(
@@ -430,13 +429,16 @@ class RunReport:
         return found
 
     def to_markdown(self) -> str:
-        """The same in short, for a CI job's page; no text of a run is markup in it."""
+        """Return a short version as Markdown; markup in texts of a run is escaped."""
         parts = [write_run(run.data) for run in self._runs]
         parts += [write_comparison(result) for result in self._comparisons]
         return "\n".join(parts)
 
     def to_html(self) -> str:
-        """One file: it asks nobody for anything, and nothing in it but Quark's script may run."""
+        """Return the report as one HTML file that needs no server and no network.
+
+        No script except Quark's own can run in it.
+        """
         packs = {name: pack for run in self._runs for name, pack in run.packs.items()}
         contents = {"runs": [run.data for run in self._runs], "packs": list(packs)}
         return write_report(
@@ -448,10 +450,16 @@ class RunReport:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write `to_html()` into a file; folders on the way are made.
+        """Write `to_html()` to a file, and create missing parent folders.
+
+        Args:
+            path: Path of the file.
+
+        Returns:
+            The path.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -465,7 +473,7 @@ class RunReport:
         return bundle(self)
 
     def show_static(self) -> str:
-        """What is in it without curves, as HTML that needs neither scripts nor styles."""
+        """Return the content without curves, as HTML without scripts and styles."""
         runs = "".join(map(show_run, self._runs))
         return runs + "".join(map(show_comparison, self._comparisons))
 
@@ -505,25 +513,26 @@ def report(
     config: bool = True,
     logs: bool = True,
 ) -> RunReport:
-    """A report of a run, or of several and what differs between them.
+    """Create a report on a run, or on several runs and their differences.
 
-        quark.report(session).save("report.html")
-        print(quark.report(["a1b2", "c3d4"], storage_dir="experiments"))
-
-    Reads only: of a run without a stored analysis it makes one in memory. A run that this process
-    holds open is flushed first.
+    Reads only: a run without a stored analysis is analyzed in memory. A run that is open in this
+    process is flushed first.
 
     Args:
-        run: A session or the id of a run, or up to 20 of them; each is compared with the first.
-        storage_dir: Storage root of ids; the working directory by default.
-        backend: Name or URI of a backend to read ids from in place of the root's store.
-        config: Whether configuration, environment, command line and paths are in it.
-        logs: Whether the newest events and log lines are.
+        run: A session, a run ID, or up to 20 of them. Each is compared with the first.
+        storage_dir: Folder of the store in which IDs are looked up. Defaults to the working
+            directory, or the nearest parent that has a store.
+        backend: Name or URI of a backend to read from instead of the store.
+        config: Whether to include config, environment, command line and paths. Defaults to True.
+        logs: Whether to include the newest events and log lines. Defaults to True.
 
     Raises:
-        SchemaValidationError: No run, too many, or one of another type.
-        RunNotFoundError: There is no such run.
+        SchemaValidationError: No run, too many runs, or a run of the wrong type.
+        RunNotFoundError: The run does not exist.
         SessionStoreError: A store cannot be read.
+
+    Example:
+        quark.report(session).save("report.html")
     """
     from quark_core.sessions.session import TrainingSession
 

@@ -18,24 +18,25 @@ def read_sources(
     backend: str | None = None,
     attempt: int | None = None,
 ) -> KeptSources:
-    """The code that a run was made of, as it was when the run had it.
+    """Read the source snapshot of a run.
 
     Args:
-        run: The run, by its id or the beginning of that; or a session. Of one that is open
-            here, what its background thread has kept so far.
-        storage_dir, backend: Where it is, as of `open_run`.
-        attempt: Which attempt of a run that was resumed; the newest one by default.
+        run: A run ID or unique prefix, or a session. For an open run, the files stored so far are
+            returned.
+        storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the nearest
+            parent that has a store.
+        backend: Name or URI of a backend to read from instead of the store.
+        attempt: Number of the attempt. Defaults to the newest.
 
     Returns:
-        A mapping of paths, relative to the project's root, to files with `text`, `sha256`,
-        `size_bytes` and `reason`, which says why there is no text.
+        Mapping of paths, relative to the project's root, to files.
 
     Raises:
-        ArtifactNotFoundError: Nothing is known of its sources: it was run with
-            QUARK_SOURCES=off, or by a version of Quark that kept none.
-        RunNotFoundError: The store has no such run.
-        SchemaValidationError: `run` is neither an id nor a session; as of `open_run`.
-        SessionStoreError: There is no store, or it cannot be read.
+        ArtifactNotFoundError: The run has no source snapshot, for example because of
+            QUARK_SOURCES=off.
+        RunNotFoundError: The run does not exist.
+        SchemaValidationError: An argument is invalid. The message names it.
+        SessionStoreError: The store does not exist, or cannot be read.
     """
     if not isinstance(run, str | TrainingSession):
         raise SchemaValidationError(f"run must be an id or a session, not {type(run).__name__}")

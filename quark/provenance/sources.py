@@ -32,14 +32,14 @@ _MOST_PAYLOAD_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class KeptSource:
-    """One file that a run was made of.
+    """One file of a source snapshot.
 
     Attributes:
-        path: Relative to the project's root, with slashes; it leads nowhere else.
-        sha256: SHA-256 of the file as it was when the run had it.
-        size_bytes: Its size then.
-        data: The bytes that are kept of it, or None where none are.
-        reason: Why there are none, or that secrets in them were replaced; else None.
+        path: Path relative to the project's root, with slashes.
+        sha256: SHA-256 of the file at the time of the run.
+        size_bytes: Size in bytes at that time.
+        data: Stored content, or None.
+        reason: Reason why the content is missing or redacted, or None.
     """
 
     path: str
@@ -50,31 +50,31 @@ class KeptSource:
 
     @property
     def text(self) -> str | None:
-        """What was in it, or None where that was not kept."""
+        """Content as text, or None if it was not stored."""
         return None if self.data is None else _decode_text(self.data)
 
     @property
     def is_exact(self) -> bool:
-        """Whether what is kept is the file, to the byte."""
+        """Whether the stored content is the file, byte by byte."""
         return self.data is not None and self.reason is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptSources(Mapping[str, KeptSource]):
-    """What one attempt of a run was made of: a mapping of paths to files.
+    """Source snapshot of one attempt of a run: a mapping of paths to files.
 
     Attributes:
-        run_id: The run.
-        attempt: The attempt.
-        digest: One digest over all paths and hashes.
-        root: Where the project lay on that machine.
-        main: The main script, relative to the root, or None.
-        entry: How the program was begun: script, module, notebook, command, stdin ...
-        files: The files, by path.
-        outside: Top-level packages from neither the root nor an environment: not known.
-        changed: Paths of files that were altered while the attempt went on; what is kept is
-            what was there first.
-        left_out: Path, or what else names it -> why nothing is known of it.
+        run_id: ID of the run.
+        attempt: Number of the attempt.
+        digest: Digest over all paths and hashes.
+        root: Path of the project's root on the machine of the run.
+        main: Main script, relative to the root, or None.
+        entry: Kind of start: script, module, notebook, command, stdin …
+        files: The files, sorted by path.
+        outside: Top-level packages outside the root and outside an environment. Their source is not
+            recorded.
+        changed: Paths of files that changed during the attempt. The first version is stored.
+        left_out: Path or name -> reason why it is not in the snapshot.
     """
 
     run_id: str
@@ -93,7 +93,7 @@ class KeptSources(Mapping[str, KeptSource]):
         object.__setattr__(self, "_by_path", {file.path: file for file in self.files})
 
     def find(self, path: str) -> KeptSource | None:
-        """The file of a path, or None."""
+        """Return the file of a path, or None."""
         return self._by_path.get(path)
 
     def __getitem__(self, path: str) -> KeptSource:

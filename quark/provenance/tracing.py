@@ -181,28 +181,26 @@ def trace(
     init: Callable[[], object] | None = None,
     inspect: Callable[[Any], object] | None = None,
 ) -> Any:
-    """Mark a function: runs remember which version of its code they had, `quark traces` shows it.
+    """Record in each run which version of a function's code it used.
 
-    Without `output` and `init` the function itself is returned, and a call costs nothing.
-    Comments, layout and names of local variables make no version. Every run of this process has
-    the function, whether it calls it or not.
-
-    ```
-    @quark.trace("train_step")
-    def train_step(model, batch): ...
-    ```
+    `quark traces` lists the versions. Without `output` and `init`, the function is returned
+    unchanged and calls have no overhead. Comments, layout and local variable names do not change
+    the version. Each run of this process records the function, even if it does not call it.
 
     Args:
-        name: What it is called in every run; by default the function's qualified name.
-        output: Also make a fingerprint of what it returns, as `session.fingerprint` does, for
-            the run opened last: of calls 0 to 3 of a run, and of those at powers of two. Of a
-            generator it is what it yields, of a coroutine what it is awaited for. The caller
-            gets the result as it is.
-        init: Called before each call, such as a function that seeds. What it raises passes.
-        inspect: Picks what of the result is looked at; needs `output`.
+        name: Name of the trace. Defaults to the qualified name of the function.
+        output: Whether to fingerprint the return value, as `session.fingerprint` does, in the run
+            opened last. Calls 0 to 3 of a run and calls at powers of two are included. For a
+            generator, the yielded values are used. For a coroutine, the awaited result is used.
+        init: Function called before each call, for example to set a seed. Its exceptions propagate.
+        inspect: Function that selects the part of the result to fingerprint. Needs `output`.
 
     Raises:
-        SchemaValidationError: A bad argument, or what is no function. Calls never raise for it.
+        SchemaValidationError: An argument is invalid, or the object is not a function.
+
+    Example:
+        @quark.trace("train_step")
+        def train_step(model, batch): ...
     """
     if callable(name) or isinstance(name, staticmethod | classmethod):
         return _Decorator(None, False, None, None)(name)

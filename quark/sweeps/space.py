@@ -138,16 +138,16 @@ def uniform(
     step: float | None = None,
     count: int | None = None,
 ) -> Uniform:
-    """Numbers from `low` to `high`, for a sweep's space.
+    """Define a range of floats for the space of a sweep.
 
     Args:
-        low, high: The ends, which both may come.
-        log: Whether each order of magnitude is as likely as any other, as for learning rates.
-        step: Only `low`, `low + step` and so on; not together with `log`.
-        count: How many values a grid takes, spread evenly from end to end.
+        low, high: Ends of the range, both included.
+        log: Whether to sample uniformly in the logarithm, as for learning rates. Defaults to False.
+        step: Distance between values, counted from `low`. Not together with `log`.
+        count: Number of evenly spaced values for a grid search.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
     ends = _check_number(low, "low"), _check_number(high, "high")
     _check_ends(*ends, log=log)
@@ -165,16 +165,17 @@ def uniform(
 def integers(
     low: int, high: int, *, log: bool = False, step: int = 1, count: int | None = None
 ) -> Integers:
-    """Whole numbers from `low` to `high`, for a sweep's space; both ends may come.
+    """Define a range of integers for the space of a sweep.
 
     Args:
-        low, high: The ends.
-        log: Whether each order of magnitude is as likely as any other; then `low` is at least 1.
-        step: Only `low`, `low + step` and so on; not together with `log`.
-        count: How many values a grid takes, spread evenly from end to end; all by default.
+        low, high: Ends of the range, both included.
+        log: Whether to sample uniformly in the logarithm. Needs `low` of at least 1. Defaults to
+            False.
+        step: Distance between values, counted from `low`. Not together with `log`. Defaults to 1.
+        count: Number of evenly spaced values for a grid search. Defaults to all.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
     for name, value in (("low", low), ("high", high), ("step", step)):
         if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**63:

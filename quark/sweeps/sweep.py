@@ -72,13 +72,12 @@ _held: set[Trial] = set()
 
 
 class Sweep:
-    """A sweep as this process works at it; made by `quark.sweep`.
+    """Sweep as seen by one worker, returned by `quark.sweep`.
 
-    `for trial in sweep:` gives this worker one trial after the other, until all that there will
-    be have come to an end. It waits for those that other workers have, since one whose worker
-    dies must be taken up by somebody.
+    `for trial in sweep:` claims one trial after another until all trials have ended. At the end it
+    waits for trials of other workers, because a trial is reassigned if its worker is lost.
 
-    Every method may be called from any thread; a loop belongs to one.
+    Thread-safe, except that a loop belongs to one thread.
     """
 
     def __init__(
@@ -97,39 +96,39 @@ class Sweep:
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """ID of the sweep."""
         return self._stored.id
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Name of the sweep."""
         return self._stored.name
 
     @property
     def project(self) -> str:
-        """Of which project it is."""
+        """Name of its project."""
         return self._stored.project
 
     @property
     def definition(self) -> SweepDefinition:
-        """What it is, as this worker has it."""
+        """Definition of the sweep, as this worker has it."""
         return self._definition
 
     @property
     def store(self) -> SupportsCoordination:
-        """The store that has its trials.
+        """Store of the trials.
 
         Raises:
-            SessionStoreError: It cannot be opened.
+            SessionStoreError: The store cannot be opened.
         """
         return self._link.store
 
     @property
     def search(self) -> Search:
-        """What proposes its trials, as this worker asks it.
+        """Search algorithm that proposes trials.
 
         Raises:
-            SchemaValidationError: The definition does not fit it.
+            SchemaValidationError: The definition does not fit the algorithm.
         """
         if self._search is None:
             self._search = open_search(
@@ -138,7 +137,7 @@ class Sweep:
         return self._search
 
     def load(self) -> StoredSweep:
-        """What the store knows of it now.
+        """Read the stored record of the sweep.
 
         Raises:
             SessionStoreError: The store cannot be read.
@@ -148,11 +147,11 @@ class Sweep:
 
     @property
     def state(self) -> str:
-        """running, paused or cancelled, read from the store now."""
+        """`running`, `paused` or `cancelled`; read from the store on each access."""
         return self.load().state
 
     def trials(self) -> list[StoredTrial]:
-        """All trials there are, in their order, with the figures of those that have ended.
+        """List all trials in order, with the values of those that have ended.
 
         Raises:
             SessionStoreError: The store cannot be read.
@@ -162,20 +161,21 @@ class Sweep:
 
     @property
     def best(self) -> StoredTrial | None:
-        """The completed trial with the best figure of the first metric; None where there is none.
+        """Completed trial with the best value of the first metric, or None.
 
-        Of those that keep the constraints, and after halving of those that went farthest.
+        Trials that violate a constraint are ignored. After halving, only the trials with the most
+        steps count.
         """
         return choose_best(self.trials(), self._definition)
 
     @property
     def best_trials(self) -> list[StoredTrial]:
-        """Completed trials than which no other is better in all metrics."""
+        """Completed trials on the Pareto front of all metrics."""
         return choose_front(self.trials(), self._definition)
 
     @property
     def is_over(self) -> bool:
-        """Whether all trials that there will be have come to an end.
+        """Whether all trials have ended.
 
         Raises:
             SessionStoreError: The store cannot be read.
@@ -186,7 +186,7 @@ class Sweep:
         return stored.state == "cancelled" or self._ask_search() is None
 
     def importances(self) -> tuple[Importances, ...]:
-        """How much each parameter matters to the metrics, as far as the trials tell.
+        """Estimate the importance of each parameter for each metric.
 
         Raises:
             SessionStoreError: The store cannot be read.
@@ -197,7 +197,7 @@ class Sweep:
 
     @property
     def verdicts(self) -> tuple[SweepVerdict, ...]:
-        """Of each metric whether the best trial is really better than the second, with reasons.
+        """Verdict per metric: whether the best configuration beats the second one.
 
         Raises:
             SessionStoreError: The store cannot be read.
@@ -207,31 +207,31 @@ class Sweep:
         return judge_sweep(self.load(), self.trials(), self._link.primary)
 
     def pause(self) -> Self:
-        """Give no more trials away; those that run go on."""
+        """Stop handing out trials; running trials continue."""
         return self._update("paused")
 
     def resume(self) -> Self:
-        """Go on giving trials away.
+        """Hand out trials again after a pause.
 
         Raises:
-            SchemaValidationError: It was cancelled.
+            SchemaValidationError: The sweep was cancelled.
         """
         return self._update("running")
 
     def cancel(self) -> Self:
-        """End it for good: trials that wait are cancelled, those that run go on to their end."""
+        """Cancel all waiting trials; running trials continue to their end."""
         return self._update("cancelled")
 
     def add(self, *parameters: Mapping[str, Any]) -> list[StoredTrial]:
-        """Add trials of your own choice: `sweep.add({"lr": 0.1}, {"lr": 0.2})`.
+        """Add trials with given parameters.
 
         Args:
-            parameters: Of each trial a value for every parameter of the space; it need not lie
-                in the space.
+            *parameters: One mapping per trial, with a value for each parameter. Values may be
+                outside the space: `sweep.add({"lr": 0.1}, {"lr": 0.2})`.
 
         Raises:
-            SchemaValidationError: A bad value or name, or the sweep is cancelled.
-            SessionStoreError: The store cannot take them.
+            SchemaValidationError: A value or name is invalid, or the sweep is cancelled.
+            SessionStoreError: The store cannot be written.
         """
         names = set(self._definition.space.ranges)
         for place, given in enumerate(parameters):
@@ -246,18 +246,20 @@ class Sweep:
         return self._add_new(trials, f"added-{uuid.uuid4().hex}")
 
     def retry(self, *numbers: int) -> list[StoredTrial]:
-        """Try broken trials again, as new ones with the same parameters; returns these.
+        """Retry broken or failed trials as new trials with the same parameters.
 
-        Each has in its origin which one it repeats (`retry_of`). What is tried again already is
-        not added once more, whoever asks.
+        The new trials have `retry_of` in their `origin`. A trial that is being retried is skipped.
 
         Args:
-            numbers: Which, among them also failed ones; all that are broken by default.
+            *numbers: Numbers of the trials. Defaults to all broken trials.
+
+        Returns:
+            The new trials.
 
         Raises:
-            SchemaValidationError: One of them is not there, is neither broken nor failed, or is
-                tried again already; or the sweep is cancelled.
-            SessionStoreError: The store cannot take them.
+            SchemaValidationError: A trial does not exist, is neither broken nor failed, or is being
+                retried, or the sweep is cancelled.
+            SessionStoreError: The store cannot be written.
         """
         trials = self.store.list_trials(self.id)
         repeated = {
@@ -284,18 +286,18 @@ class Sweep:
         )
 
     def claim(self, where: str | None = None, *, number: int | None = None) -> Trial | None:
-        """A trial for this worker alone, or None where there is none to have now; never waits.
+        """Claim a trial for this worker, or return None if there is none at the moment.
 
-        It is held for `lease_s` seconds; begin its run with `trial.start_run()`, or settle it by
-        `complete`, `fail` or `suspend` before that.
+        Does not wait. The claim lasts `lease_s` seconds. Before it expires, start the run with
+        `trial.start_run()`, or call `complete`, `fail` or `suspend`.
 
         Args:
-            where: Which trials it may be, such as `param.lr < 0.01 and failures == 0`.
-            number: This trial alone.
+            where: Filter expression for trials, such as `param.lr < 0.01 and failures == 0`.
+            number: Number of the trial. Defaults to the next one.
 
         Raises:
-            SchemaValidationError: `where` is malformed, or has a name that neither a parameter
-                nor a field has; the message shows the place.
+            SchemaValidationError: `where` is malformed, or names an unknown parameter or field. The
+                message shows the position.
             SessionStoreError: The store does not answer.
         """
         if where is not None:
@@ -323,19 +325,21 @@ class Sweep:
                 yield trial
 
     def run(self, train: Callable[..., Any]) -> StoredTrial | None:
-        """Work at trials until there are none any more, and return the best of all.
+        """Run a function for one trial after another, and return the best trial.
 
         Args:
-            train: Called with each trial as `train(trial)`, or as `train(trial, session)` with
-                the session of its run, which is then begun and ended here. What it returns (a
-                number, one for each metric, or a mapping of metrics) is the trial's figure where
-                its run has logged none. What it raises fails the trial, which is tried again as
-                often as `max_failures` says, and ends nothing else; KeyboardInterrupt and the
-                like end the loop.
+            train: Function called as `train(trial)` or `train(trial, session)`. With two
+                parameters, the run is started and ended for you. It may return the result if the
+                run does not log it: a number, one number per metric, or a mapping of metrics. An
+                exception fails the trial, which is retried up to `max_failures` times.
+                KeyboardInterrupt ends the loop.
+
+        Returns:
+            The best trial, or None.
 
         Raises:
-            Exception: What `train` has raised in each of the first five trials of this worker.
-            SessionStoreError: The store cannot be reached for ten minutes.
+            Exception: `train` failed in each of this worker's first five trials.
+            SessionStoreError: The store was unreachable for ten minutes.
         """
         takes_session = _takes_session(train)
         failures, has_worked = 0, False
@@ -362,7 +366,7 @@ class Sweep:
         return self.best
 
     def close(self) -> None:
-        """Let go of the store; another call opens it again."""
+        """Close the connection to the store; a later call reopens it."""
         search, self._search = self._search, None
         if search is not None:
             search.close()
@@ -387,10 +391,10 @@ class Sweep:
         return f"Sweep({self.name!r} of {self.project!r}, {search}, {trials}, {goals})"
 
     def hold_given(self, number: int, token: int, earlier_run_id: str | None = None) -> Trial:
-        """A trial that somebody else has claimed for this process.
+        """Return a trial that another process has claimed for this one.
 
         Raises:
-            SchemaValidationError: There is no such trial, or it was claimed again since.
+            SchemaValidationError: The trial does not exist, or was claimed again since.
             SessionStoreError: The store does not answer.
         """
         stored = self._load_trial(number)
@@ -702,38 +706,41 @@ def sweep(
     lease_s: float | None = None,
     storage_dir: str | Path | None = None,
 ) -> Sweep:
-    """Open a sweep, in any number of processes and on any number of machines.
+    """Create a sweep, or join an existing one.
 
-    The first one makes it; the others have the same one, by its project and name. Without
-    `space` a sweep that is there already is joined.
+    Any number of processes and machines can work on a sweep. The first call creates the sweep.
+    Later calls with the same project and name join it. Without `space`, the call joins an existing
+    sweep.
 
     Args:
-        name: What it is called; its runs are in the group `sweeps/<name>`.
-        project: Its project; may be left out where the name alone finds it.
-        space: Parameter -> `quark.uniform(…)`, `quark.integers(…)`, a list of values, or one
-            value that stays the same.
-        metric: What is to get better, as it is logged; a list of several for a front.
-        mode: "min" or "max", or one for each metric.
-        search: "random" (by default), "grid", "halving" or "asha", with settings as in
-            "halving(rate=0.3, least=3)"; with Optuna "tpe", "hyperband", "cmaes", a sampler of
-            its own, or a sampler and a pruner.
-        trials: How many; all of a grid, and without end of the others, by default. More may be
-            asked for at any time, but of halving, which begins with so many.
-        budget: The steps of one whole trial, for searches that stop some early.
-        constraints: What must hold besides, such as `["latency_ms <= 20"]`.
-        max_failures: How many failed runs of a trial make it broken.
-        stop: Whether `metrics.log` itself ends a training at a rung, by `StopRequested`, which
-            ends the `with` block of its run and no more. It then waits there for the store, for
-            5 s at most.
-        stop_broken: Whether a training in which a monitor finds something broken is ended so.
-        seed: Of everything that is drawn.
-        lease_s: How long a trial is held by a worker that says nothing; 60 by default.
-        storage_dir: Storage root, as of `start_run`.
+        name: Name of the sweep. Its runs are in the group `sweeps/<name>`.
+        project: Name of the project. Optional if the sweep's name is unique.
+        space: Parameter -> `quark.uniform(…)`, `quark.integers(…)`, a list of values, or a
+            constant.
+        metric: Name of the logged metric to optimize, or a list of several.
+        mode: "min" or "max", or one per metric.
+        search: "random", "grid", "halving" or "asha", with options as in "halving(rate=0.3,
+            least=3)". With Optuna: "tpe", "hyperband", "cmaes", a sampler, or a sampler and a
+            pruner. Defaults to "random".
+        trials: Number of trials. Defaults to all for a grid, else unlimited. It can be raised
+            later, except for halving.
+        budget: Steps of one complete trial, for searches that stop trials early.
+        constraints: Conditions on metrics, such as `["latency_ms <= 20"]`.
+        max_failures: Number of failed runs after which a trial is broken. Defaults to 3.
+        stop: Whether `metrics.log` ends a trial at a rung by raising `StopRequested`. The exception
+            ends the `with` block of the run and goes no further. The call waits up to 5 s for the
+            store. Defaults to False.
+        stop_broken: Whether to end a trial in the same way if a monitor finds that it is broken.
+            Defaults to False.
+        seed: Seed of the search. Defaults to 0.
+        lease_s: Seconds without a heartbeat before a trial is reassigned. Defaults to 60.
+        storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the nearest
+            parent that has a store.
 
     Raises:
-        SchemaValidationError: A bad argument, one that looks like a secret, a sweep of this name
-            that is another one, or none that could be joined.
-        SessionStoreError: The store cannot be opened, or gives no trials to workers.
+        SchemaValidationError: An argument is invalid or looks like a secret, a different sweep has
+            this name, or the sweep to join does not exist.
+        SessionStoreError: The store cannot be opened, or does not support sweeps.
     """
     checked = check_sweep_name(name)
     project = None if project is None else check_label(project, "project")

@@ -240,14 +240,15 @@ current_trial: ContextVar[Trial | None] = ContextVar("quark_current_trial", defa
 
 
 class Trial(RunExtension):
-    """A trial that this process holds, by a sweep's loop, by `sweep.claim()` or by QUARK_TRIAL.
+    """Trial of a sweep that this process holds.
 
-    Every method may be called from any thread.
+    Made by a loop over a sweep, by `sweep.claim()`, or by QUARK_TRIAL. `trial["lr"]` is the value
+    of a parameter, and `{**trial}` is a dict of all of them. Thread-safe.
 
     Attributes:
-        number: Its number in the sweep, from 0 on.
-        earlier_run_id: A run to go on from, whose checkpoint may be loaded: that of the trial
-            that was promoted, or of whoever held this one before; or None.
+        number: Number of the trial in the sweep, from 0.
+        earlier_run_id: ID of a run to continue from, or None. It is the run of the promoted trial
+            or of the previous worker. You can load its checkpoint.
     """
 
     def __init__(
@@ -284,7 +285,7 @@ class Trial(RunExtension):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What is to be tried, by name; a copy."""
+        """Parameters by name; a copy."""
         return copy.deepcopy(dict(self._stored.parameters))
 
     def __getitem__(self, name: str) -> Any:
@@ -303,55 +304,59 @@ class Trial(RunExtension):
         return len(self._stored.parameters)
 
     def keys(self) -> list[str]:
-        """Names of the parameters, so that `{**trial}` is all of them."""
+        """Return the names of the parameters, so that `{**trial}` works."""
         return list(self._stored.parameters)
 
     @property
     def budget(self) -> int | None:
-        """How many steps it is to train; None where the sweep has no budget."""
+        """Number of steps to train, or None without a budget."""
         found = self._stored.origin.get("budget", self._sweep.definition.budget)
         return found if isinstance(found, int) else None
 
     @property
     def rung(self) -> int:
-        """How often it has survived a halving; 0 in all other sweeps."""
+        """Number of halvings that the trial survived; 0 in other sweeps."""
         found = self._stored.origin.get("rung", 0)
         return found if isinstance(found, int) else 0
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where it comes from, as the search says it."""
+        """Origin of the trial, as recorded by the search."""
         return copy.deepcopy(dict(self._stored.origin))
 
     @property
     def claim(self) -> TrialClaim:
-        """By what it is held."""
+        """Claim that holds the trial."""
         return self._stored.claim
 
     @property
     def stored(self) -> StoredTrial:
-        """The trial as it was claimed."""
+        """Stored state of the trial when it was claimed."""
         return self._stored
 
     @property
     def sweep_name(self) -> str:
-        """Of which sweep it is."""
+        """Name of the sweep."""
         return self._sweep.name
 
     @property
     def session(self) -> TrainingSession | None:
-        """The session of its run, once that has begun here."""
+        """Session of its run, or None before the run starts."""
         return self._session
 
     def start_run(self, **arguments: Any) -> TrainingSession:
-        """Begin the trial's run; takes what `quark.start_run` takes.
+        """Start the run of the trial.
 
-        Project and storage root are the sweep's, the run is in the group of the sweep, and its
-        configuration has the parameters besides what is given as `config`.
+        The project and store are the sweep's, the run is in the sweep's group, and the parameters
+        are added to the config.
+
+        Args:
+            **arguments: Arguments of `quark.start_run`.
 
         Raises:
-            InvalidRunStateError: The trial has a run already.
-            SchemaValidationError, SessionStoreError: As of `quark.start_run`.
+            InvalidRunStateError: The trial already has a run.
+            SchemaValidationError: An argument is invalid. The message names it.
+            SessionStoreError: The store cannot be opened.
         """
         if self._run is not None:
             raise InvalidRunStateError(
@@ -366,15 +371,14 @@ class Trial(RunExtension):
             current_trial.set(before)
 
     def report(self, values: float | Sequence[float] | Mapping[str, float], *, step: int) -> None:
-        """Say how far it has come, where the run does not log the sweep's metrics itself.
+        """Report intermediate values, if the run does not log the sweep's metrics.
 
         Args:
-            values: The figure of the sweep's metric; of several one for each, in their order or
-                by name.
-            step: The step that they are of.
+            values: Value of the metric. For several metrics, one value each, in order or by name.
+            step: Step of the values.
 
         Raises:
-            SchemaValidationError: A bad argument.
+            SchemaValidationError: An argument is invalid. The message names it.
         """
         if (whole := find_whole(step)) is None or whole < 0:
             raise SchemaValidationError(
@@ -384,11 +388,11 @@ class Trial(RunExtension):
         self._watch.note(found, whole)
 
     def should_stop(self) -> bool:
-        """Whether training is to end now: the sweep has stopped it at a rung, or somebody asks.
+        """Return whether to stop: the sweep stopped the trial, or a user asked for it.
 
-        At a rung this asks the store, for 5 s at most: a store that does not answer lets the
-        training go on. Between rungs it costs about a microsecond. In a launch of several
-        processes call it on all ranks: all of them stop at the same rung.
+        At a rung the call asks the store, for up to 5 s. If the store does not answer, training
+        continues. Between rungs it takes about a microsecond. Call it on all ranks of a launch; all
+        ranks stop at the same rung.
         """
         if self._watch.waiting:
             self._decide()
@@ -398,15 +402,15 @@ class Trial(RunExtension):
         return run is not None and run.stop_request is not None
 
     def complete(self, values: float | Sequence[float] | Mapping[str, float] | None = None) -> None:
-        """Say that it is done, with figures other than the newest that were logged.
+        """Mark the trial as completed, with values that differ from the logged ones.
 
-        Takes effect as its run ends; at once where it has none.
+        Takes effect when the run ends, or at once without a run.
 
         Args:
-            values: As of `report`; what the run has logged by default.
+            values: Values, as in `report`. Defaults to the values that the run logged.
 
         Raises:
-            SchemaValidationError: A bad figure.
+            SchemaValidationError: A value is invalid.
         """
         found = None if values is None else self._read_values(values, "values")
         if found is not None:
@@ -416,22 +420,31 @@ class Trial(RunExtension):
         self._say("completed", None)
 
     def fail(self, reason: str) -> None:
-        """Say that it cannot be done, and is not to be tried again.
+        """Mark the trial as failed, so that it is not retried.
 
-        Takes effect as its run ends; at once where it has none.
+        Takes effect when the run ends, or at once without a run.
+
+        Args:
+            reason: Reason for the failure.
         """
         self._say("failed", reason)
 
     def suspend(self, reason: str | None = None) -> None:
-        """Give it back, so that somebody goes on with it; takes effect as its run ends."""
+        """Release the trial so that another worker can continue it.
+
+        Takes effect when the run ends.
+
+        Args:
+            reason: Reason for the release, or None.
+        """
         self._say("suspended", reason)
 
     def stop_with(self, state: TrialState, reason: str) -> None:
-        """Say what becomes of it, and have its training stopped at the next call that logs.
+        """Set the final state, and stop the training at its next logging call.
 
         Args:
             state: A final state, such as `pruned` or `failed`.
-            reason: Why.
+            reason: Reason for the state.
         """
         with self._lock:
             self._say(state, reason)
@@ -446,23 +459,23 @@ class Trial(RunExtension):
 
     @property
     def storage_dir(self) -> Path:
-        """The storage root of its sweep."""
+        """Storage folder of the sweep."""
         return self._sweep.link.storage_dir
 
     @property
     def objective(self) -> Objective:
-        """What its run is judged by."""
+        """Objective of the run."""
         goal = self._sweep.definition.goals[0]
         return Objective(goal.metric, "max" if goal.mode == "max" else "min")
 
     def describe_start(self) -> Mapping[str, Any]:
-        """The claim by which it is held."""
+        """Return the claim, for the record of the run's start."""
         claim = self.claim
         said = {"sweep_id": claim.sweep_id, "number": claim.number, "token": claim.token}
         return {"trial": said}
 
     def bind(self, draft: RunDraft) -> None:
-        """Make a run that begins now its run, unless it has one."""
+        """Attach the trial to a run that is starting, unless it has one."""
         if self._run is not None:
             return
         draft.extensions[Trial] = self
@@ -496,7 +509,11 @@ class Trial(RunExtension):
         return note_source(joined, self._stored.parameters, source)
 
     def take(self, session: TrainingSession) -> bool:
-        """Be the trial of a run that has just begun here; whether faults in it are to stop it."""
+        """Attach the trial to a run that has just started in this process.
+
+        Returns:
+            Whether problems that a monitor finds stop the run.
+        """
         run = session.open_run
         with self._lock:
             self._run, self._session = run, session
@@ -511,7 +528,7 @@ class Trial(RunExtension):
         return self._sweep.definition.stop_broken and run.leads
 
     def describe_end(self, run: OpenRun, status: RunStatus) -> Mapping[str, Any]:
-        """Its result, for the record of its run's end."""
+        """Return the result, for the record of the run's end."""
         if run is not self._run:
             return {}
         result = self._conclude(status, None if run.ending is None else run.ending.message)
@@ -521,7 +538,7 @@ class Trial(RunExtension):
         return {"trial": msgspec.to_builtins(result)}
 
     def summarize(self) -> str:
-        """What has become of it, as the last line of its run says it; its run has ended."""
+        """Return the result in one line, after the run has ended."""
         result = self._told or self._conclude("completed", None)
         goals = self._sweep.definition.goals
         values = result.values or ()
@@ -536,20 +553,20 @@ class Trial(RunExtension):
         return f"{told}{': ' if said else ''}{said} ({parameters})"
 
     def catches(self, error: BaseException) -> bool:
-        """Whether an error is the one by which the sweep stops this trial, and no more."""
+        """Return whether an error is the one with which the sweep stops this trial."""
         return error is self._stop_error
 
     # What its worker does with it.
 
     def hold(self) -> None:
-        """Keep it from others, from now on until it is settled."""
+        """Renew the claim until the trial is settled."""
         self._keeper.start()
 
     def finish(self) -> None:
-        """Settle what is still open, after its work is done without an exception.
+        """Settle the trial after its work ended without an exception.
 
         Raises:
-            SessionStoreError: Its run cannot be ended.
+            SessionStoreError: The run cannot be ended.
         """
         session = self.session
         if session is not None and session in open_runs.sessions:
@@ -578,7 +595,7 @@ class Trial(RunExtension):
         )  # fmt: skip
 
     def end_failed(self, error: Exception) -> None:
-        """Say that what was done with it has failed, where its run has not said so itself."""
+        """Mark the trial as failed, unless its run has done so."""
         if self._told is None and (self._run is None or not self._has_ended):
             said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             session = self.session
@@ -589,11 +606,11 @@ class Trial(RunExtension):
                 self._told = TrialResult(state="waiting", reason=self._clean(said))
 
     def release(self, reason: str, *, state: TrialState = "suspended") -> None:
-        """Give it back where nothing has become of it; never raises.
+        """Release an unsettled trial; does not raise.
 
         Args:
-            reason: Why.
-            state: `suspended`, or `waiting` where that counts as a failure.
+            reason: Reason for the release.
+            state: `suspended`, or `waiting` if the release counts as a failure.
         """
         if self._sweep.link.is_forked:
             return  # its parent's, which goes on with it
@@ -611,10 +628,10 @@ class Trial(RunExtension):
                          self._sweep.definition.lease_s)  # fmt: skip
 
     def take_result(self, returned: object) -> None:
-        """Take what a training function has returned as the trial's figures.
+        """Use the return value of a training function as the trial's values.
 
         Raises:
-            SchemaValidationError: It is neither None nor figures.
+            SchemaValidationError: The value is neither None nor numbers.
         """
         if returned is None:
             return

@@ -41,29 +41,25 @@ _MAX_REASONS = 100
 
 
 class Tracker:
-    """Logs to a run, to its mirrors, and to backends of one's own.
+    """Tracker that logs to a run, its mirrors and custom backends.
 
-        with quark.setup_tracker("digits", backends="csv", outdir="out") as tracker:
-            tracker.log({"loss": 0.5, "lr": 1e-3})
+    Calls do not wait for a backend. They do not raise errors: each cause is logged once. The
+    exceptions are TrainingHalted and StopRequested.
 
-    Rows go through the run's journal to Quark's store and its mirrors, and
-    through a thread of its own to each backend that was written for this
-    class. No call waits for a backend, and none raises: what goes wrong is
-    logged once per reason. Only TrainingHalted and StopRequested, by which a
-    monitor, or somebody elsewhere, stops a training that was told to be stopped so, come through.
-
-    As a context manager it finishes at the end: as failed on an exception, as
-    interrupted on KeyboardInterrupt and SystemExit. At the exit of the process
-    what is still open is finished too. Every method may be called from any
-    thread.
+    As a context manager, it ends the run: as completed, as failed after an exception, or as
+    interrupted on KeyboardInterrupt and SystemExit. An open tracker is finished at process exit.
+    Thread-safe.
 
     Args:
-        backends: TrackerBackend objects, of one's own or `CSVBackend`,
-            `WandbBackend` and `MLflowBackend`. Without any, and without a
-            session, every call does nothing.
-        session: The run to log to, which the tracker then ends. By default one
-            is started where there are backends: in the `outdir` of the first
-            backend that has one, else in the working directory.
+        backends: TrackerBackend objects: `CSVBackend`, `WandbBackend`, `MLflowBackend` or custom
+            ones. Without backends and session, all calls do nothing.
+        session: Run to log to; the tracker ends it. By default, a run is started if there are
+            backends. Its store is in the `outdir` of the first backend that has one, else in the
+            working directory.
+
+    Example:
+        with quark.setup_tracker("digits", backends="csv", outdir="out") as tracker:
+            tracker.log({"loss": 0.5, "lr": 1e-3})
     """
 
     def __init__(
@@ -83,7 +79,7 @@ class Tracker:
         mirrors: Sequence[MirrorBackend],
         lanes: Sequence[CallLane],
     ) -> Tracker:
-        """A tracker of parts that `setup_tracker` has made."""
+        """Create a tracker from parts that `setup_tracker` has made."""
         tracker = cls.__new__(cls)
         tracker._assemble(session, mirrors, lanes)
         return tracker
@@ -122,33 +118,31 @@ class Tracker:
 
     @property
     def active(self) -> bool:
-        """Whether anything is logged to."""
+        """Whether the tracker logs anywhere."""
         return self._run is not None or bool(self._lanes)
 
     @property
     def session(self) -> TrainingSession | None:
-        """The run's session, with all that Quark can do; None where nothing is kept."""
+        """Session of the run, or None if nothing is stored."""
         return self._session
 
     @property
     def run_id(self) -> str | None:
-        """Id of the run, or None where there is none."""
+        """ID of the run, or None."""
         return None if self._session is None else self._session.run_id
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None, commit: bool = True) -> None:
-        """Log a row of values; takes microseconds.
+        """Log a row of values, in microseconds.
 
-        Numbers become metrics, truth values 0 and 1, and mappings metrics of a
-        namespace. Everything else (texts, lists, None) goes into one event
-        `tracker_values` of the row.
+        Numbers become metrics, booleans 0 and 1, and mappings metrics of a namespace. Other values,
+        such as strings and lists, go into one `tracker_values` event per row.
 
         Args:
             metrics: Name -> value.
-            step: Its step. Without one, the value of `metrics["step"]` if that
-                is a step, else one more than that of the row before, 0 at first.
-            commit: False lets the row wait for the next one that commits, which
-                it goes into. A row of another step, one that has a name
-                again, and the end write it as a row of its own.
+            step: Step of the row. Defaults to `metrics["step"]` if that is a step, else to the
+                previous step plus one, from 0.
+            commit: If False, the row is merged into the next committed row. A row with another step
+                or a repeated name is written separately. Defaults to True.
         """
         if self._finished:
             return
@@ -161,10 +155,10 @@ class Tracker:
             self._guard("log", self._run.log, metrics, step, commit)
 
     def log_config(self, config: Any) -> None:
-        """Merge hyperparameters into the run's configuration, with secrets redacted.
+        """Merge hyperparameters into the run's config, with secrets redacted.
 
         Args:
-            config: A mapping, or whatever `start_run` takes.
+            config: A mapping, or another type that `start_run` accepts.
         """
         self._submit("log_config", dict(config) if isinstance(config, Mapping) else config)
         if self._run is not None and not self._finished:
@@ -174,9 +168,9 @@ class Tracker:
         """Log a table.
 
         Args:
-            key: Its name.
-            columns: Names of its columns.
-            data: Its rows.
+            key: Name of the table.
+            columns: Column names.
+            data: Rows.
         """
         try:
             names, rows = list(columns), [list(row) for row in data]
@@ -191,21 +185,21 @@ class Tracker:
         """Log an image.
 
         Args:
-            key: Its name.
-            image_path: An image file; the run itself also takes what
-                `ArtifactStore.log_image` does.
-            caption: A text beside it, or None.
+            key: Name of the image.
+            image_path: Path of an image file. The run also accepts the other types of
+                `ArtifactStore.log_image`.
+            caption: Caption, or None.
         """
         self._submit("log_image", key, image_path, caption=caption)
         if self._run is not None and not self._finished:
             self._guard("log_image", self._run.log_image, key, image_path, caption)
 
     def log_artifacts(self, paths: Mapping[str, Any]) -> None:
-        """Log files. One that does not exist is left out.
+        """Log files; files that do not exist are skipped.
 
         Args:
-            paths: Label -> file or folder. A file is the artifact
-                `label/file name`, of type `file`.
+            paths: Label -> file or folder. A file becomes the artifact `label/file name` of type
+                `file`.
         """
         try:
             found = {str(label): Path(path) for label, path in paths.items()}
@@ -220,18 +214,17 @@ class Tracker:
                 self._guard("log_artifacts", self._run.log_file, label, path)
 
     def watch(self, model: Any, **kwargs: Any) -> Any:
-        """Watch layers, parameters and the machine, as `quark.watch` does.
+        """Watch layers, parameters and system metrics, as `quark.watch` does.
 
-        Each committed row ends a step of training, so call `log` once at the
-        end of each step.
+        Each committed row ends a step, so call `log` once at the end of each step.
 
         Args:
             model: A torch module.
-            kwargs: Those of `quark.watch`; of `wandb.watch`, `log_freq` and
-                `log="parameters"` are understood and the rest is left out.
+            **kwargs: Arguments of `quark.watch`. `log_freq` and `log="parameters"` of `wandb.watch`
+                are supported; its other arguments are ignored.
 
         Returns:
-            The TrainingWatch, or None where there is none.
+            The TrainingWatch, or None if nothing is watched.
         """
         if self._finished:
             return None
@@ -244,25 +237,24 @@ class Tracker:
         return self._guard("watch", self._run.watch, model, **kwargs)
 
     def finish(self) -> None:
-        """End the run as completed and every backend; a second call does nothing.
+        """End the run as completed, and close each backend; a second call does nothing.
 
-        Waits as `TrainingSession.end_run` does; what a store or
-        a mirror has not taken by then waits in the run's journal.
+        Waits as `TrainingSession.end_run` does. Records that a backend has not accepted by then
+        stay in the journal.
         """
         self._finish(None)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until everything logged before this call is where it goes; for tests, above all.
+        """Wait until everything that was logged before is delivered; mainly for tests.
 
-        Each backend of one's own has returned from its calls then, whether or not it
-        raised, and the run's store has the records. Mirrors may be behind: what each has
-        says `session.report_delivery`. A row that was not committed waits on.
+        Custom backends have then returned from their calls, and the primary store has the records.
+        Mirrors may be behind; see `session.report_delivery`. An uncommitted row is not flushed.
 
         Args:
-            timeout_s: How long; QUARK_PERSISTENCE_TIMEOUT_SECONDS (15) by default.
+            timeout_s: Timeout in seconds. Defaults to QUARK_PERSISTENCE_TIMEOUT_SECONDS (15).
 
         Returns:
-            Whether all of that is so. What is not there in time comes later.
+            Whether everything was delivered in time. The rest is delivered later.
         """
         try:
             timeout_s = settings.persistence_timeout_s() if timeout_s is None else float(timeout_s)
@@ -281,10 +273,13 @@ class Tracker:
         return all(there)
 
     def get_backend(self, name: str) -> TrackerBackend | None:
-        """A backend by its name, or None where it is not active.
+        """Return a backend by name, or None if it is not active.
 
-        One's own is the object itself, which its own thread is using. Of a
-        mirror it is a `MirrorBackend`. Of several with one name it is the last.
+        A custom backend is the object itself, which runs in its own thread. A mirror is a
+        `MirrorBackend`. If several have the name, the last one is returned.
+
+        Args:
+            name: Name of the backend.
         """
         for lane in reversed(self._lanes):
             backend = lane.backend
@@ -294,22 +289,25 @@ class Tracker:
 
     @property
     def wandb_run(self) -> MirrorRun | None:
-        """What is known of the W&B run; None where there is no W&B mirror.
+        """Read-only data of the W&B run, or None without a W&B mirror.
 
-        It is read-only and no `wandb.Run`: that lives in another process.
+        Not a `wandb.Run`, which exists in another process.
         """
         return self._find_mirror_run("wandb")
 
     @property
     def mlflow_run(self) -> MirrorRun | None:
-        """What is known of the MLflow run; None where there is no MLflow mirror.
+        """Read-only data of the MLflow run, or None without an MLflow mirror.
 
-        It is read-only and no `mlflow.ActiveRun`.
+        Not an `mlflow.ActiveRun`.
         """
         return self._find_mirror_run("mlflow")
 
     def report_calls(self) -> tuple[CallReport, ...]:
-        """What became of the calls of backends of one's own; of the rest, ask the session."""
+        """Return delivery counts of the calls of custom backends.
+
+        For the other backends, see `session.report_delivery`.
+        """
         return tuple(lane.report() for lane in self._lanes)
 
     def __enter__(self) -> Self:
@@ -324,11 +322,11 @@ class Tracker:
         self._finish(error)
 
     def finish_at_exit(self) -> None:
-        """Write what waits and end one's own backends; the run is ended as all runs are at exit."""
+        """Flush and close custom backends at process exit; the run ends as other runs do."""
         self._finish(None, end_run=False)
 
     def become_child(self) -> None:
-        """This process was forked: it can log to the run, and the backends are the parent's."""
+        """Adapt to a fork: the child can log to the run; the backends are the parent's."""
         self._lanes = []
         if self._run is not None:
             self._run.become_child()
@@ -395,7 +393,7 @@ class Tracker:
 
 
 class NullTracker(Tracker):
-    """A tracker that does nothing: where nothing is wanted, and on ranks other than 0."""
+    """Tracker that does nothing, for example on ranks other than 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -468,20 +466,18 @@ _registered: dict[str, Callable[..., TrackerBackend]] = {}
 
 
 def register_backend(name: str, cls: Callable[..., TrackerBackend]) -> None:
-    """Make a TrackerBackend class known under a name, for `setup_tracker` of this process.
+    """Register a TrackerBackend class under a name for `setup_tracker`.
 
-    It comes before Quark's own backend of that name, and before one that was
-    registered earlier.
+    The registration is valid in this process. It takes precedence over a built-in backend of that
+    name, and over an earlier registration.
 
     Args:
-        name: The name in `backends=`.
-        cls: The class, or whatever makes a backend; it is called with the
-            keywords `project_name`, `config`, `outdir`, `rank` and those that
-            `setup_tracker` was given besides.
+        name: Name for `backends=`.
+        cls: Class or factory. It is called with the keywords `project_name`, `config`, `outdir`,
+            `rank` and the further arguments of `setup_tracker`.
 
     Raises:
-        SchemaValidationError: No name that `backends=` could hold, or nothing
-            that can be called.
+        SchemaValidationError: The name is not valid in `backends=`, or `cls` is not callable.
     """
     if not isinstance(name, str) or not name.strip() or "," in name:
         raise SchemaValidationError(f"name must be a str without a comma, got {name!r:.60}")
@@ -498,29 +494,26 @@ def setup_tracker(
     rank: int | None = None,
     **kwargs: Any,
 ) -> Tracker:
-    """A tracker that logs to a new run, its mirrors and backends of one's own; never raises.
+    """Create a tracker that logs to a new run, its mirrors and custom backends.
 
-    What cannot be had (an unknown name, a library that is not installed, a
-    constructor that raises) is left out with a warning. Where nothing of what
-    was asked for is left, and on ranks other than 0, it is a `NullTracker`.
+    Does not raise. Backends that cannot be created, for example because of a missing library, are
+    skipped with a warning. If no backend is left, and on ranks other than 0, the result is a
+    `NullTracker`.
 
     Args:
-        project_name: The run's project; by default WB_PROJECT, WANDB_PROJECT,
-            WB_PROJECT_NAME, MLFLOW_EXPERIMENT_NAME or the script's name.
-        backends: Names, separated by commas or in a sequence: `wandb`, `csv`,
-            `mlflow`, any other mirror or its URI, what `register_backend` has
-            made known, or `quark` for the run's own store alone, which is
-            there beside all others. `none` does nothing. By default
-            QUARK_TRACKER_BACKENDS, QUARK_BACKENDS, EZPZ_TRACKER_BACKENDS,
-            EZPZ_TRACKERS or `wandb`.
-        config: Hyperparameters, as of `start_run`.
-        outdir: Folder of the run's store (`.quark`) and of what `csv` writes:
-            metrics.csv, config.json and tables; the working directory by default.
-        rank: Of this process; found by itself where it is None.
-        kwargs: `name`, `notes` and `tags` are the run's; `storage_dir` is a
-            folder of its store other than `outdir`; all but the latter go to
-            the constructors of backends, and `mode`, `entity`, `group` and
-            `job_type` to the W&B mirror.
+        project_name: Name of the project. Defaults to WB_PROJECT, WANDB_PROJECT, WB_PROJECT_NAME,
+            MLFLOW_EXPERIMENT_NAME, then to the name of the script.
+        backends: Names, as a list or separated by commas: `wandb`, `csv`, `mlflow`, any other
+            mirror or its URI, or a name given to `register_backend`. `quark` uses the run's own
+            store alone. `none` does nothing. Defaults to QUARK_TRACKER_BACKENDS, QUARK_BACKENDS,
+            EZPZ_TRACKER_BACKENDS, EZPZ_TRACKERS, then to `wandb`.
+        config: Hyperparameters, in a form that `start_run` accepts.
+        outdir: Folder of the run's store and of the files of `csv`: metrics.csv, config.json and
+            tables. Defaults to the working directory.
+        rank: Rank of this process. Defaults to the detected rank.
+        **kwargs: `name`, `notes` and `tags` of the run, and `storage_dir` if its store is not in
+            `outdir`. All except `storage_dir` are passed to the constructors of backends. `mode`,
+            `entity`, `group` and `job_type` go to the W&B mirror.
     """
     if (detect_rank().rank if rank is None else rank) != 0:
         return NullTracker()

@@ -11,11 +11,13 @@ from quark_core.api import BackendConfig, MirrorBackend, MirrorRun, RunRecord
 
 
 class CSVBackend(MirrorBackend):
-    """metrics.csv, config.json and a CSV file per table in a folder.
+    """CSV mirror as a tracker backend: metrics.csv, config.json and a file per table.
+
+    Has the logging methods of `Tracker`.
 
     Args:
-        outdir: The folder; Quark's own store goes into it as well.
-        rank: Of this process; not active where it is not 0.
+        outdir: Folder of the files and of Quark's own store.
+        rank: Rank of this process. Inactive if it is not 0. Defaults to 0.
     """
 
     def __init__(self, outdir: str | os.PathLike[str], rank: int = 0) -> None:

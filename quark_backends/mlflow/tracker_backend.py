@@ -11,16 +11,18 @@ from quark_core.api import BackendConfig, MirrorRun, ProjectMirror, RunRecord, r
 
 
 class MLflowBackend(ProjectMirror):
-    """The MLflow mirror, at MLFLOW_TRACKING_URI.
+    """MLflow mirror as a tracker backend; writes to MLFLOW_TRACKING_URI.
+
+    Has the logging methods of `Tracker`.
 
     Args:
-        project_name: The run's project, which is the experiment there, unless
-            MLFLOW_EXPERIMENT_NAME says another one.
-        config: Configuration of the run.
-        outdir: Where Quark's store goes.
-        rank: Of this process, found by itself where it is None; not active where it is not 0.
-        kwargs: Those of `mlflow.start_run`; `setup_tracker` takes `run_name`, `tags` and
-            `description` for the run's own, and the rest has no effect.
+        project_name: Name of the project and of the MLflow experiment. MLFLOW_EXPERIMENT_NAME
+            overrides the experiment.
+        config: Config of the run.
+        outdir: Folder of Quark's own store.
+        rank: Rank of this process. Inactive if it is not 0. Defaults to the detected rank.
+        **kwargs: Arguments of `mlflow.start_run`. `setup_tracker` uses `run_name`, `tags` and
+            `description` for the run. The others have no effect.
     """
 
     def __init__(

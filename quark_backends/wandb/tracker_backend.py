@@ -14,15 +14,17 @@ _OPTIONS = ("mode", "entity", "group", "job_type")
 
 
 class WandbBackend(ProjectMirror):
-    """The W&B mirror.
+    """W&B mirror as a tracker backend.
+
+    Has the logging methods of `Tracker`.
 
     Args:
-        project_name: Project there; WANDB_PROJECT or the run's project by default.
-        config: Configuration of the run.
-        outdir: Where Quark's store goes, and W&B's files with it.
-        rank: Of this process, found by itself where it is None; not active where it is not 0.
-        kwargs: `mode`, `entity`, `group` and `job_type` as of `wandb.init`, and
-            `tags`; anything else is W&B's own and has no effect.
+        project_name: Name of the W&B project. Defaults to WANDB_PROJECT, then to the run's project.
+        config: Config of the run.
+        outdir: Folder of Quark's own store and of W&B's files.
+        rank: Rank of this process. Inactive if it is not 0. Defaults to the detected rank.
+        **kwargs: `mode`, `entity`, `group`, `job_type` and `tags` of `wandb.init`. The others have
+            no effect.
     """
 
     def __init__(

@@ -569,23 +569,24 @@ class MirrorRun(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneReport:
-    """State of one backend's lane. All counts are records.
+    """Delivery state of one backend; all counts are records.
 
-    `submitted == delivered + waiting + dropped + unknown + sum(quarantined)`
-    holds at every moment.
+    `submitted == delivered + waiting + dropped + unknown + sum(quarantined.values())` holds at each
+    moment.
 
     Attributes:
         backend: Name of the backend.
-        primary: Whether it is the run's primary.
-        state: opening, ready, retrying, resting, paused (credentials refused) or closed.
-        submitted: Records handed to the lane.
-        delivered: Acknowledged by the backend.
-        waiting: Not yet acknowledged.
-        quarantined: Refused for good, by reason.
-        dropped: Gone from memory before the backend took them.
-        unknown: In flight when the lane was given up or the backend's process
-            ended, to a backend that may or may not have stored them.
-        errors: Failed attempts, by reason.
+        primary: Whether it is the primary store.
+        state: `opening`, `ready`, `retrying`, `resting`, `paused` (credentials rejected) or
+            `closed`.
+        submitted: Records given to the delivery queue.
+        delivered: Records acknowledged by the backend.
+        waiting: Records not yet acknowledged.
+        quarantined: Reason -> number of rejected records.
+        dropped: Records removed from memory before the backend accepted them.
+        unknown: Records in flight when the delivery was abandoned or the backend's process ended.
+            The backend may have stored them.
+        errors: Reason -> number of failed attempts.
     """
 
     backend: str
@@ -601,11 +602,11 @@ class LaneReport:
 
     @property
     def complete(self) -> bool:
-        """Whether everything that was submitted is at the backend."""
+        """Whether the backend has all submitted records."""
         return self.delivered == self.submitted
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Return a one-line summary."""
         parts = [f"{self.delivered} delivered"]
         parts += [
             f"{count} {what}"
@@ -624,12 +625,12 @@ class LaneReport:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """State of all lanes of one process's stream into a run.
+    """Delivery state of the records that this process wrote to a run.
 
     Attributes:
         lanes: One report per backend.
-        uncovered: Records that were for a moment (until they were journaled)
-            not safe from SIGKILL, because shared memory had no room for them.
+        uncovered: Records that a SIGKILL could have lost for a moment, because the crash buffer was
+            full.
     """
 
     lanes: tuple[LaneReport, ...] = ()
@@ -637,9 +638,9 @@ class DeliveryReport:
 
     @property
     def complete(self) -> bool:
-        """Whether every backend has everything."""
+        """Whether each backend has all records."""
         return all(lane.complete for lane in self.lanes)
 
     def to_dict(self) -> dict[str, Any]:
-        """A new dict of JSON-like values."""
+        """Return the report as a new dict of JSON values."""
         return {"lanes": [asdict(lane) for lane in self.lanes], "uncovered": self.uncovered}

@@ -311,27 +311,23 @@ def default_registry() -> BackendRegistry:
 
 
 def migrate_store(storage_dir: str | Path | None = None, *, generated_at: str | None = None) -> int:
-    """Migrate a local store, written by an older Quark, to the current schema.
+    """Migrate a local store from an older version of Quark to the current schema.
 
-    Opening a store does the same where it has to; this does it at a time of
-    your choice, and lets a large store shrink afterwards. May be called again
-    and by several processes at once: a store that is current is left as it is.
+    Opening a store migrates it too. This function does it at a time of your choice, and lets a
+    large store shrink afterwards. Repeated and concurrent calls are safe: a current store is not
+    changed.
 
     Args:
-        storage_dir: The storage root, which holds `.quark`; the working
-            directory by default.
-        generated_at: When the migration counts as done, as ISO 8601 text; kept
-            in the store's marker. Now by default.
+        storage_dir: Folder that contains `.quark`. Defaults to the working directory.
+        generated_at: Time recorded for the migration, as ISO 8601 text. Defaults to now.
 
     Returns:
-        The schema version that the store has now: `CURRENT_SCHEMA_VERSION`.
+        The schema version of the store: `CURRENT_SCHEMA_VERSION`.
 
     Raises:
-        SchemaMigrationError: There is no store, it is not ours, newer than
-            this Quark, damaged, cannot be written, or a run of an older Quark
-            is writing to it. It was left as it was.
-        SchemaValidationError: `storage_dir` is no path, or `generated_at` no
-            ISO 8601 text.
+        SchemaMigrationError: The store does not exist, is not a Quark store, is newer than this
+            Quark, damaged or read-only, or an older Quark is writing to it. It was not changed.
+        SchemaValidationError: `storage_dir` is not a path, or `generated_at` is not ISO 8601 text.
     """
     moment = _check_moment(generated_at)
     try:

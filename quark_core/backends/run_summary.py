@@ -104,15 +104,16 @@ def _to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSummary:
-    """One metric of one run, over the points that readers see by default.
+    """Summary of one metric of a run.
+
+    Points that a resumed attempt replaced are not included.
 
     Attributes:
-        key: Its stored key.
-        count: How many points it has.
-        non_finite: How many of them are NaN or infinite.
-        first, last: Value of the first and of the newest point in persistence
-            order; None where that is not finite.
-        low, high: Smallest and largest finite value, or None where there is none.
+        key: Stored key.
+        count: Number of points.
+        non_finite: Number of points that are NaN or infinite.
+        first, last: First and newest value in order of storage, or None if not finite.
+        low, high: Minimum and maximum of the finite values, or None.
         last_step: Step of the newest point, or None.
     """
 
@@ -169,16 +170,15 @@ class MetricSummaries(Mapping[str, MetricSummary]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run with its metrics summed up.
+    """Run with a summary of its metrics, as returned by a search.
 
     Attributes:
-        stored: The run as the store knows it.
+        stored: Stored record of the run.
         newest_step: Highest step of a metric, or None.
-        last_metric_at: Time of the latest of its metrics' newest points, or None.
-        metrics: Stored key -> summary, sorted by key. A metric is also found
-            by its name as it was logged: `metrics["train/acc@1"]`.
-        fingerprints: Key -> digest of its newest fingerprints, where a search that reads
-            runs one by one has asked for them; no part of what is told of a run.
+        last_metric_at: Time of the newest metric, or None.
+        metrics: Key -> summary, sorted by key. A metric is also found by the name that was logged:
+            `metrics["train/acc@1"]`.
+        fingerprints: Key -> digest of the newest fingerprint, for searches that ask for it.
     """
 
     stored: StoredRun
@@ -193,17 +193,17 @@ class RunSummary:
 
     @property
     def run_id(self) -> str:
-        """The run's id."""
+        """ID of the run."""
         return self.stored.run.id or ""
 
     @property
     def state(self) -> str:
-        """The run's status, or "lost"."""
+        """Status of the run, or "lost"."""
         return self.stored.state
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The newest attempt's configuration; empty where there is none."""
+        """Config of the newest attempt; may be empty."""
         return {} if self.stored.config is None else self.stored.config.values
 
     def __repr__(self) -> str:
@@ -221,7 +221,7 @@ class RunSummary:
         return bundle(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """A new dict of JSON-like values."""
+        """Return the summary as a new dict of JSON values."""
         return {
             **self.stored.to_dict(),
             "newest_step": self.newest_step,

@@ -34,32 +34,27 @@ ENTRY_ARRAYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """A metric as a curve, as numpy arrays of one length.
+    """Metric as a curve: NumPy arrays of one length.
 
-    Each entry stands for `count` points that follow each other; where `exact`
-    is true each stands for one point, and `low`, `high`, `mean` and `last` are
-    all its value. The extremes are those of the points themselves: a spike of
-    a single point is in `low` or `high` of its entry, however few entries
-    there are.
+    Each entry summarizes `count` consecutive points. If `exact` is True, each entry is one point,
+    and `low`, `high`, `mean` and `last` are its value. A spike of one point is visible in `low` or
+    `high`, even in a short curve.
 
-    A curve of one rank is in persistence order. One across several ranks is
-    so by attempts, and within an attempt sorted by step (by epoch where there
-    is no step): an entry stands for the points of all ranks at a step, or in
-    a stretch of steps, and never for one stretch of one rank after another.
+    Entries of one rank are in order of storage. With several ranks, entries are sorted by attempt,
+    then by step (or epoch), and combine the points of all ranks.
 
     Attributes:
-        key: The metric's stored key.
-        step: Step of the entry's first point; -1 where it has none.
-        epoch: Epoch of the entry's first point; -1 where it has none.
-        time_us: Microseconds since the epoch of the entry's first point.
-        low, high, mean: Over the finite values of the entry; NaN where it has none.
-        last: Value of the entry's last point, finite or not.
-        low_step, high_step: Step of the points that `low` and `high` are; -1
-            where there is none.
-        count: Points that the entry stands for.
-        non_finite: How many of them are NaN or infinite.
-        exact: Whether every entry is one point.
-        ranks: The ranks whose points these are, sorted; none without points.
+        key: Stored key of the metric.
+        step: Step of the first point of each entry, or -1.
+        epoch: Epoch of the first point of each entry, or -1.
+        time_us: Time of the first point of each entry, in microseconds since 1970.
+        low, high, mean: Minimum, maximum and mean of the finite values, or NaN.
+        last: Last value of each entry, finite or not.
+        low_step, high_step: Steps of the minimum and the maximum, or -1.
+        count: Number of points of each entry.
+        non_finite: Number of points that are NaN or infinite.
+        exact: Whether each entry is one point.
+        ranks: Ranks of the points, sorted.
     """
 
     key: str
@@ -79,7 +74,7 @@ class Series:
 
     @property
     def points(self) -> int:
-        """How many points of the run the series stands for."""
+        """Total number of points."""
         return int(self.count.sum())
 
     def __len__(self) -> int:

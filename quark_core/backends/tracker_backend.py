@@ -18,50 +18,47 @@ if TYPE_CHECKING:
 
 
 class TrackerBackend(ABC):
-    """Base class of a backend of one's own, which a `Tracker` drives.
+    """Base class of custom backends for a `Tracker`.
 
-    All of its methods are called in the order of the tracker's calls, on one
-    thread that is the backend's own: it may block, be slow or raise, and
-    training does not notice. What it raises is logged once per reason, and
-    the next call is made all the same. `close` of a socket or a file belongs
-    into `finish`.
+    The methods are called in order, in a thread of the backend. They may be slow or raise: training
+    is not affected. Each cause of an exception is logged once, and later calls are made anyway.
+    Close files and sockets in `finish`.
 
-    `register_backend` makes a class known under a name; it is then made with
-    the keywords `project_name`, `config`, `outdir`, `rank` and whatever else
-    `setup_tracker` was given, on that same thread.
+    A class registered with `register_backend` is created in the same thread, with the keywords
+    `project_name`, `config`, `outdir`, `rank` and the further arguments of `setup_tracker`.
     """
 
     name: str = "base"
 
     @abstractmethod
     def log(self, metrics: dict[str, Any], step: int | None = None, commit: bool = True) -> None:
-        """Take one row of values.
+        """Receive one row of values.
 
         Args:
-            metrics: Name -> value, as it was given to `Tracker.log`.
-            step: The step, where the caller gave one.
-            commit: Whether the row is complete; if not, the next call goes on with it.
+            metrics: Name -> value, as passed to `Tracker.log`.
+            step: Step, or None.
+            commit: Whether the row is complete. If False, the next call continues it.
         """
 
     @abstractmethod
     def log_config(self, config: dict[str, Any]) -> None:
-        """Take hyperparameters and the like, beside what came before."""
+        """Receive hyperparameters, in addition to earlier ones."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Write what is left and give up files and connections. The last call."""
+        """Write the rest and close files and connections; the last call."""
 
     def log_table(self, key: str, columns: list[str], data: list[list[Any]]) -> None:  # noqa: B027 - optional
-        """Take a table; ignored unless overridden."""
+        """Receive a table; ignored unless overridden."""
 
     def log_image(self, key: str, image_path: str | Path, caption: str | None = None) -> None:  # noqa: B027 - optional
-        """Take an image file; ignored unless overridden."""
+        """Receive an image file; ignored unless overridden."""
 
     def log_artifacts(self, paths: dict[str, str]) -> None:  # noqa: B027 - optional
-        """Take files, each under a label; ignored unless overridden."""
+        """Receive files as label -> path; ignored unless overridden."""
 
     def watch(self, model: Any, **kwargs: Any) -> None:  # noqa: B027 - optional
-        """Look at gradients and parameters of a model; ignored unless overridden."""
+        """Watch gradients and parameters of a model; ignored unless overridden."""
 
 
 class MirrorBackend(TrackerBackend):
@@ -95,7 +92,7 @@ class MirrorBackend(TrackerBackend):
         self._beginning = threading.RLock()
 
     def attach(self, tracker: Any, find_run: Callable[[], MirrorRun | None]) -> None:
-        """Belong to a tracker from now on; a run that it has begun alone is ended."""
+        """Attach to a tracker, and end a run that the backend started alone."""
         with self._beginning:
             if not self._stands_alone or self._tracker is not None:
                 self.finish()
@@ -104,45 +101,48 @@ class MirrorBackend(TrackerBackend):
 
     @property
     def run(self) -> MirrorRun | None:
-        """What is known of the run there; None before the mirror belongs to a tracker."""
+        """Data of the run in the mirror, or None before a tracker uses the backend."""
         return self._find_run()
 
     @property
     def run_url(self) -> str | None:
-        """Address of the run's page, where it has one that is known."""
+        """URL of the run's page, or None if unknown."""
         run = self._find_run()
         return None if run is None else run.url
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None, commit: bool = True) -> None:
-        """As `Tracker.log`."""
+        """Log a row of values; see `Tracker.log`."""
         self._forward("log", metrics, step=step, commit=commit)
 
     def log_config(self, config: Mapping[str, Any]) -> None:
-        """As `Tracker.log_config`."""
+        """Merge hyperparameters into the config; see `Tracker.log_config`."""
         self._forward("log_config", config)
 
     def log_table(self, key: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
-        """As `Tracker.log_table`."""
+        """Log a table; see `Tracker.log_table`."""
         self._forward("log_table", key, columns, data)
 
     def log_image(self, key: str, image_path: str | Path, caption: str | None = None) -> None:
-        """As `Tracker.log_image`."""
+        """Log an image; see `Tracker.log_image`."""
         self._forward("log_image", key, image_path, caption=caption)
 
     def log_artifacts(self, paths: Mapping[str, str]) -> None:
-        """As `Tracker.log_artifacts`."""
+        """Log files; see `Tracker.log_artifacts`."""
         self._forward("log_artifacts", paths)
 
     def watch(self, model: Any, **kwargs: Any) -> None:
-        """As `Tracker.watch`."""
+        """Watch a model; see `Tracker.watch`."""
         self._forward("watch", model, **kwargs)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """As `Tracker.flush`."""
+        """Wait for delivery; see `Tracker.flush`."""
         return True if self._tracker is None else bool(self._tracker.flush(timeout_s))
 
     def finish(self) -> None:
-        """End the run of a mirror that stands alone; else it ends by `Tracker.finish`."""
+        """End the run of a backend that is used without a Tracker.
+
+        With a Tracker, `Tracker.finish` ends it.
+        """
         if self._stands_alone and self._tracker is not None:
             self._tracker.finish()
 

@@ -156,26 +156,25 @@ class TrackedConfig(Mapping[str, Any]):
 
 
 def tracked(config: Mapping[str, Any] | Namespace | SimpleNamespace) -> TrackedConfig:
-    """Wrap a configuration so that Quark learns which of its keys the training reads.
+    """Wrap a config to record which keys the training script reads.
 
-    Give it to `start_run(config=…)` and read every key from it. `quark why` then rules out a
-    key that neither run has read: whatever it says, nobody looked. That holds as far as the
-    training reads its configuration from here and from nowhere else.
-
-    config = quark.tracked({"lr": 0.1, "optimizer": {"name": "sgd"}})
-    session = quark.start_run(project="vision", config=config)
-    optimizer = make(config.optimizer.name, lr=config.lr)
+    Pass the result to `start_run(config=…)` and read all values from it. `quark why` then rules out
+    keys that neither run has read. Values read from the original config are not seen.
 
     Args:
-        config: A mapping, `argparse.Namespace` or `SimpleNamespace`; taken as it is, not
-            copied.
+        config: A mapping, `argparse.Namespace` or `SimpleNamespace`. It is not copied.
 
     Returns:
-        A mapping whose keys are also attributes; it cannot be changed.
+        A read-only mapping with the keys as attributes.
 
     Raises:
-        SchemaValidationError: `config` is something else, or of OmegaConf, whose keys read
-            one another unseen: give `OmegaConf.to_container(config, resolve=True)`.
+        SchemaValidationError: `config` has another type. Convert an OmegaConf config with
+            `OmegaConf.to_container(config, resolve=True)`.
+
+    Example:
+        config = quark.tracked({"lr": 0.1, "optimizer": {"name": "sgd"}})
+        session = quark.start_run(project="vision", config=config)
+        optimizer = make(config.optimizer.name, lr=config.lr)
     """
     values = _find_mapping(config)
     if isinstance(config, TrackedConfig):

@@ -14,25 +14,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatistics:
-    """A metric over the ranks of a run: one entry for each step that any rank logged it at.
+    """Statistics of a metric over the ranks of a run, one entry per step.
 
-    Numpy arrays of one length, sorted by step. Of values that one rank logged
-    at one step the newest counts. Values that are not finite are counted, and
-    in no statistic; an entry without a finite value has NaN and rank -1.
+    NumPy arrays of one length, sorted by step. If a rank logged several values at one step, the
+    newest is used. Non-finite values are counted but not included. An entry without a finite value
+    has NaN and rank -1.
 
     Attributes:
-        key: The metric's stored key.
-        by: "step" or "epoch": what the entries are sorted by.
-        at: The steps, or the epochs.
-        ranks: The ranks that logged it at all, sorted.
-        count: How many ranks have a finite value there.
-        mean: Their mean.
-        low, high: Least and greatest of their values.
-        std: Standard deviation of the values (of these ranks, not of a sample).
+        key: Stored key of the metric.
+        by: "step" or "epoch".
+        at: Steps or epochs.
+        ranks: Ranks that logged the metric, sorted.
+        count: Number of ranks with a finite value.
+        mean: Mean over the ranks.
+        low, high: Minimum and maximum.
+        std: Population standard deviation.
         spread: `high - low`.
-        low_rank, high_rank: The rank whose value is `low` or `high`; of equal
-            ones the lowest.
-        non_finite: How many ranks have a value there that is NaN or infinite.
+        low_rank, high_rank: Rank with the minimum or maximum; the lowest of equal ones.
+        non_finite: Number of ranks with a NaN or infinite value.
     """
 
     key: str
@@ -53,7 +52,7 @@ class RankStatistics:
         return len(self.at)
 
     def to_dicts(self) -> Iterator[dict[str, Any]]:
-        """One dict of plain numbers for each entry."""
+        """Return one dict of plain numbers per entry."""
         names = ("count", "mean", "low", "high", "std", "spread", "low_rank", "high_rank")
         columns = [getattr(self, name).tolist() for name in (*names, "non_finite")]
         for at, *values in zip(self.at.tolist(), *columns, strict=True):

@@ -97,14 +97,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     RULES: ClassVar[FieldRules] = FieldRules()
 
     def check(self) -> None:
-        """Check what no rule for single fields says; `validate_record` calls it last.
+        """Check rules that concern several fields; `validate_record` calls it last.
 
         Raises:
-            SchemaValidationError: The record's fields do not fit together.
+            SchemaValidationError: The fields do not fit together.
         """
 
     def to_dict(self) -> dict[str, Any]:
-        """A new dict of plain JSON-like values, in the order of the fields."""
+        """Return the fields as a new dict of JSON values."""
         return {name: _plain(getattr(self, name)) for name in self.__struct_fields__}
 
 
@@ -212,7 +212,7 @@ class StreamRecord(Record, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        """Unique over all runs: writer, kind and sequence."""
+        """ID that is unique over all runs: writer, kind and sequence number."""
         return f"{self.writer_id}-{self.KIND}-{self.sequence}"
 
     @property
@@ -221,10 +221,10 @@ class StreamRecord(Record, frozen=True, gc=False):
         return format_time(self.time_us)
 
     def list_figures(self) -> Iterator[tuple[str, float]]:
-        """The curves that the record adds a point to, each with its value.
+        """List the curves that the record adds a point to, each with its value.
 
-        Each number, under the table and what the record names. Mirrors have names of their own
-        for the curves of some types.
+        Keys consist of the table, the name and the field. Mirrors may use other names for the
+        curves of some types.
         """
         if not self.HAS_FIGURES:
             return
@@ -237,7 +237,7 @@ class StreamRecord(Record, frozen=True, gc=False):
                 yield f"{stem}/{field}", float(value)
 
     def to_dict(self) -> dict[str, Any]:
-        """`id`, the fields, and `timestamp` in place of `time_us`, as JSON-like values."""
+        """Return `id`, the fields, and `timestamp` instead of `time_us`, as JSON values."""
         out: dict[str, Any] = {"id": self.id}
         for name in self.__struct_fields__:
             if name == "time_us":

@@ -184,18 +184,17 @@ ARTIFACT_STORAGE_LAYOUT: Mapping[str, str] = MappingProxyType(
         "partial": "artifacts/.partial",
     }
 )
-"""Paths under a run's directory, as templates.
+"""Templates of artifact paths under a run's directory.
 
-root: Everything of the run's artifacts lies in here.
-object: A payload, named by its SHA-256, so that equal payloads lie there once;
-    `sha256_head` are the first two digits.
-payload: The name under which people find it, a relative link to the object;
-    where the file system has no links the record names the object itself.
-    `stem` is the step (or epoch) and a few random digits.
-metadata: What the record says, as JSON, beside that name.
-partial: Payloads on their way in.
+- `root`: folder of the run's artifacts
+- `object`: payload, named by its SHA-256, so that equal payloads are stored once. `sha256_head`
+  is the first two digits.
+- `payload`: readable name, a relative link to the object. Without links in the file system, the
+  record has the path of the object. `stem` is the step (or epoch) and a few random digits.
+- `metadata`: the record as JSON, next to the payload
+- `partial`: payloads that are being written
 
-No name begins with a dot, so none can meet the folders that do.
+Artifact names do not begin with a dot, so they cannot collide with these folders.
 """
 
 KEPT_SOURCES = "kept_sources"

@@ -26,7 +26,14 @@ _EXIT_OF_ZERO = ("exit_status", "exit status 0")
 
 
 class ProjectRecord(Record, frozen=True, gc=False):
-    """A project: a name and the storage root under which its runs lie."""
+    """Project: a name and the storage folder of its runs.
+
+    Attributes:
+        id: ID, derived from the name.
+        name: Name.
+        root_path: Storage folder of the runs.
+        created_at, updated_at: Times as ISO 8601 text in UTC.
+    """
 
     id: str
     name: str
@@ -36,28 +43,32 @@ class ProjectRecord(Record, frozen=True, gc=False):
 
     @staticmethod
     def derive_id(name: str) -> str:
-        """The id of a project: the same in every process, so that no one need ask the store."""
+        """Return the ID of a project, which is the same in each process."""
         return f"p{xxhash.xxh3_64_hexdigest(name.encode('utf-8', 'replace'))}"
 
 
 class RunRecord(Record, frozen=True, gc=False):
-    """A run's identity, state and lineage. Times are ISO 8601 text in UTC.
+    """Stored state of a run; times are ISO 8601 text in UTC.
 
     Attributes:
-        id: None only on a rank that cannot know rank 0's id.
-        status: running, completed, failed or interrupted. That a running run
-            is lost (its process died) is derived on reading, never stored.
-        parent_run_id: The run this one descends from, or None.
-        lineage_root_run_id: The first run of the lineage; a run without a
-            parent is its own root.
-        resume_count: How often the run was resumed.
-        attempt: Newest attempt; equals `resume_count`.
-        run_path: The run's directory, or its URI on a remote store.
-        tags: Sorted, without duplicates.
-        archived_at: When it was archived, which leaves it out of searches; None where it is not.
-        groups: Paths of the groups that it is in, such as `paper/fig3`; sorted.
-        fork_step: The last step that it has of its parent, whose curves its own begin with;
-            None where it is no fork.
+        id: ID. None only on a rank that cannot know the ID of rank 0.
+        project_id, project_name: Project of the run.
+        status: `running`, `completed`, `failed` or `interrupted`. Readers derive the state "lost"
+            for a running run whose process died.
+        parent_run_id: ID of the run that this run descends from, or None.
+        lineage_root_run_id: ID of the first run of the lineage. A run without a parent is its own
+            root.
+        resume_count: Number of times the run was resumed.
+        run_path: Directory of the run, or its URI in a remote store.
+        git_commit: Git commit of the code, or None.
+        strict_mode: Whether the run is strict.
+        tags: Tags, sorted and unique.
+        attempt: Number of the newest attempt, equal to `resume_count`.
+        name, notes: Display name and free text, or None.
+        created_at, updated_at, ended_at: Times. `ended_at` is None for a running run.
+        archived_at: Time at which the run was archived, or None. Searches omit archived runs.
+        groups: Paths of its groups, such as `paper/fig3`, sorted.
+        fork_step: Last step that the run shares with its parent, or None if it is not a fork.
     """
 
     id: str | None
@@ -123,14 +134,14 @@ class RunEnding(Record, frozen=True, gc=False):
 
 
 class StopRequest(Record, frozen=True, gc=False):
-    """Somebody's request that a run's newest attempt stop. Times are ISO 8601 text in UTC.
+    """Request to stop the newest attempt of a run; times are ISO 8601 text in UTC.
 
     Attributes:
-        id: Its id.
-        by: Who asks, as `user@host`.
-        at: When.
-        reason: Why, or None.
-        seen_at: When the training has learnt of it; None as long as it has not said so.
+        id: ID of the request.
+        by: Author, as `user@host`.
+        at: Time of the request.
+        reason: Reason, or None.
+        seen_at: Time at which the training process received it, or None.
     """
 
     id: str
@@ -141,11 +152,11 @@ class StopRequest(Record, frozen=True, gc=False):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is known who asks: that it was seen may arrive before the request itself."""
+        """Whether the author is known; the receipt may arrive before the request."""
         return bool(self.by)
 
     def describe(self) -> str:
-        """One sentence for people."""
+        """Return the request as one sentence."""
         why = f": {self.reason}" if self.reason else ""
         return f"{self.by} asked the run to stop at {self.at[:19].replace('T', ' ')} UTC{why}"
 
@@ -346,21 +357,20 @@ def list_odd_parts(environment: Mapping[str, Any]) -> list[str]:
 
 
 class RunContext(Record, frozen=True, gc=False):
-    """A run's identity, state and place; picklable, without secrets.
+    """Identity, state and storage of a run; picklable, without secrets.
 
-    It is the handle for other processes: a writer made from it joins the
-    run's open session where there is one in this process, and otherwise opens
-    a stream of its own to the same backends.
+    Pass it to other processes. A writer made from it joins the run's open session in this process,
+    or else opens its own stream to the same backends.
 
     Attributes:
-        storage_dir: The user's storage root.
-        store_root: Root of the store; a URI where the primary is remote.
-        db_path: Database file of the embedded store, else None.
+        storage_dir: Folder of the `.quark` store.
+        store_root: Root of the store; a URI for a remote primary store.
+        db_path: Database file of a local store, else None.
         project: The project.
-        run: The run as this process last knew it.
-        backends: Specifications of all backends, the primary first.
-        ranks: What the session was asked for by `ranks` or QUARK_RANKS, or None.
-        read_only: Whether it only reads, as that of a run from `quark.open_run`.
+        run: The run, as last known to this process.
+        backends: Specifications of all backends, primary first.
+        ranks: Value of `ranks` or QUARK_RANKS, or None.
+        read_only: Whether the run was opened for reading.
     """
 
     storage_dir: Path
@@ -374,17 +384,17 @@ class RunContext(Record, frozen=True, gc=False):
 
     @property
     def run_id(self) -> str | None:
-        """The run's id; None only on a rank that cannot know it."""
+        """ID of the run. None only on a rank that cannot know it."""
         return self.run.id
 
     @property
     def run_path(self) -> Path | str:
-        """The run's directory; a URI where the primary is remote."""
+        """Directory of the run, or its URI in a remote store."""
         return self.run.run_path if "://" in self.run.run_path else Path(self.run.run_path)
 
     @property
     def project_id(self) -> str:
-        """Id of the project."""
+        """ID of the project."""
         return self.project.id
 
     @property
@@ -394,11 +404,11 @@ class RunContext(Record, frozen=True, gc=False):
 
     @property
     def status(self) -> str:
-        """The run's status as this process last knew it."""
+        """Status of the run, as last known to this process."""
         return self.run.status
 
     def describe(self) -> str:
-        """A few words: id, name, project and status."""
+        """Return ID, name, project and status as a short text."""
         run = self.run
         name = f" {run.name!r}" if run.name else ""
         return f"{run.id}{name}, project {self.project.name!r}, {run.status}"
@@ -407,7 +417,7 @@ class RunContext(Record, frozen=True, gc=False):
         return f"RunContext({self.describe()})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole context, project and run included, as JSON-like values."""
+        """Return the context, including project and run, as JSON values."""
         # Written out: zero-argument super() does not work in every Struct subclass.
         return Record.to_dict(self)
 

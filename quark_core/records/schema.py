@@ -170,7 +170,7 @@ def _encoding_of(annotation: Any) -> str:
 
 
 CURRENT_SCHEMA_VERSION = 6
-"""Version of the records and of the stores that hold them."""
+"""Schema version of the records and stores that this version of Quark writes."""
 
 RUN_STATUSES: tuple[str, ...] = get_args(RunStatus)
 TERMINAL_STATUSES = ("completed", "failed", "interrupted")
@@ -189,14 +189,16 @@ _COUNTING_NOTHING = frozenset({str, type(None), JsonObject})
 
 
 def validate_record(record: Record) -> Record:
-    """Check a record or snapshot against the current schema and return it.
+    """Check a record against the current schema and return it.
 
-    Checks the type of every field, that counters are not negative, that
-    values are finite, that literal fields hold one of their literals, and
-    that a metric's key, namespace and name agree.
+    The check covers types, literals, non-negative counters, finite values, and the consistency of a
+    metric's key, namespace and name.
+
+    Args:
+        record: The record.
 
     Raises:
-        SchemaValidationError: The message begins with the record's type and field.
+        SchemaValidationError: The record is invalid. The message starts with its type and field.
     """
     if not isinstance(record, Record):
         raise SchemaValidationError(
@@ -251,10 +253,13 @@ def _counting_fields(record_type: type[Record]) -> tuple[tuple[str, Any], ...]:
 
 
 def dump_record(record: Record) -> dict[str, Any]:
-    """Validate a record or snapshot and return it as a new dict of JSON-like values.
+    """Validate a record and return it as a new dict of JSON values.
+
+    Args:
+        record: The record.
 
     Raises:
-        SchemaValidationError: As `validate_record`.
+        SchemaValidationError: The record is invalid. The message starts with its type and field.
     """
     return validate_record(record).to_dict()
 

@@ -180,21 +180,23 @@ class StoredSweep(Record, frozen=True, gc=False):
 
 
 class StoredTrial(Record, frozen=True, gc=False):
-    """A trial as its store knows it. Times are ISO 8601 text in UTC, of the store's clock.
+    """Stored state of a trial; times are ISO 8601 text in UTC, by the store's clock.
 
     Attributes:
-        sweep_id, number: Which one; numbers of a sweep have no gaps.
-        parameters: What is to be tried.
-        origin: Where it comes from, by whoever has added it: such as `rung`, `budget`, `parent`.
-        state: One of `TRIAL_STATES`.
-        token: How often it has been claimed.
-        failures: How many of its runs have failed.
-        losses: How often whoever held it was gone without a word.
-        worker: Who holds it or held it last, as `ProcessIdentity` has it; or None.
-        claimed_at, lease_until: When it was claimed last, and until when that holds.
-        run_id: The run of its newest claim that has one, or None.
-        values, constraints, step, reason: As `TrialResult` has them.
-        settled_at: When it came to its final state, or None.
+        sweep_id, number: ID of the sweep, and number of the trial without gaps.
+        parameters: Parameters to try.
+        origin: Origin as recorded by the search, such as `rung`, `budget` and `parent`.
+        state: `waiting`, `running`, `suspended`, `completed`, `pruned`, `failed`, `broken` or
+            `cancelled`.
+        token: Number of times it was claimed.
+        failures: Number of failed runs.
+        losses: Number of times its worker was lost.
+        worker: Current or last worker, or None.
+        claimed_at, lease_until: Start and end of the newest claim.
+        run_id: ID of the newest run, or None.
+        values, constraints, step, reason: Result: values of the metrics and constraints, last step,
+            and reason of the end.
+        settled_at: Time of its final state, or None.
     """
 
     sweep_id: str
@@ -227,10 +229,10 @@ class StoredTrial(Record, frozen=True, gc=False):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing changes its state any more."""
+        """Whether its state is final."""
         return self.state in FINAL_TRIAL_STATES
 
     @property
     def claim(self) -> TrialClaim:
-        """The newest claim of it."""
+        """Newest claim of the trial."""
         return TrialClaim(self.sweep_id, self.number, self.token)

@@ -45,12 +45,12 @@ class ArtifactVersion:
     """One version of an artifact.
 
     Attributes:
-        key: The artifact's key, as it is stored.
-        number: 0, 1, 2 ... within the project.
-        record: Its record; of a payload that was logged several times in a row the first.
-        run_name: Name of the run that has logged it, or None.
-        aliases: What else it is called, sorted; `latest` among them where it is the newest.
-        used_by: Ids of the runs that have used it, in the order of time.
+        key: Stored key of the artifact.
+        number: Number of the version in the project, from 0.
+        record: Record of the artifact. If the same payload was logged repeatedly, the first record.
+        run_name: Name of the run that logged it, or None.
+        aliases: Aliases, sorted; includes `latest` for the newest version.
+        used_by: IDs of the runs that used it, in order of time.
     """
 
     key: str
@@ -62,11 +62,11 @@ class ArtifactVersion:
 
     @property
     def name(self) -> str:
-        """Such as `model:v3`."""
+        """Name with version, such as `model:v3`."""
         return f"{decode_name(self.key)}:v{self.number}"
 
     def to_dict(self) -> dict[str, Any]:
-        """A new dict of JSON-like values."""
+        """Return the version as a new dict of JSON values."""
         return {
             "name": self.name,
             "version": self.number,

@@ -680,11 +680,11 @@ class RunExtension:
         return {}
 
     def describe_heartbeat(self) -> Mapping[str, Any]:
-        """JSON values to add to the next heartbeat, which comes every 10 s."""
+        """Return JSON values to add to the next heartbeat, which is sent every 10 s."""
         return {}
 
     def settle(self) -> None:
-        """Log what must come before the run's end; every writer has finished."""
+        """Log what must precede the end of the run; all writers have finished."""
 
     def describe_end(self, run: OpenRun, status: RunStatus) -> Mapping[str, Any]:  # noqa: ARG002
         """JSON values to add to the record of the run's end."""
@@ -695,7 +695,7 @@ class RunExtension:
         return None
 
     def list_faults(self) -> Iterable[str]:
-        """What is known to be wrong, for the last line about the run on the console."""
+        """Return known problems, for the last line about the run on the console."""
         return ()
 
     def catches(self, error: BaseException) -> bool:  # noqa: ARG002

@@ -128,32 +128,33 @@ def edit_run(
     remove_fields: Iterable[str] | None = None,
     storage_dir: str | Path | None = None,
 ) -> RunRecord:
-    """Change what is said of a run, while it trains or after its end.
+    """Edit the name, notes, tags, groups, fields or archive state of a run.
 
-    Who changed what, when, and what was before is an event of the run (`run_edited`). Of two
-    edits at once the last one counts, and both are in the events. The run's mirrors are told:
-    by its own process while it is open, else within QUARK_EXIT_TIMEOUT_SECONDS (10), or later
-    by `quark sync`.
+    Works during training and after the end of a run. Each edit is logged to the run as a
+    `run_edited` event with author, time and old values. If two edits overlap, the last one wins.
+    Mirrors are updated by the process of an open run, else within QUARK_EXIT_TIMEOUT_SECONDS (10),
+    or later by `quark sync`.
 
     Args:
-        run: Its id or the beginning of it, or a session or context of it.
-        name, notes: The new ones; an empty text takes them away, None leaves them.
-        add_tags, remove_tags: Tags; one that is there already, or is not there, is no mistake.
-        archived: True leaves the run out of searches and lists that do not ask for archived
-            runs; everything of it stays, and can be read. False takes it back.
-        add_groups, remove_groups: Paths of groups, such as "paper/fig3", one or several.
-        fields: Fields to note, by name, as `session.annotate` does.
-        remove_fields: Names of fields to take away.
-        storage_dir: Storage root; the working directory by default.
+        run: A run ID or unique prefix, a session or a context.
+        name, notes: New values. An empty string removes the value; None keeps it.
+        add_tags, remove_tags: Tags. Existing or missing ones are ignored.
+        archived: True archives the run: searches omit it unless they include archived runs. Its
+            data stays readable. False reverses this.
+        add_groups, remove_groups: One or several group paths, such as "paper/fig3".
+        fields: Custom fields to set, as in `session.annotate`.
+        remove_fields: Names of fields to remove.
+        storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the nearest
+            parent that has a store.
 
     Returns:
-        The run as it is then.
+        The run after the edit.
 
     Raises:
-        SchemaValidationError: A bad argument, or nothing to change.
-        RunNotFoundError: There is no such run, or it is in the trash.
-        SessionStoreError: The store cannot be written, or keeps no edits; of a service too
-            where the key lacks the scope write.
+        SchemaValidationError: An argument is invalid, or nothing is to change.
+        RunNotFoundError: The run does not exist, or is in the trash.
+        SessionStoreError: The store cannot be written, does not support edits, or the key of the
+            Quark server lacks the scope write.
     """
     run_id, root = _find_target(run, storage_dir)
     edit = check_edit(
@@ -178,25 +179,27 @@ def edit_run(
 def stop_run(
     run: object, *, reason: str | None = None, storage_dir: str | Path | None = None
 ) -> StopRequest:
-    """Ask the newest attempt of a run to stop, wherever it trains.
+    """Ask a running run to stop, from any process.
 
-    The training knows within a heartbeat (10 s): its `session.stop_requested` is set, and
-    what it does then is its own affair. Who asked and why is an event of the run
-    (`stop_requested`), and so is that the training knows (`stop_seen`). It ends no process.
+    The training process is notified at its next heartbeat (10 s): `session.stop_requested` is set,
+    and the script decides how to stop. No process is killed. The request and its receipt are logged
+    to the run as `stop_requested` and `stop_seen`.
 
     Args:
-        run: Its id or the beginning of it, or a session or context of it.
-        reason: Why, for people.
-        storage_dir: Storage root; the working directory by default.
+        run: A run ID or unique prefix, a session or a context.
+        reason: Reason, or None.
+        storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the nearest
+            parent that has a store.
 
     Returns:
-        The request that stands then: this one, or that of who has asked before.
+        The active request. If a request exists already, the earlier one.
 
     Raises:
-        SchemaValidationError: A bad argument.
-        RunNotFoundError: There is no such run, or it is in the trash.
-        InvalidRunStateError: It has ended, or is lost: nobody is there who could stop.
-        SessionStoreError: As `edit_run`.
+        SchemaValidationError: An argument is invalid. The message names it.
+        RunNotFoundError: The run does not exist, or is in the trash.
+        InvalidRunStateError: The run has ended or is lost.
+        SessionStoreError: The store cannot be written, or the key of the Quark server lacks the
+            scope write.
     """
     run_id, root = _find_target(run, storage_dir)
     checked = check_reason(reason)

@@ -44,31 +44,31 @@ def search_runs(
     limit: int | None = None,
     archived: bool = False,
 ) -> tuple[RunSummary, ...]:
-    """Find runs by what is known of them without reading their points.
+    """Find runs by metrics, config, tags and other fields.
 
-    quark.search_runs(where="val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags",
-                      order_by="val/loss", limit=100)
+    Does not read the points of curves.
 
     Args:
-        storage_dir: Storage root that the runs lie under; by default the
-            working directory, or the service where one is set.
-        project: Only runs of this project.
-        where: What must be true of a run, such as
-            `val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags`.
-        order_by: A metric, `config.key` or field of the run, or several, with
-            `-` before it or ` desc` behind it for descending; runs that lack it
-            come last. By default, and in ties, the newest run is first.
-        limit: At most so many; None returns every run that fits.
-        archived: Whether archived runs are searched too; they are left out else.
+        storage_dir: Folder of the `.quark` store. Defaults to the working directory, the nearest
+            parent that has a store, or the Quark server if one is configured.
+        project: Name of the project. Defaults to all projects.
+        where: Filter expression, such as "val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in
+            tags".
+        order_by: Metric, `config.key` or run field, or a list of them. Prefix with `-` or append `
+            desc` for descending order. Runs without the value come last. Defaults to newest first.
+        limit: Maximum number of runs. Defaults to all.
+        archived: Whether to include archived runs. Defaults to False.
 
     Returns:
-        The runs, each with its metrics summed up.
+        The runs, each with a summary of its metrics.
 
     Raises:
-        SchemaValidationError: A malformed expression, a name that no run of
-            the project has, or a limit below zero; the message names the
-            argument and shows the place.
-        SessionStoreError: There is no store, or it cannot be read.
+        SchemaValidationError: The expression is malformed, a name is unknown in the project, or the
+            limit is negative. The message shows the position.
+        SessionStoreError: The store does not exist, or cannot be read.
+
+    Example:
+        quark.search_runs(where="val/loss < 0.3 and config.lr == 3e-4", order_by="val/loss")
     """
     from quark_core.runs.backend_choice import open_reader
 

@@ -152,26 +152,25 @@ def find_samples(
     rank: int | None = None,
     **bounds: Unpack[ReadBounds],
 ) -> Columns:
-    """Rows of text samples of a run, as columns, in the order in which they were logged.
+    """Find text samples of a run by their text, columns and steps.
 
     Args:
-        run: A TrainingSession (`quark.open_run` gives one of any run), or a RunContext. A run
-            that this process holds open is flushed.
-        search: A text that stands in one of the row's texts, in upper or lower case.
-        where: Conditions such as `"reward > 0.5"`, `"task == math"`, `"answer ~ forty"`
-            (stands in it), one or several; or a mapping of columns to values. All must hold.
-        name: Only rows of this set.
-        limit: The newest N.
-        rank: Only rows that this rank of the launch has logged.
+        run: A TrainingSession or a RunContext. An open run is flushed first.
+        search: Text to find in any column, ignoring case.
+        where: Condition or list of conditions: "reward > 0.5", "task == math", "answer ~ forty"
+            (contains). Or a mapping of columns to values. All must hold.
+        name: Name of the set. Defaults to all sets.
+        limit: Maximum number of rows; the newest are kept. Defaults to all.
+        rank: Rank that logged the rows. Defaults to all ranks.
         step, step_min, step_max: Bounds on the step, inclusive.
         epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
 
     Returns:
-        Columns with `to_records()`, `to_pandas()`, `to_polars()` and `to_arrow()`; `columns` holds
-        a row's own columns as a dict.
+        Columns, in order of logging, with `to_records()`, `to_pandas()`, `to_polars()` and
+        `to_arrow()`. `columns` holds a row's other columns as a dict.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
         SessionStoreError: The store cannot be read.
     """
     from quark_core.runs.opening import resolve_target

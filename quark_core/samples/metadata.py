@@ -31,23 +31,20 @@ NoteProblem: TypeAlias = Callable[[SchemaValidationError], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMetadata:
-    """What an adapter found out about one batch. What is None is not known.
+    """Data that an adapter extracts from one batch; None is unknown.
 
-    Labels, ids and lengths may be lists, tuples, numpy arrays or torch tensors
-    on any device; they are checked by `DataDiagnostics.log_batch`, which keeps
-    no reference to them.
+    Labels, IDs and lengths may be lists, tuples, NumPy arrays or torch tensors on any device. They
+    are not kept.
 
     Attributes:
-        batch_size: Number of samples; by default as many as there are ids,
-            labels or lengths.
-        sample_ids: One int or str for each sample, in their order.
-        labels: One label for each sample.
-        class_counts: A mapping of label to number of samples, whose sum need
-            not be `batch_size`; or the labels themselves, one for each sample.
-        sequence_lengths: One length for each sample, in their order.
+        batch_size: Number of samples. Defaults to the number of IDs, labels or lengths.
+        sample_ids: One int or str per sample, in order.
+        labels: One label per sample.
+        class_counts: Mapping of label to number of samples, or one label per sample. The sum may
+            differ from `batch_size`.
+        sequence_lengths: One length per sample, in order.
         metadata: JSON values.
-        problems: What could not be found out, in words without anything of a
-            sample. The run is told of each, in strict mode by an error.
+        problems: Descriptions of missing data. Each is logged to the run; strict mode raises.
     """
 
     batch_size: int | None = None
@@ -60,18 +57,20 @@ class BatchMetadata:
 
 
 class BatchMetadataAdapter(ABC):
-    """Takes out of a batch of your own kind what DataDiagnostics keeps of it.
+    """Base class of adapters that read custom batches for DataDiagnostics.
 
-    One instance serves every thread that logs.
+    One instance is used by all threads that log.
     """
 
     @abstractmethod
     def extract_batch_metadata(self, batch: Any) -> BatchMetadata:
-        """What is known of a batch, which must not be changed.
+        """Return the metadata of a batch, without changing the batch.
 
-        Where it raises, or returns anything else, a strict run raises
-        SchemaValidationError; otherwise the batch is logged with what else is
-        known of it, and the run gets an event `batch_metadata_failed`.
+        If it raises or returns another type, a strict run raises SchemaValidationError. Otherwise
+        the batch is logged without this data, with a `batch_metadata_failed` event.
+
+        Args:
+            batch: The batch that was passed to `log_batch`.
         """
 
 
@@ -87,23 +86,22 @@ _SEQUENCE_LENGTHS = _UsualKey("sequence_lengths")
 
 
 class MappingBatchMetadataAdapter(BatchMetadataAdapter):
-    """Reads batches that are mappings, or have `keys()` and `[key]` like one.
+    """Adapter for batches that are mappings, or have `keys()` and `[key]`.
 
-    Nothing but the values of these keys is read. A key that you name must be
-    in every batch; the default keys are left out where a batch lacks them. A
-    value of None is not known.
+    Only the given keys are read. A key that you pass must be in each batch. The default keys may be
+    missing. A value of None is unknown.
 
     Args:
-        sample_id_key: Of one id for each sample; None to read none.
-        label_key: Of one label for each sample; None to read none.
-        sequence_length_key: Of one length for each sample; None to read none.
-        metadata_keys: Keys whose values, which must be JSON values, become metadata.
-        class_counts_key: Of a mapping of label to number of samples, or of
-            the labels; it is read in place of `label_key`.
-        batch_size_key: Of the number of samples.
+        sample_id_key: Key of one ID per sample, or None.
+        label_key: Key of one label per sample, or None.
+        sequence_length_key: Key of one length per sample, or None.
+        metadata_keys: Keys of JSON values that become metadata.
+        class_counts_key: Key of a mapping of label to number of samples, or of the labels. Read
+            instead of `label_key`.
+        batch_size_key: Key of the number of samples.
 
     Raises:
-        SchemaValidationError: A key is not a str; the message names the argument.
+        SchemaValidationError: A key is not a str. The message names the argument.
     """
 
     def __init__(
@@ -146,7 +144,10 @@ class MappingBatchMetadataAdapter(BatchMetadataAdapter):
                 )
 
     def extract_batch_metadata(self, batch: Any) -> BatchMetadata:
-        """The values of the keys; `problems` names those that the batch lacks.
+        """Return the values of the keys; `problems` lists missing keys.
+
+        Args:
+            batch: The batch.
 
         Raises:
             SchemaValidationError: `batch` is not like a mapping.

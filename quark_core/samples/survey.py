@@ -51,17 +51,18 @@ if TYPE_CHECKING:
 
 
 class LossSummary(Record, frozen=True, gc=False):
-    """The losses of all batches; statistics are over the finite ones, each batch counting once.
+    """Statistics of the losses of all batches in a range.
+
+    Statistics are over the finite losses. Each batch counts once.
 
     Attributes:
-        batch_count: Batches, whatever their loss.
-        non_finite_count: Batches of which the loss is NaN or infinite.
-        mean: Arithmetic mean; None where no loss is finite, as are the next ones.
-        std: Standard deviation of a sample (n - 1); also None below two
-            finite losses, and 0.0 where all are equal.
-        min, max: Smallest and largest.
-        median: The 0.5 quantile.
-        q1, q3: The 0.25 and the 0.75 quantile.
+        batch_count: Number of batches.
+        non_finite_count: Number of batches with a NaN or infinite loss.
+        mean: Mean. None if no loss is finite, like the following fields.
+        std: Sample standard deviation (n - 1). None below two finite losses.
+        min, max: Minimum and maximum.
+        median: Median.
+        q1, q3: First and third quartile.
     """
 
     batch_count: int
@@ -76,16 +77,16 @@ class LossSummary(Record, frozen=True, gc=False):
 
 
 class SequenceLengthSummary(Record, frozen=True, gc=False):
-    """Lengths of all sequences of the batches that say them, in what they were logged in.
+    """Statistics of the sequence lengths of all batches that have them.
 
     Attributes:
-        batch_count: Batches with lengths.
-        sequence_count: Sequences in them.
+        batch_count: Number of batches with lengths.
+        sequence_count: Number of sequences.
         total_length: Sum of all lengths.
-        mean: Mean length of a sequence.
-        std: Standard deviation of a sample (n - 1); None for a single sequence.
-        min, max: Shortest and longest.
-        median: The middle length, or the mean of the two middle ones.
+        mean: Mean length.
+        std: Sample standard deviation (n - 1). None for a single sequence.
+        min, max: Shortest and longest length.
+        median: Median length.
     """
 
     batch_count: int
@@ -99,10 +100,10 @@ class SequenceLengthSummary(Record, frozen=True, gc=False):
 
 
 class SampleExposure(Record, frozen=True, gc=False):
-    """How often one sample was in a batch.
+    """Number of times that one sample was in a batch.
 
     Attributes:
-        sample_id: Its id.
+        sample_id: ID of the sample.
         count: Number of times.
     """
 
@@ -111,25 +112,22 @@ class SampleExposure(Record, frozen=True, gc=False):
 
 
 class ExposureSummary(Record, frozen=True, gc=False):
-    """What the training has seen, in all batches of the range, whatever their loss.
+    """Classes, samples and lengths that the training has seen in a range.
 
     Attributes:
-        batch_count: Batches.
-        sample_count: Sum of the batch sizes that are known.
-        labeled_batch_count: Batches with class counts.
-        class_counts: Label -> number of samples; the most frequent first,
-            then by label.
-        class_fractions: The same over the sum of all counts, 0 to 1.
-        imbalance_ratio: Largest over smallest count of the classes seen; None without any.
-        normalized_entropy: 1.0 where all classes seen are equally frequent,
-            near 0 where one prevails; None below two classes.
-        identified_batch_count: Batches with sample ids.
-        unique_sample_count: Different ids.
-        repeat_min, repeat_mean, repeat_max: How often a sample that was seen
-            was seen; None without ids.
-        most_seen_samples: The samples seen most often, at most ten, the most
-            frequent first, then by id.
-        sequence_length_summary: None where no batch has lengths.
+        batch_count: Number of batches, whatever their loss.
+        sample_count: Sum of the known batch sizes.
+        labeled_batch_count: Number of batches with class counts.
+        class_counts: Label -> number of samples, most frequent first.
+        class_fractions: Label -> share of all counts, from 0 to 1.
+        imbalance_ratio: Largest class count divided by the smallest. None without classes.
+        normalized_entropy: 1.0 if all classes are equally frequent, near 0 if one dominates. None
+            below two classes.
+        identified_batch_count: Number of batches with sample IDs.
+        unique_sample_count: Number of different IDs.
+        repeat_min, repeat_mean, repeat_max: How often a seen sample was seen. None without IDs.
+        most_seen_samples: Up to ten samples that were seen most often.
+        sequence_length_summary: Sequence lengths, or None.
     """
 
     batch_count: int
@@ -159,17 +157,17 @@ class DiagnosticRules:
 
 
 class DiagnosticThresholds(Record, frozen=True, gc=False):
-    """The bounds that were applied to one quantity of the batches; None where a rule is at rest.
+    """Bounds that were applied to one quantity; None if a rule did not apply.
 
     Attributes:
-        percentile: `hard_batch_percentile`, or None for what it is not applied to.
-        percentile_value: The quantile at it; None below two values.
-        z_score: `outlier_z_score_threshold`; at rest below
-            `min_batches_for_outlier_detection` values, and where all are equal.
-        iqr_multiplier: `outlier_iqr_multiplier`; at rest below as many values,
-            and where the quartiles are equal.
+        percentile: `hard_batch_percentile`, or None.
+        percentile_value: Value at this percentile. None below two values.
+        z_score: `outlier_z_score_threshold`. None below `min_batches_for_outlier_detection` values,
+            or if all are equal.
+        iqr_multiplier: `outlier_iqr_multiplier`. None below as many values, or if the quartiles are
+            equal.
         upper_fence: Q3 + multiplier * (Q3 - Q1).
-        mean, std, median: Of the values, for those that want to check.
+        mean, std, median: Statistics of the values.
     """
 
     percentile: float | None = None
@@ -183,24 +181,22 @@ class DiagnosticThresholds(Record, frozen=True, gc=False):
 
 
 class HardBatchFinding(Record, frozen=True, gc=False):
-    """A batch whose loss is far above the others'.
+    """Batch with a loss far above that of the others.
 
     Attributes:
-        record_id: `id` of its BatchDiagnosticRecord.
+        record_id: ID of its BatchDiagnosticRecord.
         rank: Global rank of the process that logged it.
         step, epoch: Counters, or None.
-        loss: Its loss; NaN or infinite where `reasons` says so.
+        loss: Loss of the batch; it may be NaN or infinite.
         batch_size: Number of samples, or None.
-        sample_ids: Ids of the samples, or None.
+        sample_ids: IDs of the samples, or None.
         class_counts: Label -> number of samples, or None.
-        reasons: Which rules found it, at least one of
-            `non_finite_loss`: the loss is NaN or infinite;
-            `high_loss_percentile`: it is at or above the percentile's value, and above the median;
-            `z_score_outlier`: its z-score is at or above the threshold;
-            `iqr_outlier`: it is above the upper fence.
-        z_score: Of the loss among all finite ones; None for one that is not,
-            and where all are equal.
-        thresholds: The bounds.
+        reasons: Rules that apply: `non_finite_loss` (NaN or infinite), `high_loss_percentile` (at
+            or above the percentile and above the median), `z_score_outlier` (z-score at or above
+            the threshold), `iqr_outlier` (above the upper fence).
+        z_score: Z-score of the loss among all finite losses. None if it is not finite, or if all
+            are equal.
+        thresholds: Bounds that were applied.
     """
 
     record_id: str
@@ -217,19 +213,18 @@ class HardBatchFinding(Record, frozen=True, gc=False):
 
 
 class BatchOutlier(Record, frozen=True, gc=False):
-    """A batch of which one quantity is far from that of the others, on either side.
+    """Batch with a loss or sequence length far from that of the others.
 
     Attributes:
-        record_id: `id` of its BatchDiagnosticRecord.
+        record_id: ID of its BatchDiagnosticRecord.
         rank: Global rank of the process that logged it.
         step, epoch: Counters, or None.
-        quantity: `loss`, or `sequence_length`: that of the batch's longest sequence.
-        value: The quantity.
-        z_score: Of the value among all; None where all are equal.
-        reasons: Which rules found it, at least one of
-            `z_score_outlier`: |z_score| is at or above the threshold;
-            `iqr_outlier`: the value is above the upper fence.
-        sample_ids: Ids of the samples, or None.
+        quantity: `loss`, or `sequence_length` for the longest sequence of the batch.
+        value: Value of the quantity.
+        z_score: Z-score of the value. None if all are equal.
+        reasons: Rules that apply: `z_score_outlier` (absolute z-score at or above the threshold),
+            `iqr_outlier` (above the upper fence).
+        sample_ids: IDs of the samples, or None.
     """
 
     record_id: str
@@ -244,22 +239,22 @@ class BatchOutlier(Record, frozen=True, gc=False):
 
 
 class DataDiagnosticsSummary(Record, frozen=True, gc=False):
-    """Everything that DataDiagnostics finds out about the batches of a range.
+    """Summary of all batches in a range, returned by `DataDiagnostics.summarize`.
 
     Attributes:
-        batch_count: Batches, whatever their loss.
-        loss_summary: None without batches.
-        sequence_length_summary: None where no batch has lengths.
-        exposure: What the training has seen.
-        hard_batch_count: Hard batches in all.
-        hard_batches: The hardest of them, as `find_hard_batches` returns them.
-        loss_outlier_count: Batches in all whose loss is an outlier.
-        loss_outliers: The farthest of them from the mean, farthest first.
-        sequence_length_outlier_count: Batches in all whose longest sequence is an outlier.
-        sequence_length_outliers: The farthest of them from the mean, farthest first.
-        loss_thresholds: The bounds on the loss.
-        sequence_length_thresholds: Those on the longest sequence of a batch.
-        min_batches_for_outlier_detection: Values from which on outliers are looked for.
+        batch_count: Number of batches.
+        loss_summary: Losses. None without batches.
+        sequence_length_summary: Sequence lengths, or None.
+        exposure: Classes and samples seen.
+        hard_batch_count: Number of all hard batches.
+        hard_batches: The hardest batches, as from `find_hard_batches`.
+        loss_outlier_count: Number of all batches with an outlying loss.
+        loss_outliers: The outliers farthest from the mean, farthest first.
+        sequence_length_outlier_count: Number of all batches with an outlying sequence length.
+        sequence_length_outliers: The outliers farthest from the mean, farthest first.
+        loss_thresholds: Bounds for the loss.
+        sequence_length_thresholds: Bounds for the longest sequence of a batch.
+        min_batches_for_outlier_detection: Minimum number of values for outlier detection.
     """
 
     batch_count: int

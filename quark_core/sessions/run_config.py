@@ -238,66 +238,68 @@ class Belonging:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Paths of the groups that the run is in, as this process knows it."""
+        """Paths of the run's groups, as known to this process."""
         return self._run.context.run.groups
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What is noted of the run in fields, as this process knows it; a copy."""
+        """Custom fields of the run, as known to this process; a copy."""
         return copy.deepcopy(dict(self._run.fields))
 
     @property
     def revision(self) -> int | None:
-        """Which run of its configuration this is, from 1 on; None unless `if_done` was given."""
+        """Number of this run among those of its config, from 1. None without `if_done`."""
         revision = self._run.fields.get(REVISION_FIELD)
         return revision if isinstance(revision, int) else None
 
     @property
     def already_done(self) -> RunSummary | None:
-        """The earlier run that has done this configuration, or is doing it now; else None.
+        """Earlier run with the same config, or None.
 
-        Only after `start_run(if_done="skip")` or `"resume"`. The session then has that run's
-        id and configuration, and records nothing: whatever is logged is dropped.
+        Set only after `start_run(if_done="skip")` or `"resume"`. The session then has the ID and
+        config of that run, and records nothing.
         """
         return self._run.already_done
 
     def add_to_group(self, group: str | Iterable[str]) -> RunContext:
-        """Put the run into a group, or several, and return the refreshed context.
+        """Add the run to one or several groups, and return the updated context.
 
         Args:
-            group: A path such as `paper/fig3`; one that does not exist yet begins with this.
+            group: Path such as "paper/fig3", or several. Missing groups are created.
 
         Raises:
-            SchemaValidationError: No path.
-            InvalidRunStateError: The run has ended; `quark edit RUN --group PATH` then.
+            SchemaValidationError: The path is invalid.
+            InvalidRunStateError: The run has ended. Use `quark edit RUN --group PATH`.
         """
         return self._regroup("add_to_group", check_groups(group), ())
 
     def remove_from_group(self, group: str | Iterable[str]) -> RunContext:
-        """Take the run out of a group, or several, and return the refreshed context.
+        """Remove the run from one or several groups, and return the updated context.
 
-        A group that the run is not in is no mistake. Groups below the path stay.
+        Groups that the run is not in are ignored. Subgroups are not affected.
+
+        Args:
+            group: Path such as "paper/fig3", or several.
 
         Raises:
-            SchemaValidationError: No path.
+            SchemaValidationError: The path is invalid.
             InvalidRunStateError: The run has ended.
         """
         return self._regroup("remove_from_group", (), check_groups(group))
 
     def annotate(self, values: Mapping[str, Any] | None = None, /, **fields: Any) -> None:
-        """Note something of the run that is no setting and no curve: `annotate(gpu="V100")`.
+        """Set custom fields of the run, such as `annotate(gpu="V100", accuracy=0.98)`.
 
-        A final figure too: `annotate(accuracy=0.98)`. A field that is there already takes the
-        new value. Fields are found by `field.gpu == 'V100'`, and shown by `quark show`. Secrets
-        are redacted. Returns once the journal has it.
+        Existing fields are replaced. Find them with `field.gpu == 'V100'`; `quark show` prints
+        them. Secrets are redacted. The call waits for the journal.
 
         Args:
-            values: Fields whose names are no words of Python: `{"final/accuracy": 0.98}`.
-            fields: str, int, float, bool, None, or JSON values of 16 kB at most.
+            values: Mapping of fields, for names that are not Python identifiers.
+            **fields: str, int, float, bool, None, or JSON values of up to 16 kB.
 
         Raises:
-            SchemaValidationError: A name or value that cannot be kept; the message names it.
-            InvalidRunStateError: The run has ended; `quark edit RUN --field NAME=VALUE` then.
+            SchemaValidationError: A name or value is invalid. The message names it.
+            InvalidRunStateError: The run has ended. Use `quark edit RUN --field NAME=VALUE`.
         """
         given = check_fields({} if values is None else values)
         checked = JsonObject({**given, **check_fields(fields)})
@@ -312,22 +314,20 @@ class Belonging:
         run.stream.hand_over(_JOURNAL_TIMEOUT_S)
 
     def compare_and_set(self, field: str, expect: Any, value: Any) -> bool:
-        """Set a field of the run if its value is `expect`; returns whether it was.
+        """Set a field if its current value is `expect`, and return whether it was set.
 
-        Of any number of processes that do so at the same moment with the same `expect`, one is
-        told True. Also for a run that has ended, or that is open for reading only. What this
-        process has noted before is in the store first. Who has set what is an event of the run
-        (`run_edited`).
+        Atomic: if several processes call it with the same `expect`, one of them gets True. Works
+        for ended and read-only runs too. The change is logged to the run as a `run_edited` event.
 
         Args:
-            field: Its name, as `annotate` has it; None stands for no field in what follows.
-            expect: The value that it must have.
-            value: The value that it is to have.
+            field: Name of the field.
+            expect: Expected value. None stands for a missing field.
+            value: New value. None removes the field.
 
         Raises:
-            SchemaValidationError: A name or value that cannot be kept; the message names it.
-            RunNotFoundError: The store has no such run, or has it in the trash.
-            SessionStoreError: The store cannot be written, or can compare nothing.
+            SchemaValidationError: A name or value is invalid. The message names it.
+            RunNotFoundError: The run does not exist, or is in the trash.
+            SessionStoreError: The store cannot be written, or does not support this.
         """
         # Late: few runs need it, and each start would wait for the import.
         from quark_core.runs.run_editing import exchange_run_field
@@ -343,16 +343,17 @@ class Belonging:
         return is_set
 
     def update_config(self, config: object = None, /, *, show: bool = False, **values: Any) -> None:
-        """Change the configuration of a run that goes on: the same as `session.config.update`.
+        """Change the config of a running run, as `session.config.update` does.
 
         Args:
-            config: Whatever `start_run` takes as `config`, an `argparse.ArgumentParser` too.
-            show: Print what was given, a line for each setting, secrets redacted.
-            values: Single settings: `update_config(lr=0.1)`.
+            config: Values in any form that `start_run` accepts, including an ArgumentParser.
+            show: Whether to print the given values, one per line, with secrets redacted. Defaults
+                to False.
+            **values: Single values: `update_config(lr=0.1)`.
 
         Raises:
-            SchemaValidationError: `config` is no mapping; the message names it.
-            InvalidRunStateError: The run has ended, or is open for reading only.
+            SchemaValidationError: `config` is not a mapping. The message names it.
+            InvalidRunStateError: The run has ended, or is open for reading.
         """
         given, named = read_config(config), read_config(values or None)
         RunConfig(self._run).take("update_config", given, named)

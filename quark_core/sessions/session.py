@@ -158,26 +158,28 @@ class Fingerprints:
         step: int | None = None,
         level: Literal["sample", "full"] = "sample",
     ) -> PendingFingerprint:
-        """Note what an output was: a digest, and a sketch that tells rounding from change.
+        """Record a fingerprint of a value: a digest and a sketch.
 
-        The value is taken as it is now. Values of the CPU are hashed in the call: about 0.2 ms
-        for 1 MB, and no more for a larger array at level `sample`. Tensors on a device are
-        copied there, 256 MB at most, and hashed by a thread: nobody waits for the device.
+        The sketch distinguishes rounding from a change. The value is read during the call. CPU
+        arrays are hashed at about 0.2 ms per MB; at level `sample`, larger arrays take no longer.
+        Device tensors are copied on the device (up to 256 MB) and hashed in a background thread,
+        without a device synchronization.
 
         Args:
-            key: Name, such as `predictions`.
-            value: An array, tensor, table, image, number, text, or containers of them. Parts of
-                another type count by their type alone, which the fingerprint says.
-            step: Step counter; by default what `session.step` has set, or None.
-            level: `full` looks at all of arrays above 1 MB, `sample` at 16 places of 64 kB.
+            key: Name, such as "predictions".
+            value: An array, tensor, table, image, number, string, or a container of them. For other
+                types, only the type is recorded.
+            step: Step. Defaults to the step set by `session.step`, or None.
+            level: `sample` reads 16 blocks of 64 kB of arrays above 1 MB, `full` reads everything.
+                Defaults to `sample`.
 
         Returns:
-            A PendingFingerprint; `.wait()` gives the record.
+            A pending fingerprint. `wait()` returns its record.
 
         Raises:
-            SchemaValidationError: A bad key, step or level; never for what the value is.
+            SchemaValidationError: The key, step or level is invalid.
             InvalidRunStateError: The run has ended.
-            QuarkError: The feature provenance is not installed.
+            QuarkError: The provenance feature is not installed.
         """
         found: PendingFingerprint = find_method("fingerprint", _FEATURE)(
             self, key, value, step, level
@@ -187,26 +189,26 @@ class Fingerprints:
     def fingerprint_data(
         self, key: str, source: object, *, level: Literal["sample", "full"] = "sample"
     ) -> PendingFingerprint:
-        """Note what data a run has, beside training; returns at once.
+        """Record a fingerprint of a data set in the background, on the lead rank.
 
-        Only the rank that leads the run does it. An array or table must not be changed until it
-        is done. Of a dataset with `len()` and `[index]`, 64 items are read in this call, 5 s at
-        most, and random states are put back.
+        Do not change an array or table until it is done. For a data set with `len()` and `[index]`,
+        the call reads 64 items, for up to 5 s, and restores the random states.
 
         Args:
-            key: Name, such as `train`.
-            source: The path of a file or folder, or a pattern; an array, tensor, table; a
-                dataset of Hugging Face (its own fingerprint), of torch or alike; a `.dvc` file or
-                Git LFS pointer (the hash in it).
-            level: `sample` reads 16 places of 64 kB of each file or array, `full` all of it.
+            key: Name, such as "train".
+            source: Path of a file or folder, a glob pattern, an array, tensor or table, or a data
+                set of Hugging Face or torch. Also a `.dvc` file or Git LFS pointer.
+            level: `sample` reads 16 blocks of 64 kB of each file or array, `full` reads everything.
+                Defaults to `sample`.
 
         Returns:
-            A PendingFingerprint; `.wait()` gives the record, or None where it failed.
+            A pending fingerprint. `wait()` returns its record, or None if it failed.
 
         Raises:
-            SchemaValidationError: A bad argument, or a stream: see `watch_data`.
+            SchemaValidationError: An argument is invalid, or `source` is a stream; use `watch_data`
+                for streams.
             InvalidRunStateError: The run has ended.
-            QuarkError: The feature provenance is not installed.
+            QuarkError: The provenance feature is not installed.
         """
         found: PendingFingerprint = find_method("fingerprint_data", _FEATURE)(
             self, key, source, level
@@ -214,7 +216,7 @@ class Fingerprints:
         return found
 
     def watch_data(self, loader: Any, name: str = "train", *, sample_ids: SampleIds = None) -> Any:
-        """The same loader, whose samples are noted as they come; see `quark.watch_data`."""
+        """Record which samples a loader yields; see `quark.watch_data`."""
         return find_method("watch_data", _FEATURE)(self, loader, name, sample_ids)
 
 
@@ -305,14 +307,12 @@ OnStop = Literal["flag", "raise"]
 
 @refuse_assignments
 class TrainingSession(LogLines, Belonging, Fingerprints):
-    """One run, open in this process.
+    """Open run in this process.
 
-    Made by `start_run`, `resume_run` or `open_run`. As a context manager it
-    ends the run as completed, as failed on an exception, or as interrupted on
-    KeyboardInterrupt, SystemExit and StopRequested, and never replaces the exception. A sweep
-    that stops its trial (`stop=True`) ends the block alone: the run is completed, the trial pruned.
-
-    Every method may be called from any thread.
+    Made by `start_run`, `resume_run` or `open_run`. As a context manager, it ends the run: as
+    completed, as failed after an exception, or as interrupted on KeyboardInterrupt, SystemExit and
+    StopRequested. Exceptions propagate. If a sweep stops its trial (`stop=True`), the block ends
+    without an exception: the run is completed and the trial is pruned. Thread-safe.
     """
 
     def __init__(self, run: OpenRun) -> None:
@@ -347,49 +347,60 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         if_done: IfDone | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> TrainingSession:
-        """Start a new run, or with `state` go on with the one that a checkpoint is of.
+        """Start a run and return its session.
+
+        As a context manager, the session ends the run: as completed, as failed after an exception,
+        or as interrupted on Ctrl-C.
 
         Args:
-            project: Name of the project that the run belongs to.
-            config: A mapping, an argparse Namespace or ArgumentParser (which parses the command
-                line), a SimpleNamespace, NamedTuple, dataclass, attrs class, pydantic model or
-                DictConfig; taken as it is now, secrets redacted, interpolations resolved.
-            tags, parent_run_id: Labels to find the run by; the run that it descends from.
-            storage_dir: Folder of the store; the working directory, or one above it with a store.
-            strict_mode: Fail on what only data can cause (non-finite values,
-                odd metric names) and on the primary's first delivery error.
-            backends: What is added to the primary: names or URIs, such as "csv" or
-                ["csv:./out"]; "none" keeps nothing. QUARK_BACKENDS by default.
-            name, notes: A name for people, and free text.
-            ranks: Which ranks keep records: "zero", "all" or a list; the lowest
-                begins and ends the run. QUARK_RANKS, else "zero" by default.
-            objective: The metric that the run's health is judged by, such as "val/loss"; it is
-                kept in the configuration. QUARK_OBJECTIVE, else what names say.
-            mode: Whether it is better "min" or "max"; as its name says by default, else "min".
-            fork_from: `(run, step)`, a run (id, session, context) of the store: this one's curves
-                begin with its, up to that step.
-            on_stop: What `quark stop` does: "flag" sets `stop_requested` on the ranks
-                that keep records, "raise" also raises `StopRequested`, once, at the next call
-                that logs.
-            system_metrics: Whether the machine is recorded, or every how many seconds;
-                QUARK_SYSTEM_METRICS, else 10.
-            capture: What of the console is kept, "sys", "fd" (children's output too) or None;
-                QUARK_CAPTURE, else "sys".
-            group: Paths of the groups that it is in, one or several, such as "paper/fig3".
-            version: What the code is called: a text, or what is called for it.
-            if_done: "skip", "resume" or "again" where a run of this configuration, seeds and
-                version is there already; see `already_done`.
-            state: What `state_dict` gave, out of a checkpoint: its run goes on after its step, as
-                by `resume_run`, with its configuration unless one is given. None: a new run.
+            project: Name of the project.
+            config: Hyperparameters and other config values: a mapping, argparse Namespace or
+                parser, dataclass, attrs or pydantic object, NamedTuple, SimpleNamespace or
+                OmegaConf DictConfig. Copied now; secrets are redacted and interpolations resolved.
+            tags: Labels for searching.
+            parent_run_id: ID of an existing run that this run descends from.
+            storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the
+                nearest parent that has a store.
+            strict_mode: If True, raise on non-finite values, unusual metric names and the primary
+                store's first delivery error. Defaults to False.
+            backends: Backends to write to in addition to the primary store, as names or URIs:
+                "csv", ["csv:./out", "mlflow"]. "none" stores nothing. Defaults to QUARK_BACKENDS.
+            name, notes: Display name and free text.
+            ranks: Ranks that record: "zero", "all" or a list. The lowest of them starts and ends
+                the run. Defaults to QUARK_RANKS, then "zero".
+            objective: Metric that measures the run's quality, such as "val/loss". Defaults to
+                QUARK_OBJECTIVE, then to a loss or score found by name.
+            mode: "min" or "max". Defaults to the direction implied by the objective's name, then
+                "min".
+            fork_from: `(run, step)`: the curves of the new run begin with those of `run` up to
+                `step`.
+            on_stop: Effect of `quark stop`: "flag" sets `stop_requested`; "raise" also raises
+                `StopRequested` at the next logging call. Defaults to "flag".
+            system_metrics: Whether to record CPU, memory, disk, network and GPU metrics, or the
+                interval in seconds. Defaults to QUARK_SYSTEM_METRICS, then 10.
+            capture: Console output to record: "sys" (Python), "fd" (child processes too) or None.
+                Defaults to QUARK_CAPTURE, then "sys".
+            group: Group path or paths, such as "paper/fig3".
+            version: Version of the code: a string, or a function that returns one.
+            if_done: Action if a run with this config, seeds and version exists: "skip", "resume" or
+                "again". See `already_done`.
+            state: Result of `session.state_dict()` from a checkpoint. The run of the checkpoint is
+                then resumed after its step, with its config unless you pass one. None starts a new
+                run.
 
         Raises:
-            SchemaValidationError, UnknownBackendError: A bad argument; the message names it.
-            RunNotFoundError: There is no run `parent_run_id`, none to fork, or none of `state`.
-            InvalidRunStateError: The run of `state` is completed, or alive.
-            SessionStoreError: The primary store cannot be opened or does not acknowledge within
-                QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); a service within 5 s. Where the launcher
-                has restarted the run, or QUARK_OFFLINE is "allow", it begins within 2 s without
-                a service, unless QUARK_REQUIRE_SERVICE is set or the run is strict.
+            SchemaValidationError: An argument is invalid. The message names it.
+            UnknownBackendError: A backend does not exist.
+            RunNotFoundError: The parent run, the run to fork or the run of `state` does not exist.
+            InvalidRunStateError: The run of `state` is completed or still running.
+            SessionStoreError: The primary store cannot be opened, or does not answer within
+                QUARK_PERSISTENCE_TIMEOUT_SECONDS (15; 5 s for a Quark server). After a restart by
+                the launcher, or with QUARK_OFFLINE=allow, a run starts within 2 s without the
+                server, unless QUARK_REQUIRE_SERVICE is set or the run is strict.
+
+        Example:
+            with quark.start_run(project="digits", config={"lr": 3e-3}) as session:
+                metrics = quark.MetricsLogger(session)
         """
         check_choice(on_stop, "on_stop", get_args(OnStop))
         observers = choose_observers(system_metrics, capture)
@@ -420,31 +431,28 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         system_metrics: bool | float | None = None,
         capture: CaptureChoice = AUTOMATIC,
     ) -> TrainingSession:
-        """Continue a run that was interrupted, has failed or was lost.
+        """Continue an interrupted, failed or lost run as a new attempt.
 
-        Starts a new attempt and emits `run_resumed`. To look at a run without
-        continuing it, use `quark.open_run`.
+        Use `quark.open_run` to read a run without resuming it.
 
         Args:
-            run_id: The run; of its id the beginning is enough (4 characters at least).
-            storage_dir: Storage root; as in `start_run` by default.
-            backends, ranks, on_stop, system_metrics, capture: As in `start_run`.
-            reopen: Let a completed run be continued too.
-            from_step: The first step that is done again, such as that of the
-                checkpoint plus one. Readers then leave out what earlier
-                attempts have from there on, unless asked for all attempts.
-                Without it they leave out the steps that are repeated.
-            state: What `state_dict` gave, out of the checkpoint that training
-                goes on from. It must be of this run; its step, where it has
-                one, sets `from_step` to the step after it.
+            run_id: Run ID, or at least its first 4 characters.
+            storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the
+                nearest parent that has a store.
+            backends, ranks, on_stop, system_metrics, capture: See `start_run`.
+            reopen: Whether a completed run may be continued. Defaults to False.
+            from_step: First step that is repeated, usually the checkpoint's step plus one. Readers
+                ignore what earlier attempts logged from this step on, unless `all_attempts=True`.
+                Without it, they ignore the steps that are logged again.
+            state: Result of `session.state_dict()`, loaded from a checkpoint of this run. If it has
+                a step, `from_step` defaults to the next one.
 
         Raises:
-            SchemaValidationError: A bad argument, or the state of another run.
-            RunNotFoundError: The store has no such run.
-            InvalidRunStateError: The run is completed, or alive.
-            SessionStoreError: The primary store cannot serve the call; a service
-                within 5 s. A run that this machine has led before is continued
-                within 2 s without a service that is out of reach, as in `start_run`.
+            SchemaValidationError: An argument is invalid, or the state is that of another run.
+            RunNotFoundError: The run does not exist.
+            InvalidRunStateError: The run is completed or still running.
+            SessionStoreError: The primary store does not answer (within 5 s for a Quark server). A
+                run that this machine has led before is resumed within 2 s without the server.
         """
         check_choice(on_stop, "on_stop", get_args(OnStop))
         observers = choose_observers(system_metrics, capture)
@@ -482,50 +490,50 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
 
     @property
     def open_run(self) -> OpenRun:
-        """The run as this process holds it; for writers and readers."""
+        """The open run, for reading and writing records directly."""
         return self._run
 
     @property
     def extensions(self) -> dict[type, object]:
-        """State that plugins keep with this run, by its type; a forked child begins with none."""
+        """State of plugins for this run, by type; empty in a forked child."""
         return self._run.extensions
 
     @property
     def context(self) -> RunContext:
-        """The run's context: plain data that other processes can hold."""
+        """Context of the run, which can be passed to other processes."""
         return self._run.context
 
     @property
     def run_id(self) -> str | None:
-        """The run's id; None only on a rank that cannot know it."""
+        """ID of the run. None only on a rank that cannot know it."""
         return self._run.context.run_id
 
     @property
     def run_path(self) -> Path | str:
-        """The run's directory; a URI where the primary is remote."""
+        """Directory of the run, or its URI in a remote store."""
         return self._run.context.run_path
 
     @property
     def id(self) -> str | None:
-        """The run's id, as `run_id`."""
+        """ID of the run, like `run_id`."""
         return self._run.context.run_id
 
     @property
     def name(self) -> str | None:
-        """The run's name, or None."""
+        """Name of the run, or None."""
         return self._run.context.run.name
 
     @property
     def config(self) -> RunConfig:
-        """The run's configuration as it is kept, without secrets; `config.update(…)` changes it."""
+        """Stored config, without secrets; `config.update(…)` changes it."""
         return RunConfig(self._run)
 
     @property
     def url(self) -> str | None:
-        """Where the run can be looked at in a browser; None where its store has no page.
+        """URL of the run in the web UI of its Quark server, or None.
 
-        A service with a page (`quark serve --ui`) has one. Of a run from `quark.open_run`
-        the service is asked for it once.
+        Only a server with `quark serve --ui` has a web UI. A run from `quark.open_run` asks the
+        server once.
         """
         return find_page(self._run)
 
@@ -536,32 +544,32 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
 
     @property
     def status(self) -> str:
-        """The run's status as this process knows it."""
+        """Status of the run, as known to this process."""
         return self._run.context.status
 
     @property
     def stop_requested(self) -> StopRequest | None:
-        """Who has asked this run to stop, when and why; None as long as nobody has.
+        """Request to stop this run, or None.
 
-        Known here within a heartbeat (10 s) of the request, or when the store can be reached
-        again. Costs what an attribute costs: it may be read at each step. None on ranks that
-        keep no records, and in forked children.
+        It is set within a heartbeat (10 s) of the request, or when the store is reachable again.
+        Reading it is as cheap as an attribute. None on ranks that do not record, and in forked
+        children.
         """
         return self._run.stop_request
 
     @property
     def trial(self) -> Any:
-        """The trial of a sweep that this run has, a `quark.Trial`; None of all other runs."""
+        """Trial of a sweep that this run belongs to (`quark.Trial`), or None."""
         try:
             return find_method("trial", "sweeps")(self) if self.extensions else None
         except QuarkError:
             return None  # without the feature there are no trials
 
     def reload(self) -> RunContext:
-        """Read the run from the primary again and return the refreshed context.
+        """Read the run from the primary store, and return the updated context.
 
         Raises:
-            SessionStoreError: The primary cannot serve the call.
+            SessionStoreError: The primary store cannot be read.
         """
         run = self._run
         if run.reader is not None and run.context.run_id is not None:
@@ -575,10 +583,13 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         return run.context
 
     def add_tag(self, tag: str) -> RunContext:
-        """Add a tag to the run and return the refreshed context.
+        """Add a tag to the run, and return the updated context.
+
+        Args:
+            tag: The tag.
 
         Raises:
-            SchemaValidationError: Not a str, empty or too long.
+            SchemaValidationError: The tag is not a str, empty or too long.
             InvalidRunStateError: The run has ended.
         """
         run = self._run
@@ -599,56 +610,57 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         self._run.stream.hand_over(_JOURNAL_TIMEOUT_S)
 
     def step(self, step: int | None) -> StepScope:
-        """Set the step of the calls that follow and give none; costs what an attribute costs.
+        """Set the step of the following logging calls that do not pass one.
 
-        It holds for every writer of this run in this process and for all its threads: metrics,
-        events, log lines, artifacts and batch diagnostics, those with an epoch too. A step that
-        a call gives itself counts for that call alone. `with session.step(n):` puts back at the
-        end of the block what was set before it. A forked child goes on with what was set.
+        Applies to all writers of the run in this process and to all threads: metrics, events, log
+        lines, artifacts and batch diagnostics, also if they pass an epoch. `with session.step(n):`
+        restores the previous step at the end of the block. A forked child inherits the step. The
+        call is as cheap as an attribute.
 
         Args:
-            step: The step; None lets calls need their own again.
+            step: The step. None removes it.
 
         Raises:
-            SchemaValidationError: `step` is no non-negative integer.
+            SchemaValidationError: `step` is not a non-negative integer.
         """
         return StepScope(self._run, step)
 
     def write(self, records: Iterable[StreamRecord]) -> int:
-        """Write records of any type of the stream, mixed as they come; returns how many.
+        """Write records of any kind, and return their number.
 
-        Each is validated. Who wrote it (run, writer, attempt, rank, sequence)
-        becomes this session; its time and content are kept. However fast
-        records come, none is dropped: this waits for the journal. Of a
-        collection none is accepted unless all are good; of a generator the
-        same is true of each slice of at most 10,000 records.
+        Each record is validated. The session sets run, writer, attempt, rank and sequence; time and
+        content are kept. The call waits for the journal, so no record is dropped. A collection is
+        accepted as a whole or not at all. A generator is accepted in slices of up to 10,000
+        records.
+
+        Args:
+            records: The records.
 
         Raises:
-            SchemaValidationError: A record that does not fit, with its place.
-            InvalidRunStateError: The run has ended or is open for reading only.
-            SessionStoreError: The journal took too long; nothing is lost.
+            SchemaValidationError: A record is invalid. The message gives its position.
+            InvalidRunStateError: The run has ended, or is open for reading.
+            SessionStoreError: The journal took too long. Accepted records are not lost.
         """
         return write_records(self._run, records)
 
     def use_artifact(
         self, name: str, *, project: str | None = None, step: int | None = None
     ) -> UsedArtifact:
-        """Find a version of an artifact that any run of the project has logged, to be read here.
+        """Find a version of an artifact to read, and record that this run uses it.
 
-        That this run uses it becomes part of its lineage. Waits for the store, which reads the
-        artifacts of each run of the project.
+        Any run of the project may have logged it. The call waits for the store.
 
         Args:
-            name: `model:best` (an alias), `model:v3` (a number), or `model` (the newest).
-            project: Of another project.
-            step: From which step on it is used.
+            name: "model:best" (an alias), "model:v3" (a version) or "model" (the newest).
+            project: Name of another project. Defaults to the run's project.
+            step: First step at which it is used, or None.
 
         Returns:
-            A UsedArtifact, with `.path`, `.read()`, `.load()`, `.open()` and `.copy_to(folder)`.
+            The artifact, with `path`, `read()`, `load()`, `open()` and `copy_to(folder)`.
 
         Raises:
-            SchemaValidationError: A bad argument.
-            ArtifactNotFoundError: There is no such version; the message says which there are.
+            SchemaValidationError: An argument is invalid. The message names it.
+            ArtifactNotFoundError: The version does not exist. The message lists the existing ones.
             InvalidRunStateError: The run has ended.
             SessionStoreError: The store cannot be read.
         """
@@ -660,19 +672,20 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
     def end_run(self, status: RunStatus = "completed") -> RunContext:
         """End the run and return its last context.
 
-        Waits for the store as long as it gets on: until nothing has for
-        QUARK_EXIT_TIMEOUT_SECONDS (10), or for 12 times as long in all. Mirrors
-        have 2 s of it, and another process delivers the rest; where that
-        variable is set, they have as long as the store. What waits for
-        `quark sync` then is said on the log. Where other processes (forked
-        workers, holders of the context) still have the run open, its end waits
-        for them for QUARK_WRITERS_TIMEOUT_SECONDS (2) of that; what they log
-        later is kept too, and comes after the end.
+        The call waits for the primary store as long as it makes progress. It stops waiting after
+        QUARK_EXIT_TIMEOUT_SECONDS (10) without progress, or after 12 times as long in total.
+        Mirrors get 2 s, or as long as the store if that variable is set. Another process delivers
+        the rest. If records are left for `quark sync`, a message is logged.
+
+        If other processes have the run open, it waits for them for up to
+        QUARK_WRITERS_TIMEOUT_SECONDS (2). Their later records are kept.
+
+        Args:
+            status: "completed", "failed" or "interrupted". Defaults to "completed".
 
         Raises:
-            SchemaValidationError: `status` is not completed, failed or interrupted.
-            InvalidRunStateError: The run has ended already, or is open for
-                reading only.
+            SchemaValidationError: The status is invalid.
+            InvalidRunStateError: The run has already ended, or is open for reading.
         """
         run = self._run
         check_choice(status, "status", TERMINAL_STATUSES)
@@ -714,39 +727,40 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         return run.context
 
     def flush(self, level: FlushLevel = "stored", timeout_s: float | None = None) -> None:
-        """Wait until everything that this process logged so far is as safe as `level` says.
+        """Wait until everything that this process has logged is safe.
 
         Args:
-            level: "journaled": it survives the death of this process;
-                "durable": it survives the loss of power of this machine;
-                "stored": the primary store has acknowledged it.
-            timeout_s: How long; QUARK_PERSISTENCE_TIMEOUT_SECONDS (15) by default.
+            level: "journaled": it survives the death of this process. "durable": it survives a
+                power failure. "stored": the primary store has acknowledged it. Defaults to
+                "stored".
+            timeout_s: Timeout in seconds. Defaults to QUARK_PERSISTENCE_TIMEOUT_SECONDS (15).
 
         Raises:
-            SchemaValidationError: An unknown level.
-            SessionStoreError: It took longer; nothing is lost.
+            SchemaValidationError: The level is unknown.
+            SessionStoreError: The timeout expired. Records are not lost.
         """
         check_choice(level, "level", get_args(FlushLevel))
         self._run.flush(timeout_s, level)
 
     def report_delivery(self) -> DeliveryReport:
-        """What each backend has got so far, what waits, and what was refused and why."""
+        """Return how many records each backend has received, rejected or not yet received."""
         return self._run.stream.report()
 
     def report(self, *, short: bool = False, config: bool = True, logs: bool = True) -> Any:
-        """What is wrong with the run and what shows it, up to now; see `quark.RunReport`.
-
-        `str()` of it is text, `to_dict()` plain values, `save("report.html")` writes one file
-        that works without a server. Nothing is stored, and the run goes on.
+        """Create a report on the run so far, without storing anything.
 
         Args:
-            short: Only what it is, its settings, metrics, timers and errors: a `ShortReport` of
-                text, dict and JSON, the same as `quark report RUN --short`. Nothing is analyzed.
-            config: Whether configuration, environment, command line and paths are in it.
-            logs: Whether the newest events and log lines are.
+            short: If True, return a `ShortReport`: config, metrics, timers and errors as text, dict
+                or JSON, without an analysis. Defaults to False.
+            config: Whether to include config, environment, command line and paths. Defaults to
+                True.
+            logs: Whether to include the newest events and log lines. Defaults to True.
+
+        Returns:
+            The report. `str()` is text; `save("report.html")` writes one HTML file.
 
         Raises:
-            InvalidRunStateError: The run keeps nothing that could be read back.
+            InvalidRunStateError: The run stores nothing that can be read.
             SessionStoreError: The store does not answer in time.
         """
         if not short:
@@ -757,18 +771,17 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         return read_short_report(*self._find_stored("report"))
 
     def capture_output(self, last: int = 50, *, stream: str | None = None) -> list[str]:
-        """The newest lines that this run has printed, oldest first, as its console is kept.
+        """Return the newest lines that this run has printed, oldest first.
 
-        Everything printed is kept from the start on, unless `capture=None` was given: this
-        reads it. The newest line is there even where its end has not come yet.
+        Console output is recorded unless `capture=None`. An incomplete last line is included.
 
         Args:
-            last: How many.
-            stream: Only of "stdout" or "stderr".
+            last: Maximum number of lines. Defaults to 50.
+            stream: "stdout" or "stderr". Defaults to both.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
-            InvalidRunStateError: The run keeps nothing that could be read back.
+            SchemaValidationError: An argument is invalid. The message names it.
+            InvalidRunStateError: The run stores nothing that can be read.
             SessionStoreError: The store does not answer in time.
         """
         from quark_core.runs.console_lines import read_text_lines
@@ -807,22 +820,22 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             return False
 
     def state_dict(self, *, step: int | None = None) -> dict[str, Any]:
-        """What to put into a checkpoint, so that a resumed run goes on where it is.
+        """Return the state to put into a checkpoint, for resuming the run.
 
         Args:
-            step: The last step that the checkpoint has seen; with it
-                `resume_run(..., state=...)` hides what was logged after it.
+            step: Last step of the checkpoint. `resume_run(state=…)` then hides everything that was
+                logged after it.
 
         Returns:
             Plain values: `run_id`, `attempt`, `step`, `schema_version`.
 
         Raises:
-            SchemaValidationError: `step` is no non-negative integer.
+            SchemaValidationError: `step` is not a non-negative integer.
         """
         return make_state(self._run.context, step)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole context, project and run included, as JSON-like values."""
+        """Return the context, including project and run, as JSON values."""
         return self._run.context.to_dict()
 
     if not TYPE_CHECKING:  # for mypy every attribute would be there
@@ -881,7 +894,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             _log.exception("the end of run %s could not be recorded", self.run_id)
 
     def log_error(self, error: BaseException, status: RunStatus) -> None:
-        """Write the exception that ends the run into it; see `run_ending.log_error`."""
+        """Log the exception that ends the run."""
         check_choice(status, "status", get_args(RunStatus))
         log_error(self._run, error, status)
 
@@ -916,26 +929,23 @@ resume_run = TrainingSession.resume_run
 def open_run(
     run_id: str, storage_dir: str | Path | None = None, *, backend: str | None = None
 ) -> TrainingSession:
-    """Look at a run without touching it: no status change, no event.
+    """Open a run for reading.
 
-    Every reader and analyzer works on what is returned; whatever would write
-    raises InvalidRunStateError. A run that another tool keeps is opened by
-    `open_run("mlflow+http://127.0.0.1:5000", run_id)`, or with `backend=`.
+    Methods that would write raise InvalidRunStateError. To open a run that another tool stores,
+    pass `backend`, for example `open_run(run_id, backend="mlflow+http://127.0.0.1:5000")`.
 
     Args:
-        run_id: The run, by its id or the beginning of that (4 characters at least); or name or
-            URI of a backend, with the run behind it.
-        storage_dir: The storage root, by default the working directory or the
-            nearest folder above it that has a store; or the run, behind a backend.
-        backend: Name or URI of a backend to read from in place of the primary
-            store, such as "csv:/data/mirror"; analyzers return their results
-            there and store nothing.
+        run_id: Run ID, or at least its first 4 characters. It may also be the name or URI of a
+            backend, followed by the run as second argument.
+        storage_dir: Folder of the `.quark` store. Defaults to the working directory, or the nearest
+            parent that has a store.
+        backend: Name or URI of a backend to read from instead of the primary store, such as
+            "csv:/data/mirror". Analyses of such a run are not stored.
 
     Raises:
-        RunNotFoundError: The store has no such run.
-        SchemaValidationError: The backend cannot be read back, is given twice,
-            or has no run behind it.
-        SessionStoreError: There is no store, or it cannot be read.
+        RunNotFoundError: The run does not exist.
+        SchemaValidationError: The backend cannot be read, is given twice, or lacks a run.
+        SessionStoreError: The store does not exist, or cannot be read.
     """
     from quark_core.runs.run_reader import find_backend
 
@@ -964,20 +974,28 @@ def open_run(
 
 
 def end_run(session: TrainingSession | None = None, status: RunStatus = "completed") -> RunContext:
-    """End a session's run; without a session, that of the one opened last.
+    """End the run of a session.
+
+    Args:
+        session: The session. Defaults to the one opened last.
+        status: "completed", "failed" or "interrupted". Defaults to "completed".
 
     Raises:
-        InvalidRunStateError: No session is open, or this one has ended.
+        InvalidRunStateError: No session is open, or the run has ended.
     """
     return _choose_session(session, "end_run").end_run(status)
 
 
 def add_tag(session: TrainingSession | str | None = None, tag: str | None = None) -> RunContext:
-    """Add a tag to a session's run: `add_tag(session, tag)`, or `add_tag(tag)` for the latest.
+    """Add a tag to a run: `add_tag(session, tag)` or `add_tag(tag)`.
+
+    Args:
+        session: The session, or the tag. Defaults to the session opened last.
+        tag: The tag.
 
     Raises:
-        SchemaValidationError: No tag, or a bad one.
-        InvalidRunStateError: No session is open, or this one has ended.
+        SchemaValidationError: The tag is missing or invalid.
+        InvalidRunStateError: No session is open, or the run has ended.
     """
     chosen, text = _split_target(session, tag, "tag")
     return _choose_session(chosen, "add_tag").add_tag(text)
@@ -986,13 +1004,16 @@ def add_tag(session: TrainingSession | str | None = None, tag: str | None = None
 def add_log(
     session: TrainingSession | str | None = None, message: str | None = None, **arguments: Any
 ) -> EventRecord:
-    """Write a log line: `add_log(session, message, …)`, or `add_log(message, …)` for the latest.
+    """Log a message: `add_log(session, message, …)` or `add_log(message, …)`.
 
-    Takes the keywords of `TrainingSession.add_log`.
+    Args:
+        session: The session, or the message. Defaults to the session opened last.
+        message: The message.
+        **arguments: Keywords of `TrainingSession.add_log`.
 
     Raises:
-        SchemaValidationError: No message, or a bad argument.
-        InvalidRunStateError: No session is open, or this one has ended.
+        SchemaValidationError: The message is missing, or an argument is invalid.
+        InvalidRunStateError: No session is open, or the run has ended.
     """
     chosen, text = _split_target(session, message, "message")
     return _choose_session(chosen, "add_log").add_log(text, **arguments)
@@ -1005,23 +1026,26 @@ def watch_data(
     sample_ids: SampleIds = None,
     session: TrainingSession | None = None,
 ) -> Any:
-    """The same loader, whose samples are noted as they come: which ones, and in which order.
+    """Wrap a loader to record which samples it yields, and in which order.
 
-    What it yields is what the loader yields, and what the loader raises passes through; length
-    and attributes are the loader's. Each pass through it becomes one fingerprint of the run, also
-    one that was left early. Of each sample 4 kB, or 16 places of a larger one, are hashed, and
-    batches 0 to 3 and those at powers of two as a whole, where the loop takes them. Batches with
-    tensors on a device are only counted, since looking at them would wait for the device.
+    The wrapper yields the same batches, raises the same exceptions, and has the length and
+    attributes of the loader. Each pass becomes one fingerprint of the run, also an incomplete pass.
+    Up to 4 kB of each sample are hashed, or 16 blocks of a larger one. Batches 0 to 3 and batches
+    at powers of two are also hashed as a whole. Batches on a device are only counted, to avoid a
+    synchronization.
 
     Args:
-        loader: A DataLoader, or anything to iterate over.
-        name: Key of the fingerprints.
-        sample_ids: A key of the batches, or a function of a batch, that gives one id for each
-            sample; then ids are digested in place of contents.
-        session: The run; by default that of the session opened last.
+        loader: A DataLoader, or another iterable.
+        name: Key of the fingerprints. Defaults to "train".
+        sample_ids: Key of the batches, or function of a batch, that gives one ID per sample. IDs
+            are then recorded instead of contents.
+        session: The session. Defaults to the one opened last.
+
+    Returns:
+        The wrapped loader.
 
     Raises:
-        SchemaValidationError: A bad argument.
+        SchemaValidationError: An argument is invalid. The message names it.
         InvalidRunStateError: No session is open.
     """
     return _choose_session(session, "watch_data").watch_data(loader, name, sample_ids=sample_ids)

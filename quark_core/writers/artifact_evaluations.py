@@ -331,23 +331,25 @@ class EvaluationArtifacts(LinkedArtifacts):
         labels: Sequence[Any] | Mapping[Any, str] | None = None,
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store how often which class was taken for which, out of predictions or as counted.
+        """Store a confusion matrix, from predictions or from counts.
 
         Args:
-            name: Its name, or its whole key.
-            y_true, y_pred: True and predicted class of each sample: integers or texts.
-            matrix: Instead of these the counts: a row for each true class.
-            labels: The classes in their order, or their names, or names by class.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            name: Name, or full key.
+            y_true, y_pred: True and predicted class of each sample: integers or strings.
+            matrix: Counts instead of predictions, with a row per true class.
+            labels: Classes in order, their names, or a mapping of class to name.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
-            The record: type `confusion_matrix`, json `{"labels", "matrix"}`; `accuracy` in
-            its metadata.
+            The record: type `confusion_matrix`, JSON `{"labels", "matrix"}`, with `accuracy` in its
+            metadata.
 
         Raises:
-            SchemaValidationError: Neither or both, not as many of one as of the other, a class
-                that `labels` lacks, or another bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: Neither or both inputs are given, their lengths differ, a class
+                is not in `labels`, or another argument is invalid.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         intake = self._check("log_confusion_matrix", "confusion_matrix", name, **place)
         if (matrix is None) is (y_true is None or y_pred is None):
@@ -375,24 +377,27 @@ class EvaluationArtifacts(LinkedArtifacts):
         labels: Sequence[Any] | None = None,
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store precision over recall, one curve for each class, out of scores or of points.
+        """Store precision-recall curves, one per class, from scores or from points.
+
+        More than 1000 points of a curve are thinned evenly. Areas are computed from all points.
 
         Args:
-            name: Its name, or its whole key.
-            y_true: Class of each sample: integers from 0 on, or texts with `labels`.
-            y_score: Scores: `(samples,)` of the class 1, or `(samples, classes)`.
-            points: Instead of these: `(recall, precision)`, a mapping of the two, or a mapping
-                of such by class.
+            name: Name, or full key.
+            y_true: Class of each sample: integers from 0, or strings with `labels`.
+            y_score: Scores of shape `(samples,)` for class 1, or `(samples, classes)`.
+            points: Points instead of scores: `(recall, precision)`, a mapping of both, or a mapping
+                of class to such.
             labels: Names of the classes.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
-            The record: type `pr_curve`, json; `average_precision` by class in its metadata.
-            Of more than 1000 points evenly some are kept; areas are of all.
+            The record: type `pr_curve`, JSON, with `average_precision` per class in its metadata.
 
         Raises:
-            SchemaValidationError: Neither or both, or shapes that do not fit.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: Neither or both inputs are given, or their shapes do not match.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         intake = self._check("log_pr_curve", "pr_curve", name, **place)
         return self._keep_curves(
@@ -410,20 +415,25 @@ class EvaluationArtifacts(LinkedArtifacts):
         labels: Sequence[Any] | None = None,
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store the true over the false positives, one curve for each class.
+        """Store ROC curves, one per class, from scores or from points.
 
         Args:
-            name: Its name, or its whole key.
-            y_true, y_score, labels: As in `log_pr_curve`.
-            points: Instead of these: `(fpr, tpr)`, a mapping of the two, or one of such by class.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            name: Name, or full key.
+            y_true: Class of each sample: integers from 0, or strings with `labels`.
+            y_score: Scores of shape `(samples,)` for class 1, or `(samples, classes)`.
+            points: Points instead of scores: `(fpr, tpr)`, a mapping of both, or a mapping of class
+                to such.
+            labels: Names of the classes.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
-            The record: type `roc_curve`, json; `auc` by class in its metadata.
+            The record: type `roc_curve`, JSON, with `auc` per class in its metadata.
 
         Raises:
-            SchemaValidationError: Neither or both, or shapes that do not fit.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: Neither or both inputs are given, or their shapes do not match.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         intake = self._check("log_roc_curve", "roc_curve", name, **place)
         return self._keep_curves(
@@ -440,20 +450,22 @@ class EvaluationArtifacts(LinkedArtifacts):
         counts: Sequence[float] | None = None,
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store a histogram as `{"bins": [...], "counts": [...]}`, of values or as counted.
+        """Store a histogram as `{"bins": [...], "counts": [...]}`, from values or counts.
 
         Args:
-            values: Numbers of any shape, to be counted; what is not finite is left out, and
-                `non_finite` in the metadata.
-            bins: Of values how many bins, or their edges. Of counts the edges, ascending; one
-                more than there are counts. A list, a numpy array or a torch tensor.
-            counts: Instead of values: non-negative numbers.
-            name, step, epoch, namespace, metadata, timestamp: As in `store`.
+            name: Name, or full key.
+            values: Numbers of any shape. Non-finite values are omitted and counted as `non_finite`
+                in the metadata.
+            bins: For values, the number of bins or their edges. For counts, the edges in ascending
+                order, one more than counts.
+            counts: Non-negative counts instead of values.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Raises:
-            SchemaValidationError: Edges and counts that do not fit, or another
-                bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: Edges and counts do not match, or another argument is invalid.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         intake = self._check("log_histogram", _HISTOGRAM, name, **place)
         if (values is None) is (counts is None):

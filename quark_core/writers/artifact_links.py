@@ -44,19 +44,19 @@ class LinkedArtifacts(ArtifactIntake, ArtifactReading):
     """What gives an artifact its aliases; see `ArtifactStore`."""
 
     def set_alias(self, artifact: str | ArtifactRecord, alias: str) -> None:
-        """Let an alias name an artifact of this run, and no other of its name in the project.
+        """Set an alias for an artifact of this run, and remove it from other versions.
 
-        From then on `session.use_artifact("name:alias")` finds it, in every run of the project.
+        `session.use_artifact("name:alias")` then finds this version in each run of the project.
         Returns at once.
 
         Args:
-            artifact: A record, or its id.
-            alias: Such as `best`: letters, digits, `.`, `_`, `-`; not `latest`, which is
-                always the newest version, and not `v3`, which is a number.
+            artifact: Record of the artifact, or its ID.
+            alias: Alias such as "best": letters, digits, `.`, `_`, `-`. `latest` and names like
+                `v3` are reserved.
 
         Raises:
-            SchemaValidationError: A bad argument.
-            ArtifactNotFoundError: No such artifact.
+            SchemaValidationError: An argument is invalid. The message names it.
+            ArtifactNotFoundError: The artifact does not exist.
             InvalidRunStateError: The store is closed or the run has ended.
         """
         self._check_open("set_alias")
@@ -120,13 +120,13 @@ _FILES = "files"
 
 
 class UsedArtifact:
-    """One version of an artifact, to be read; what `session.use_artifact` returns.
+    """Version of an artifact to read, returned by `session.use_artifact`.
 
-    Its methods may be called from any thread.
+    Thread-safe.
 
     Attributes:
-        version: The version, with its number, aliases and users.
-        record: Its record.
+        version: The version: number, aliases and users.
+        record: Record of the artifact.
     """
 
     def __init__(self, run: OpenRun, version: ArtifactVersion) -> None:
@@ -137,12 +137,12 @@ class UsedArtifact:
 
     @property
     def name(self) -> str:
-        """Such as `model:v3`."""
+        """Name with version, such as `model:v3`."""
         return self.version.name
 
     @property
     def uri(self) -> str | None:
-        """Of a reference where the file lies; else None."""
+        """URI of the file for a reference, else None."""
         if self.record.artifact_type != _REFERENCE:
             return None
         found: Any = self.load()
@@ -150,15 +150,15 @@ class UsedArtifact:
 
     @property
     def path(self) -> Path:
-        """Where it can be read on this machine: a file, or of a directory a directory.
+        """Path on this machine: a file, or a folder for a directory artifact.
 
-        A payload of a store on this machine lies where it is, and must not be written to. What
-        lies elsewhere is copied into a temporary directory, once, which goes when this process
-        ends. Of a reference to a file of this machine it is that file, seen to be what was noted.
+        A payload of a local store is at its original place; do not write to it. Others are copied
+        once into a temporary folder, which is removed at process exit. For a reference to a local
+        file, it is that file, after a check for changes.
 
         Raises:
-            ArtifactNotFoundError: It is not kept, or the file of a reference is not there.
-            ArtifactDamagedError: It is not what was stored.
+            ArtifactNotFoundError: The payload is not stored, or the referenced file does not exist.
+            ArtifactDamagedError: The payload does not match its stored hash.
             SessionStoreError: The store cannot be read.
         """
         if self.record.artifact_type == _REFERENCE:
@@ -177,40 +177,50 @@ class UsedArtifact:
         return self._copied
 
     def read(self) -> bytes:
-        """The payload's bytes; of a directory or a reference those of its JSON.
+        """Return the payload as bytes; for a directory or reference, its JSON.
 
         Raises:
-            As `ArtifactStore.load`.
+            ArtifactNotFoundError: The payload is not stored.
+            ArtifactDamagedError: The payload does not match its stored hash.
+            SessionStoreError: The store cannot be read.
         """
         with self.open() as file:
             return file.read()
 
     def load(self) -> Any:
-        """The value that was stored: JSON as dicts and lists, text as str, bytes as bytes.
+        """Return the stored value: dicts and lists for JSON, str for text, or bytes.
 
         Raises:
-            As `ArtifactStore.load`.
+            ArtifactNotFoundError: The payload is not stored.
+            ArtifactDamagedError: The payload does not match its stored hash.
+            SessionStoreError: The store cannot be read.
         """
         return reading.load_payload(self._run, self.record)
 
     def open(self) -> BinaryIO:
-        """The payload, checked, as a file that can be read from any place.
+        """Open the payload as a seekable binary file, after a check of its hash.
 
         Raises:
-            As `ArtifactStore.load`.
+            ArtifactNotFoundError: The payload is not stored.
+            ArtifactDamagedError: The payload does not match its stored hash.
+            SessionStoreError: The store cannot be read.
         """
         return reading.open_payload(self._run, self.record)
 
     def copy_to(self, folder: str | Path) -> Path:
-        """Copy it into a folder: a file of its name, or the files of a directory.
+        """Copy the artifact into a folder, without replacing existing files.
 
-        Nothing outside of the folder is written, and nothing in it replaced.
+        Args:
+            folder: The folder.
 
         Returns:
-            The file; of a directory the folder.
+            Path of the file, or of the folder for a directory artifact.
 
         Raises:
-            As `ArtifactStore.load`; OSError: The folder cannot be written.
+            ArtifactNotFoundError: The payload is not stored.
+            ArtifactDamagedError: The payload does not match its stored hash.
+            SessionStoreError: The store cannot be read.
+            OSError: The folder cannot be written.
         """
         return copy_version(self._run, self.record, Path(folder))
 

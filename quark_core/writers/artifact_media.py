@@ -109,35 +109,39 @@ class MediaArtifacts(LinkedArtifacts):
         class_labels: Mapping[int, str] | Sequence[str] | None = None,
         **place: Unpack[Placement],
     ) -> ArtifactRecord | tuple[ArtifactRecord, ...]:
-        """Store an image as a PNG file, or each of a list; an image file that exists as it is.
+        """Store an image, or each image of a list, as a PNG file.
+
+        An existing image file is stored unchanged.
 
         Args:
-            name: Its name, or its whole key. Of a list, `name/0`, `name/1` and so on.
-            image: A PIL image, a numpy array, a torch tensor, a matplotlib
-                figure, or the path of an image file. Of an array: integers
-                from 0 to 255, booleans, or floats from 0 to 1. Or a list of these.
-            layout: Of an array: HW, HWC or CHW; by default HWC for numpy and
-                CHW for torch, unless only the other one fits.
-            normalize: Spread the values from the smallest to the largest.
-            caption: A text below it. Here and in the next three: of a list one for each image.
-            boxes: Boxes in pixels: mappings with `box` (four numbers) and, where known, `label`
-                and `score`; what torchvision's detectors return; or a mapping of such by group,
-                such as `{"predictions": ..., "truth": ...}`. One with a number that is not
-                finite is left out, with a warning.
-            box_format: xyxy, xywh or cxcywh.
-            masks: Class of each pixel: an array as high and wide as the image, or a mapping of
-                such by name.
+            name: Name, or full key. The images of a list are named `name/0`, `name/1` and so on.
+            image: A PIL image, NumPy array, torch tensor, matplotlib figure, path of an image file,
+                or a list of them. Arrays hold integers from 0 to 255, booleans, or floats from 0 to
+                1.
+            layout: Axes of an array: `HW`, `HWC` or `CHW`. Defaults to `HWC` for NumPy and `CHW`
+                for torch, unless only the other fits.
+            normalize: Whether to scale values so that they cover the full range. Defaults to False.
+            caption: Caption. For a list of images, this and the following arguments take a list.
+            boxes: Boxes in pixels: mappings with `box` (four numbers) and optional `label` and
+                `score`, the output of a torchvision detector, or a mapping of groups, such as
+                `{"predictions": ..., "truth": ...}`. Boxes with non-finite numbers are omitted with
+                a warning.
+            box_format: `xyxy`, `xywh` or `cxcywh`. Defaults to `xyxy`.
+            masks: Class per pixel: an array with the size of the image, or a mapping of names to
+                such.
             class_labels: Names of the classes of boxes and masks, by number.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
-            The record: type `image`, format bytes; of a list a tuple of them. Boxes, caption and
-            labels are in its metadata, masks are artifacts of the type `image_mask`.
+            The record: type `image`, format bytes. For a list, a tuple of records. Boxes, caption
+            and labels are in its metadata; masks are artifacts of type `image_mask`.
 
         Raises:
-            SchemaValidationError: No such image, boxes or masks, or another bad argument.
+            SchemaValidationError: The image, boxes or masks are invalid, or another argument is.
             MissingLibraryError: Pillow is not installed (extra `media`).
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         look = _ImageLook(layout, bool(normalize), box_format, class_labels)
         if not isinstance(image, (list, tuple)):
@@ -226,25 +230,26 @@ class MediaArtifacts(LinkedArtifacts):
     ) -> ArtifactRecord:
         """Store a table as JSON: `{"columns": [names], "rows": [[values]]}`.
 
-        An image in a cell (of PIL or matplotlib; an array of two or three dimensions with the
-        type uint8; a tensor of such) is an artifact of the type `table_image`, and stands in the
-        row as `{"image": its hash, "width", "height"}`. Each takes a few milliseconds.
+        A cell may hold an image: a PIL or matplotlib object, or a uint8 array of two or three
+        dimensions. It is stored as an artifact of type `table_image`, and the cell becomes
+        `{"image": hash, "width", "height"}`. Each image takes a few milliseconds.
 
         Args:
-            name: Its name, or its whole key.
-            data: Rows (with `columns`), a mapping of columns, mappings as
-                rows, or a table of pandas, Polars or pyarrow.
-            columns: Names of the columns; of a table that has names, which
-                ones to take.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            name: Name, or full key.
+            data: Rows (with `columns`), a mapping of columns, mappings as rows, or a table of
+                pandas, Polars or pyarrow.
+            columns: Column names. For a table that has names, the columns to store.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
-            The record: type `table`, format json, with the type of each column in its
-            metadata: number, boolean, text, image, json, or mixed.
+            The record: type `table`, format json. Its metadata has the type of each column: number,
+            boolean, text, image, json or mixed.
 
         Raises:
-            SchemaValidationError: No such table, or another bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: The table or another argument is invalid.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         intake = self._check("log_table", _TABLE, name, **place)
         table = encode_table(data, columns, partial(self._keep_cell, intake))
@@ -285,21 +290,23 @@ class MediaArtifacts(LinkedArtifacts):
         dpi: float = 150.0,
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store a figure: of matplotlib as a file, of plotly as its JSON.
+        """Store a matplotlib figure as a file, or a plotly figure as JSON.
 
         Args:
-            name: Its name, or its whole key.
-            figure: A figure, or axes, of matplotlib; a figure of plotly.
-            file_format: Of matplotlib: png, svg or pdf.
-            dpi: Of matplotlib: dots per inch.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            name: Name, or full key.
+            figure: A matplotlib figure or axes, or a plotly figure.
+            file_format: Format of a matplotlib figure: `png`, `svg` or `pdf`. Defaults to `png`.
+            dpi: Dots per inch of a matplotlib figure. Defaults to 150.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
             The record: type `figure`, format bytes, or json for plotly.
 
         Raises:
-            SchemaValidationError: No such figure, or another bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: The figure or another argument is invalid.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         intake = self._check("log_figure", _FIGURE, name, **place)
         # `log_figure("loss", plt)` means the figure that pyplot is at.
@@ -326,20 +333,23 @@ class MediaArtifacts(LinkedArtifacts):
         aliases: Sequence[str] | None = (),
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store a file under its own name; `store_file` with less to say.
+        """Store a file under its name.
 
         Args:
-            path: A regular file that can be read.
-            name: Its name, or its whole key; the file's name by default.
-            artifact_type: Such as `checkpoint`.
-            step, epoch, namespace, metadata, timestamp, aliases: As in `store`.
+            path: Path of a regular file.
+            name: Name, or full key. Defaults to the file name.
+            artifact_type: Type, such as "checkpoint". Defaults to "file".
+            aliases: Names for this version, such as "best".
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
             The record: format bytes, with `file_name` and `media_type` in its metadata.
 
         Raises:
-            SchemaValidationError: No such file, or another bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: The file does not exist, or an argument is invalid.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         named = check_aliases(aliases)
         open_source(path)[0].close()
@@ -381,26 +391,28 @@ class RecordingArtifacts(LinkedArtifacts):
         caption: str | None = None,
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store sound as a WAV file; an audio file that exists as it is.
+        """Store audio as a WAV file; an existing audio file is stored unchanged.
 
-        Returns when it is on the disk.
+        Returns when the file is on disk.
 
         Args:
-            name: Its name, or its whole key.
-            samples: `(samples,)`, `(samples, channels)` or `(channels, samples)`, of numpy or
-                torch: floats from -1 to 1 or integers of 16 bits; or the path of a file. What
-                lies beyond is cut off and counted in the metadata (`clipped`), as is what is
-                not finite. Of no samples at all it is an empty file.
-            sample_rate_hz: Samples per second; needed unless it is a file.
-            caption: A text below it.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            name: Name, or full key.
+            samples: Array or tensor of shape `(samples,)`, `(samples, channels)` or `(channels,
+                samples)`, with floats from -1 to 1 or 16-bit integers. Or the path of a file.
+                Values out of range and non-finite values are clipped and counted as `clipped` in
+                the metadata. No samples give an empty file.
+            sample_rate_hz: Samples per second. Required unless `samples` is a path.
+            caption: Caption.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
             The record: type `audio`, format bytes.
 
         Raises:
-            SchemaValidationError: No such samples or file, or another bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: The samples or the file are invalid, or another argument is.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         intake = self._check("log_audio", "audio", name, **place)
         said = _say_caption(caption)
@@ -419,28 +431,28 @@ class RecordingArtifacts(LinkedArtifacts):
         caption: str | None = None,
         **place: Unpack[Placement],
     ) -> PendingArtifact:
-        """Store a video: a file as it is, or frames as MP4.
+        """Store a video file, or encode frames as MP4.
 
-        A file is taken by a thread, a piece at a time, however large: this returns at once
-        (unless 64 wait already), and the run's end waits as long as it gets on. Frames are
-        encoded before this returns, which takes about a hundredth of a second for each.
+        A file is copied by a background thread: the call returns at once, unless 64 artifacts are
+        waiting. The end of the run waits as long as the copy makes progress. Frames are encoded
+        during the call, at about 10 ms per frame.
 
         Args:
-            name: Its name, or its whole key.
-            frames: The path of a file; an array `(frames, height, width[, channels])`, of torch
-                `(frames, channels, height, width)` too; or frames one after the other: arrays
-                or PIL images of one size.
-            fps: Of frames: how many per second.
-            caption: A text below it.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            name: Name, or full key.
+            frames: Path of a file, an array `(frames, height, width[, channels])`, a torch tensor
+                (also `(frames, channels, height, width)`), or an iterable of arrays or PIL images
+                of one size.
+            fps: Frames per second. Defaults to 30.
+            caption: Caption.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
-            A PendingArtifact: its `wait()` gives the record, of type `video`, format bytes.
+            A PendingArtifact. Its `wait()` returns the record of type `video`.
 
         Raises:
-            SchemaValidationError: No such frames or file, or another bad argument.
-            MissingLibraryError: Of frames: PyAV is not installed (extra `media`).
-            InvalidRunStateError: As in `store`.
+            SchemaValidationError: The frames or the file are invalid, or another argument is.
+            MissingLibraryError: PyAV is not installed (extra `media`); needed for frames.
+            InvalidRunStateError: The store is closed or the run has ended.
         """
         intake = self._check("log_video", "video", name, **place)
         said = _say_caption(caption)
@@ -466,23 +478,25 @@ class RecordingArtifacts(LinkedArtifacts):
         caption: str | None = None,
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store points in space as a PLY file. Returns when it is on the disk.
+        """Store points in space as a PLY file; returns when it is on disk.
 
         Args:
-            name: Its name, or its whole key.
-            points: `(points, 3)`: x, y, z; `(points, 4)` with a value besides, such as a class;
-                `(points, 6)` with red, green, blue. Those that are not finite are left out, and
-                counted in the metadata (`non_finite`).
-            colors: `(points, 3)`: bytes, or floats from 0 to 1.
-            caption: A text below it.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            name: Name, or full key.
+            points: Array of shape `(points, 3)` (x, y, z), `(points, 4)` with a value such as a
+                class, or `(points, 6)` with red, green and blue. Non-finite points are omitted and
+                counted as `non_finite` in the metadata.
+            colors: Array of shape `(points, 3)`: bytes, or floats from 0 to 1.
+            caption: Caption.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
             The record: type `point_cloud`, format bytes.
 
         Raises:
-            SchemaValidationError: No such points, or another bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: The points or another argument are invalid.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         intake = self._check("log_point_cloud", "point_cloud", name, **place)
         data, facts = encode_points(points, colors)
@@ -498,22 +512,24 @@ class RecordingArtifacts(LinkedArtifacts):
         caption: str | None = None,
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store a page of HTML as it is; it is shown in a sandbox, without scripts or a network.
+        """Store an HTML page, which is displayed in a sandbox without scripts and network.
 
-        Returns when it is on the disk.
+        Returns when it is on disk.
 
         Args:
-            name: Its name, or its whole key.
-            html: The text, or the path of a file (`pathlib.Path`).
-            caption: A text below it.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            name: Name, or full key.
+            html: HTML text, or the path of a file (`pathlib.Path`).
+            caption: Caption.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
-            The record: type `html`, format text; of a file bytes.
+            The record: type `html`, format text, or bytes for a file.
 
         Raises:
-            SchemaValidationError: No such text or file, or another bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: The text or file does not exist, or another argument is invalid.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         intake = self._check("log_html", "html", name, **place)
         facts = {"media_type": "text/html", **_say_caption(caption)}
@@ -526,19 +542,21 @@ class RecordingArtifacts(LinkedArtifacts):
         text: Any,
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store a text in Markdown. Returns when it is on the disk.
+        """Store a Markdown text; returns when it is on disk.
 
         Args:
-            name: Its name, or its whole key.
+            name: Name, or full key.
             text: The text, or the path of a file (`pathlib.Path`).
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
-            The record: type `markdown`, format text; of a file bytes.
+            The record: type `markdown`, format text, or bytes for a file.
 
         Raises:
-            SchemaValidationError: No such text or file, or another bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: The text or file does not exist, or another argument is invalid.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         intake = self._check("log_markdown", "markdown", name, **place)
         described = describe_intake(intake, {"media_type": "text/markdown"})

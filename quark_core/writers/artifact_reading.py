@@ -58,25 +58,22 @@ class ArtifactReading:
         all_attempts: bool = False,
         **bounds: Unpack[ReadBounds],
     ) -> tuple[ArtifactRecord, ...]:
-        """Flush, then return the run's artifacts that fit, in persistence order.
+        """Flush, then list the run's artifacts in order of storage.
 
         Args:
-            artifact_id: Only this one.
-            artifact_type: Only this type.
-            artifact_types: Only these types.
-            namespace: Only keys of exactly this namespace.
-            artifact_name: Only keys with this last segment.
-            artifact_key: Only this key, as it was given or as it is stored.
-            payload_format: Only this format.
+            artifact_id, artifact_type, payload_format: Exact values to match.
+            artifact_types: Types to include.
+            namespace: Namespace of the key.
+            artifact_name: Last segment of the key.
+            artifact_key: Full key, as logged or as stored.
             step, step_min, step_max: Bounds on the step, inclusive.
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
-            limit: The newest N.
-            all_attempts: Also those that a later attempt, resumed from an
-                earlier step, has hidden.
+            limit: Maximum number of artifacts; the newest are kept. Defaults to all.
+            all_attempts: If True, include artifacts that a later attempt replaced. Defaults to
+                False.
 
         Raises:
-            SchemaValidationError: A bound is no non-negative integer, or
-                another bad argument.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         if artifact_types is not None and (
@@ -132,39 +129,52 @@ class ArtifactReading:
         )
 
     def load(self, artifact: str | ArtifactRecord) -> Any:
-        """The payload of an artifact, as it was stored; its hash is checked.
+        """Return the stored value of an artifact, after a check of its hash.
 
-        JSON comes back as plain dicts, lists and scalars, text as str, bytes
-        as bytes. For what is too large for memory there are `open` and `load_file`.
+        JSON is returned as dicts, lists and scalars, text as str, and bytes as bytes. Use `open` or
+        `load_file` for large payloads.
 
         Args:
-            artifact: A record, or its id.
+            artifact: Record of the artifact, or its ID.
 
         Raises:
-            ArtifactNotFoundError: No such artifact, or its payload is not
-                kept; the message says why.
-            ArtifactDamagedError: The payload is not what was stored.
+            ArtifactNotFoundError: The artifact does not exist, or its payload is not stored. The
+                message gives the reason.
+            ArtifactDamagedError: The payload does not match its stored hash.
             SessionStoreError: The store cannot be read.
         """
         return load_payload(self._run, self._find(artifact))
 
     def open(self, artifact: str | ArtifactRecord) -> BinaryIO:
-        """The payload, checked, as a file that can be read from any place (`torch.load` takes it).
+        """Open the payload as a seekable binary file, after a check of its hash.
+
+        `torch.load` accepts the file.
+
+        Args:
+            artifact: Record of the artifact, or its ID.
 
         Raises:
-            As `load`.
+            ArtifactNotFoundError: The artifact does not exist, or its payload is not stored.
+            ArtifactDamagedError: The payload does not match its stored hash.
+            SessionStoreError: The store cannot be read.
         """
         return open_payload(self._run, self._find(artifact))
 
     def load_file(self, artifact: str | ArtifactRecord, path: str | Path) -> Path:
-        """Copy the payload into a file, a piece at a time; returns its path.
+        """Copy the payload into a file, and return its path.
 
-        The file is there as a whole or not at all; one that exists is replaced.
+        The copy is atomic and uses little memory. An existing file is replaced.
+
+        Args:
+            artifact: Record of the artifact, or its ID.
+            path: Path of the file.
 
         Raises:
-            SchemaValidationError: `path` is no path, or a directory.
+            SchemaValidationError: `path` is not a path, or is a folder.
+            ArtifactNotFoundError: The artifact does not exist, or its payload is not stored.
+            ArtifactDamagedError: The payload does not match its stored hash.
             OSError: The file cannot be written.
-            SessionStoreError: As `load`.
+            SessionStoreError: The store cannot be read.
         """
         return copy_payload(self._run, self._find(artifact), path)
 

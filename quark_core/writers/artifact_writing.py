@@ -63,12 +63,12 @@ _LOOK_S = 0.05
 
 
 class PendingArtifact:
-    """An artifact that a thread is storing; what `log_video` and `log_directory` return.
+    """Artifact that a background thread is storing.
 
-    Its methods may be called from any thread.
+    Returned by `log_video` and `log_directory`. Thread-safe.
 
     Attributes:
-        name: The artifact's key.
+        name: Key of the artifact.
     """
 
     def __init__(self, name: str) -> None:
@@ -79,18 +79,19 @@ class PendingArtifact:
 
     @property
     def done(self) -> bool:
-        """Whether it is stored, or never will be."""
+        """Return whether the artifact is stored or has failed."""
         return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> ArtifactRecord:
-        """The record, once the payload is on the disk.
+        """Wait until the payload is on disk, and return the record.
 
         Args:
-            timeout_s: How long to wait; as long as it takes by default.
+            timeout_s: Timeout in seconds. Defaults to no limit.
 
         Raises:
-            TimeoutError: It is not stored yet; it goes on.
-            SchemaValidationError, SessionStoreError, RetentionHookError: Why it is not stored.
+            TimeoutError: The artifact is not stored yet. The thread continues.
+            SchemaValidationError, SessionStoreError, RetentionHookError: The artifact could not be
+                stored.
         """
         if not self._done.wait(timeout_s):
             raise TimeoutError(f"artifact {self.name!r} is not stored within {timeout_s} s")
@@ -100,7 +101,7 @@ class PendingArtifact:
         return self._record
 
     def settle(self, work: Callable[[], ArtifactRecord]) -> BaseException | None:
-        """Do the work, and keep what came of it; returns why it failed."""
+        """Do the work and keep its result; return the error if it failed."""
         try:
             self._record = work()
         except Exception as error:  # noqa: BLE001 - whoever waits is told
@@ -110,7 +111,7 @@ class PendingArtifact:
         return self._error
 
     def fail(self, error: BaseException) -> None:
-        """It is not stored, and will not be."""
+        """Mark the artifact as failed."""
         self._error = error
         self._done.set()
 
@@ -476,14 +477,14 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         )
 
     def settle(self) -> None:
-        """Wait for what is being stored beside training, as long as it gets on."""
+        """Wait for pending artifacts, as long as they make progress."""
         self._background.finish()
 
     def close(self) -> None:
-        """Take no more artifacts, once those are stored that are on their way; see `ArtifactStore`.
+        """Wait for pending artifacts, and accept no more.
 
         Raises:
-            SessionStoreError: In strict mode, the primary's first delivery error.
+            SessionStoreError: In strict mode, the primary store's first delivery error.
         """
         if not self._closed:
             self._background.finish()

@@ -252,29 +252,29 @@ class CollectionArtifacts(LinkedArtifacts):
         aliases: Sequence[str] | None = (),
         **place: Unpack[Placement],
     ) -> PendingArtifact:
-        """Store a directory as one artifact: a manifest, and each file that is not kept yet.
+        """Store a directory as one artifact: a manifest, and each new file.
 
-        The names are looked up before this returns, the files are stored by a thread. The
-        manifest comes last: a directory that was broken off is none. A file that this run keeps
-        already costs reading it, and one that nobody has touched since not even that.
+        The call lists the files; a background thread stores them. The manifest is stored last, so
+        an incomplete directory is not an artifact. A file that this run has already stored is only
+        read, and skipped if it has not been modified.
 
-        What cannot be read, is no regular file, or leads around in a circle is left out, with a
-        warning, and listed in the manifest; a file that changes meanwhile is marked there.
+        Unreadable, special and circular entries are skipped with a warning and listed in the
+        manifest. Files that change during the copy are marked there.
 
         Args:
-            path: The directory; with 100,000 files at most.
-            name: Its name, or its whole key; the directory's name by default.
-            exclude: Patterns of what is left out, such as `*.tmp` or `.git/*`.
-            aliases: Names for this version, such as `best`.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            path: Path of the directory, with up to 100,000 files.
+            name: Name, or full key. Defaults to the name of the directory.
+            exclude: Patterns to skip, such as `*.tmp` or `.git/*`.
+            aliases: Names for this version, such as "best".
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
-            A PendingArtifact: its `wait()` gives the record, of type `directory`, json:
-            `{"files": [{"path", "size_bytes", "sha256"}], "skipped": {path: reason}}`.
+            A PendingArtifact. Its `wait()` returns the record: type `directory`, JSON `{"files":
+            [{"path", "size_bytes", "sha256"}], "skipped": {path: reason}}`.
 
         Raises:
-            SchemaValidationError: No such directory, or another bad argument.
-            InvalidRunStateError: As in `store`.
+            SchemaValidationError: The directory does not exist, or an argument is invalid.
+            InvalidRunStateError: The store is closed or the run has ended.
         """
         named = check_aliases(aliases)
         patterns = check_patterns(exclude)
@@ -305,25 +305,27 @@ class CollectionArtifacts(LinkedArtifacts):
         aliases: Sequence[str] | None = (),
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Note where a file lies that stays there: `s3://...`, `https://...`, or a path.
+        """Record the location of a file without copying it.
 
-        Nothing is read over a network. Of a path size and time are looked up and, up to 64 MB,
-        the hash; secrets in an address are taken out. Returns at once.
+        Nothing is read over a network. For a path, size, time and (up to 64 MB) hash are recorded.
+        Secrets in a URL are removed. Returns at once.
 
         Args:
-            name: Its name, or its whole key.
-            uri: The address, or the path of a file or directory.
-            size_bytes, sha256, etag: What is known of it besides.
-            aliases: Names for this version, such as `best`.
-            step, epoch, namespace, metadata, timestamp: As in `store`.
+            name: Name, or full key.
+            uri: URL (`s3://...`, `https://...`), or path of a file or directory.
+            size_bytes, sha256, etag: Further known properties.
+            aliases: Names for this version, such as "best".
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
 
         Returns:
-            The record: type `reference`, json `{"uri", "size_bytes", "sha256", ...}`, which is
-            in its metadata too.
+            The record: type `reference`, JSON `{"uri", "size_bytes", "sha256", ...}`, which is also
+            in its metadata.
 
         Raises:
-            SchemaValidationError: No address, or another bad argument.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: The location or another argument is invalid.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         named = check_aliases(aliases)
         intake = self._check("log_reference", REFERENCE, name, **place)
@@ -429,33 +431,28 @@ def _make_key(directory: str, relative: str) -> str:
 
 
 class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, CollectionArtifacts):
-    """Stores artifacts of a run and reads them back. Every method may be called from any thread.
+    """Writer and reader of a run's artifacts. Thread-safe.
 
-    A payload is taken, hashed and brought to the disk before the call
-    returns, so what the caller changes later changes nothing; equal payloads
-    of a run lie on the disk once (`ARTIFACT_STORAGE_LAYOUT` says where). One
-    may have QUARK_ARTIFACT_MAX_BYTES (50 GB) at most. `log_video` of a file and
-    `log_directory` return before that, with a `PendingArtifact`; the end of the
-    run, and `close()`, wait for these as long as they get on.
+    A payload is hashed and written to disk before the call returns, so later changes of the object
+    have no effect. Equal payloads of a run are stored once (see `ARTIFACT_STORAGE_LAYOUT`). A
+    payload may have up to QUARK_ARTIFACT_MAX_BYTES (50 GB). `log_directory` and `log_video` of a
+    file return a `PendingArtifact` earlier; `close()` and the end of the run wait for it.
 
-    What is logged under one key is a version of it (`v0`, `v1`, ...) in the
-    project, over all its runs; `session.use_artifact` finds one by its number or
-    by an alias.
+    Artifacts with the same key are versions `v0`, `v1`, ... in the project. `session.use_artifact`
+    finds them by number or alias.
 
-    On a disk that takes no more, the call raises in strict mode. Otherwise an
-    `artifact_not_kept` event counts it, and the record that is returned and
-    stored has the payload's size and hash but no path.
+    If the disk is full, the call raises in strict mode. Otherwise it logs an `artifact_not_kept`
+    event, and the record has no payload path.
 
     Args:
-        session: A TrainingSession, or the RunContext of one.
-        retention_hooks: Called with this store and each record after it was
-            stored, in order. What a hook stores itself calls no hooks.
-        raise_on_retention_error: Whether a hook that raises makes the call
-            raise RetentionHookError; as the run's `strict_mode` by default.
-            Otherwise a `retention_hook_failed` event says so.
+        session: A TrainingSession, or its RunContext.
+        retention_hooks: Functions called with this store and each stored record, in order.
+            Artifacts that a hook stores do not call hooks.
+        raise_on_retention_error: Whether a failed hook raises RetentionHookError. Otherwise a
+            `retention_hook_failed` event is logged. Defaults to the run's `strict_mode`.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
 
     def store(
@@ -475,24 +472,26 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
         """Store one artifact.
 
         Args:
-            artifact_type: Such as `tensor_summary`: letters, digits, `.`, `_`, `-`.
-            name: Its name, or its whole key (`layers/encoder/weights`).
-            payload: JSON values, a str, or anything bytes-like.
-            step: Step counter; by default what `session.step` has set, or None.
-            epoch: Epoch counter, or None.
-            namespace: What stands before the name, or None.
-            payload_format: json, text or bytes; by default text for a str,
-                bytes for what is bytes-like, json for the rest.
-            metadata: JSON values, taken as they are now.
-            timestamp: ISO 8601 text; now by default.
-            aliases: Names for this version, such as `best`; see `set_alias`.
+            artifact_type: Type, such as "tensor_summary": letters, digits, `.`, `_`, `-`.
+            name: Name, or full key (`layers/encoder/weights`).
+            payload: JSON values, a str, or a bytes-like object.
+            step: Step. Defaults to the step set by `session.step`, or None.
+            epoch: Epoch, or None.
+            namespace: Prefix of the name, or None.
+            payload_format: `json`, `text` or `bytes`. Defaults to the type of the payload.
+            metadata: JSON values; copied.
+            timestamp: Time as ISO 8601 text. Defaults to now.
+            aliases: Names for this version, such as "best". See `set_alias`.
+
+        Returns:
+            The record of the artifact.
 
         Raises:
-            SchemaValidationError: A bad argument, a payload that does not fit
-                its format, or one that is too large; the message names it.
+            SchemaValidationError: An argument is invalid, or the payload does not fit its format or
+                is too large. The message names it.
             InvalidRunStateError: The store is closed or the run has ended.
-            SessionStoreError: In strict mode, the payload cannot be kept.
-            RetentionHookError: A hook raised, where that is to be told.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         named = check_aliases(aliases)
         place = Placement(
@@ -513,19 +512,26 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
         aliases: Sequence[str] | None = (),
         **place: Unpack[Placement],
     ) -> ArtifactRecord:
-        """Store a file as it is now, however large, a piece at a time.
+        """Store a file of any size.
 
-        A file that grows meanwhile is stored as long as it was at the call;
-        one that was altered has `changed_while_read` in its metadata.
+        A file that grows during the call is stored with its size at the start. A file that is
+        modified has `changed_while_read` in its metadata.
 
         Args:
-            path: A regular file that can be read.
-            artifact_type, name, step, epoch, namespace, metadata, timestamp, aliases:
-                As in `store`. The payload's format is bytes.
+            artifact_type: Type, such as "checkpoint".
+            name: Name, or full key.
+            path: Path of a regular file.
+            aliases: Names for this version, such as "best".
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
+
+        Returns:
+            The record: format bytes.
 
         Raises:
-            SchemaValidationError: A bad argument, or no such file.
-            InvalidRunStateError, SessionStoreError, RetentionHookError: As in `store`.
+            SchemaValidationError: An argument is invalid, or the file does not exist.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         named = check_aliases(aliases)
         intake = self._check("store_file", artifact_type, name, **place)
@@ -546,8 +552,19 @@ class ArtifactStore(MediaArtifacts, RecordingArtifacts, EvaluationArtifacts, Col
     ) -> ArtifactRecord:
         """Store a snapshot: `store` with `snapshot_type` as the type.
 
+        Args:
+            name: Name, or full key.
+            payload: JSON values, a str, or a bytes-like object.
+            snapshot_type: Type of the artifact. Defaults to "batch_diagnostics_snapshot".
+            payload_format: `json`, `text` or `bytes`. Defaults to the type of the payload.
+            step, epoch, namespace, metadata, timestamp: See `ArtifactStore.store`.
+
         Raises:
-            As `store`.
+            SchemaValidationError: An argument is invalid, or the payload does not fit its format or
+                is too large.
+            InvalidRunStateError: The store is closed or the run has ended.
+            SessionStoreError: In strict mode, the payload cannot be stored.
+            RetentionHookError: A retention hook raised, and `raise_on_retention_error` is set.
         """
         check_artifact_type(snapshot_type, "snapshot_type")
         place = Placement(

@@ -48,7 +48,7 @@ class BufferedWriter(Generic[R]):
         self._closed = False
 
     def bind(self) -> None:
-        """Take up the run's stream; called again where a fork has replaced it."""
+        """Connect to the run's stream; called again after a fork."""
         stream = self._run.stream
         channel = stream.channel(self.KIND)
         channel.fit_frames(self._batch_size)
@@ -69,21 +69,19 @@ class BufferedWriter(Generic[R]):
 
     @property
     def open_run(self) -> OpenRun:
-        """The run that it writes to."""
+        """The open run that this writer belongs to."""
         return self._run
 
     def flush(self) -> tuple[R, ...]:
-        """Deliver every accepted record of this run to the primary store.
+        """Deliver all accepted records of this run to the primary store.
 
         Returns:
-            This logger's records since the last flush, or since `batch_size`
-            last filled, in order, whoever delivered them. Nothing where no
-            store is kept.
+            This writer's records since the last flush, or since `batch_size` was last reached, in
+            order. Empty if nothing is stored.
 
         Raises:
-            SessionStoreError: The store did not acknowledge within
-                QUARK_PERSISTENCE_TIMEOUT_SECONDS (15); the records stay
-                queued and are delivered later.
+            SessionStoreError: The store did not answer within QUARK_PERSISTENCE_TIMEOUT_SECONDS
+                (15). The records stay queued and are delivered later.
         """
         self._run.flush()
         recent: list[R] = []
@@ -93,19 +91,16 @@ class BufferedWriter(Generic[R]):
         return tuple(recent) if self._run.stream.active else ()
 
     def settle(self) -> None:
-        """Hand over what is still being worked out; called before the run ends.
-
-        Waits for a moment at most.
-        """
+        """Submit pending work before the run ends; waits briefly."""
 
     def close(self) -> None:
-        """Take no more records; reading still works. A second call does nothing.
+        """Accept no more records; reading still works. A second call does nothing.
 
-        What was logged is on its way and is delivered by the end of the run;
-        an outage of the store is not raised here, unless the run is strict.
+        Accepted records are delivered by the end of the run. An outage of the store is not raised
+        here, unless the run is strict.
 
         Raises:
-            SessionStoreError: In strict mode, the primary's first delivery error.
+            SessionStoreError: In strict mode, the primary store's first delivery error.
         """
         if self._closed:
             return
@@ -157,15 +152,14 @@ class BufferedWriter(Generic[R]):
             self._recent_records = 0
 
     def check_open(self, call: str) -> None:
-        """See that this writer, and its run, take records.
+        """Check that this writer and its run accept records.
 
         Args:
-            call: How the error begins.
+            call: Start of the error message.
 
         Raises:
-            InvalidRunStateError: The writer is closed, or the run has ended or
-                is open for reading only.
-            SessionStoreError: In strict mode, the primary's first delivery error.
+            InvalidRunStateError: The writer is closed, or the run has ended or is open for reading.
+            SessionStoreError: In strict mode, the primary store's first delivery error.
         """
         self._check_open(call)
 

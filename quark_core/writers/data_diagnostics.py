@@ -72,20 +72,19 @@ class BatchReading:
         all_attempts: bool = False,
         **bounds: Unpack[ReadBounds],
     ) -> tuple[BatchDiagnosticRecord, ...]:
-        """Flush, then return the run's batch records that fit, in persistence order.
+        """Flush, then read the run's batch records in order of storage.
 
         Args:
-            sample_id: Only batches with this sample. 17 and "17" are the same
-                sample, however the id was logged.
+            sample_id: ID of a sample in the batch. 17 and "17" are the same ID.
             step, step_min, step_max: Bounds on the step, inclusive.
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
-            limit: The newest N of those that fit everything else.
-            include_non_finite: Also batches whose loss is NaN or infinite.
-            all_attempts: Also batches that a later attempt, resumed from an
-                earlier step, has hidden.
+            limit: Maximum number of records; the newest are kept. Defaults to all.
+            include_non_finite: Whether to include batches with a NaN or infinite loss. Defaults to
+                False.
+            all_attempts: If True, include batches that a later attempt replaced. Defaults to False.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         query = Query.build(
@@ -123,15 +122,17 @@ class BatchReading:
         all_attempts: bool = False,
         **bounds: Unpack[ReadBounds],
     ) -> ExposureSummary:
-        """Flush, then count what the training has seen: classes, samples and lengths.
+        """Flush, then count the classes, samples and lengths that the training has seen.
 
-        Batches whose loss is not finite were seen too, and are counted.
+        Batches with a non-finite loss are included.
 
         Args:
-            step, step_min, step_max, epoch, epoch_min, epoch_max, all_attempts: As in `read`.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
+            all_attempts: If True, include batches that a later attempt replaced. Defaults to False.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         from quark_core.samples.survey import ExposureCount
@@ -150,20 +151,22 @@ class BatchReading:
         all_attempts: bool = False,
         **bounds: Unpack[ReadBounds],
     ) -> tuple[HardBatchFinding, ...]:
-        """Flush, then return the batches whose loss is far above that of the others.
+        """Flush, then return the batches with a loss far above that of the others.
 
-        `HardBatchFinding.reasons` lists the rules. Batches whose loss is not
-        finite come first, in the order of their steps; then by loss, the
-        highest first; among equal ones by step and order of logging. Where all
-        losses are equal no finite one is hard.
+        Batches with a non-finite loss come first, then the highest loss. If all losses are equal,
+        no finite one is hard.
 
         Args:
-            limit: At most so many; None for all.
-            step, step_min, step_max, epoch, epoch_min, epoch_max, all_attempts:
-                As in `read`. "The others" are those of the same range.
+            limit: Maximum number of batches. None returns all. Defaults to 10.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
+            all_attempts: If True, include batches that a later attempt replaced. Defaults to False.
+
+        Returns:
+            The findings. `reasons` of a finding lists the rules that apply within the range.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         from quark_core.samples.survey import BatchSurvey
@@ -182,15 +185,17 @@ class BatchReading:
         all_attempts: bool = False,
         **bounds: Unpack[ReadBounds],
     ) -> DataDiagnosticsSummary:
-        """Flush, then return everything that is found out about the batches of a range.
+        """Flush, then summarize the batches of a range.
 
         Args:
-            hard_batch_limit: At most so many hard batches, and outliers of each
-                quantity, are listed; None for all. They are all counted.
-            step, step_min, step_max, epoch, epoch_min, epoch_max, all_attempts: As in `read`.
+            hard_batch_limit: Maximum number of hard batches, and of outliers per quantity, to list.
+                None lists all. Counts include all of them. Defaults to 10.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
+            all_attempts: If True, include batches that a later attempt replaced. Defaults to False.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         from quark_core.samples.survey import BatchSurvey, ExposureCount
@@ -248,27 +253,24 @@ _DIGITS = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataDiagnosticsConfig:
-    """How DataDiagnostics takes batches apart and what it finds remarkable.
-
-    `quark_core.samples.survey` has the formulas and their sources.
+    """Options of DataDiagnostics.
 
     Attributes:
-        batch_size: Bounds what `flush()` returns and how many records are
-            written together; nothing to do with the size of a training batch.
-        adapter: Takes ids, labels and lengths out of the `batch` given to
-            `log_batch`. Without one a mapping is read by
-            `MappingBatchMetadataAdapter()`.
-        outlier_z_score_threshold: From this |z-score| on a batch's loss, or its
-            longest sequence, is an outlier; above 0.
-        outlier_iqr_multiplier: It also is one above Q3 + multiplier * (Q3 -
-            Q1), where the quartiles differ; 0 or more.
-        hard_batch_percentile: Batches with a loss at or above this quantile (0
-            to 1), and above the median, are hard; applied to two batches or more.
-        min_batches_for_outlier_detection: With fewer values the two outlier
-            rules are at rest; 1 or more.
+        batch_size: Number of records that `flush()` returns and that are written together.
+            Unrelated to the size of a training batch.
+        adapter: Adapter that reads IDs, labels and lengths from the `batch` passed to `log_batch`.
+            Defaults to `MappingBatchMetadataAdapter()` for mappings.
+        outlier_z_score_threshold: Absolute z-score from which a loss or longest sequence is an
+            outlier; above 0.
+        outlier_iqr_multiplier: Values above Q3 + multiplier * (Q3 - Q1) are outliers too, if the
+            quartiles differ; 0 or more.
+        hard_batch_percentile: Quantile of the loss, 0 to 1, from which a batch is hard if it is
+            also above the median. Needs two batches.
+        min_batches_for_outlier_detection: Minimum number of values for the two outlier rules; 1 or
+            more.
 
     Raises:
-        SchemaValidationError: A field is out of its range; the message names it.
+        SchemaValidationError: A field is out of range. The message names it.
     """
 
     batch_size: int = 100
@@ -314,19 +316,18 @@ def _make_rules(config: DataDiagnosticsConfig) -> DiagnosticRules:
 
 
 class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
-    """Keeps for each batch its loss, ids, labels by count, and lengths; finds the hard ones.
+    """Writer and reader of per-batch losses, sample IDs, class counts and lengths.
 
-    No sample is ever stored: labels are counted, and what an id, a label or an
-    adapter's error says is bounded. `log_batch` takes microseconds, no lock and
-    no system call, and never waits for a store; a tensor on a GPU makes it
-    wait for the GPU. Every method may be called from any thread.
+    Samples are not stored: labels are counted, and the length of IDs and labels is limited.
+    `log_batch` takes microseconds and does not wait for a store. A tensor on a GPU makes it wait
+    for the GPU. Thread-safe.
 
     Args:
-        session: A TrainingSession, or the RunContext of one.
-        config: Thresholds, the adapter and `batch_size`; the defaults for None.
+        session: A TrainingSession, or its RunContext.
+        config: Options. Defaults to `DataDiagnosticsConfig()`.
 
     Raises:
-        SchemaValidationError: `session` or `config` is something else.
+        SchemaValidationError: An argument has the wrong type.
     """
 
     KIND: ClassVar[str] = BatchDiagnosticRecord.KIND
@@ -344,7 +345,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         self._usual_adapter = MappingBatchMetadataAdapter()
 
     def bind(self) -> None:
-        """Take up the run's stream, and what its records begin with."""
+        """Connect to the run's stream."""
         super().bind()
         # Guards what is counted of bad batches, and is new where a fork may have left it locked.
         self._lock = threading.Lock()
@@ -357,7 +358,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
 
     @property
     def config(self) -> DataDiagnosticsConfig:
-        """As it was given, or the defaults."""
+        """The options."""
         return self._config
 
     def log_batch(
@@ -375,39 +376,32 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         timestamp: str | None = None,
         class_counts: Any | None = None,
     ) -> BatchDiagnosticRecord:
-        """Log one batch; returns its record at once.
+        """Log one batch, and return its record at once.
 
-        What is given here wins over what the adapter takes out of `batch`;
-        of metadata the keys given here win.
+        Arguments override the data that the adapter reads from `batch`. Metadata is merged.
 
         Args:
-            loss: The batch's loss: a Python, numpy or 0-d torch number. One
-                that is not finite is kept as it is, and counted and told of by
-                the events `non_finite_loss` and `loss_recovered`.
-            step, epoch: Counters; either may be left out. A step that is left out is what
-                `session.step` has set.
-            batch: The batch, for the adapter. Nothing else of it is read or kept.
-            batch_size: Number of samples; by default as many as there are
-                ids, labels or lengths.
-            labels: One label for each sample: a list, tuple, numpy array or
-                torch tensor of ints, texts, bools, floats or enum members. They
-                are counted as text, such as "3" for 3, and for 3.0.
-            sample_ids: One id for each sample: ints or texts (bytes, paths
-                and UUIDs become text), at most 1,000 characters each.
-            sequence_lengths: One non-negative integer for each sample.
-            metadata: JSON values, taken as they are now.
-            timestamp: ISO 8601 text; now by default.
-            class_counts: In place of `labels`, a mapping of label to number
-                of samples, whose sum need not be `batch_size`.
+            loss: Loss: a Python, NumPy or 0-d torch number. A non-finite loss is stored and logged
+                as `non_finite_loss`, its end as `loss_recovered`.
+            step, epoch: Counters, both optional. The step defaults to the step set by
+                `session.step`.
+            batch: Batch for the adapter. It is not kept.
+            batch_size: Number of samples. Defaults to the number of IDs, labels or lengths.
+            labels: One label per sample: ints, strings, bools, floats or enum members, as a list,
+                tuple, array or tensor. They are counted as text: "3" for 3 and 3.0.
+            sample_ids: One ID per sample: ints or strings (bytes, paths and UUIDs become strings)
+                of up to 1,000 characters.
+            sequence_lengths: One non-negative integer per sample.
+            metadata: JSON values; copied.
+            timestamp: Time as ISO 8601 text. Defaults to now.
+            class_counts: Mapping of label to number of samples, instead of `labels`. The sum may
+                differ from `batch_size`.
 
         Raises:
-            SchemaValidationError: A bad argument, or numbers of labels, ids,
-                lengths and `batch_size` that differ; the message names it. In
-                strict mode also a loss that is not finite, and whatever goes
-                wrong in the adapter or is wrong with what it found. Otherwise
-                such a batch is logged with what else is known of it, and the
-                run gets an event `batch_metadata_failed` for each reason, and
-                one with the counts when this object is closed.
+            SchemaValidationError: An argument is invalid, or the numbers of labels, IDs, lengths
+                and `batch_size` differ. In strict mode, also for a non-finite loss and a failed
+                adapter. Otherwise such a batch is logged without the missing data, with a
+                `batch_metadata_failed` event per reason.
             InvalidRunStateError: This object is closed or the run has ended.
         """
         if self._closed or self._run.refusal is not None:
@@ -457,14 +451,13 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         )
 
     def close(self) -> None:
-        """Take no more batches; reading still works. A second call does nothing.
+        """Accept no more batches; reading still works. A second call does nothing.
 
-        Where several batches could not be read by the adapter, the run gets
-        an event `batch_metadata_failed` with their number, and how often each
-        reason was met, unless it has ended already.
+        If the adapter failed for several batches, a `batch_metadata_failed` event counts them by
+        reason.
 
         Raises:
-            SessionStoreError: In strict mode, the primary's first delivery error.
+            SessionStoreError: In strict mode, the primary store's first delivery error.
         """
         with self._lock:
             failed, self._failed_batches = self._failed_batches, 0

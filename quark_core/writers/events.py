@@ -101,24 +101,24 @@ class LogLines:
         timestamp: str | None = None,
         event_type: str = "user_log",
     ) -> EventRecord:
-        """Write a log line into the run and return its record.
+        """Log a message to the run, and return its record.
 
-        A logger returns at once; a session waits a moment for the journal.
+        A logger returns at once. A session waits briefly for the journal.
 
         Args:
-            message: The text.
-            identifier: Info, Warning or Error; sets the event's severity. Of
-                another word the severity is that of an event named so.
-            step: Step counter; by default what `session.step` has set, or None.
-            epoch: Epoch counter, or None.
+            message: The message.
+            identifier: `Info`, `Warning` or `Error`; sets the severity. Other words use the
+                severity of an event of that name. Defaults to `Info`.
+            step: Step. Defaults to the step set by `session.step`, or None.
+            epoch: Epoch, or None.
             status: Free status text, or None.
-            payload: JSON values; may not hold `message` or `identifier`.
-            timestamp: ISO 8601 text; now by default.
-            event_type: Type of the event.
+            payload: JSON values, without the keys `message` and `identifier`.
+            timestamp: Time as ISO 8601 text. Defaults to now.
+            event_type: Type of the event. Defaults to `user_log`.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it. An
-                unknown severity is one in strict mode alone.
+            SchemaValidationError: An argument is invalid. The message names it. An unknown severity
+                raises in strict mode only.
             InvalidRunStateError: The logger is closed or the run has ended.
         """
         self._check_open("add_log")
@@ -145,7 +145,11 @@ class LogLines:
 
 
 class EventLogger(BufferedWriter[EventRecord], LogLines):
-    """Logs structured events. Every method may be called from any thread."""
+    """Writer and reader of structured events. Thread-safe.
+
+    Args:
+        session: A TrainingSession, or its RunContext.
+    """
 
     KIND: ClassVar[str] = EventRecord.KIND
 
@@ -163,21 +167,23 @@ class EventLogger(BufferedWriter[EventRecord], LogLines):
         """Log one event; returns at once.
 
         Args:
-            event_type: A lowercase letter, then lowercase letters, digits,
-                `_`, `.`, `/` or `-`.
-            severity: debug, info, warning, error or critical; by default what
-                the table in this module says, which also stands in for a word
-                that it does not know.
-            step: Step counter; by default what `session.step` has set, or None.
-            epoch: Epoch counter, or None.
+            event_type: Type: a lowercase letter, then lowercase letters, digits, `_`, `.`, `/` or
+                `-`.
+            severity: `debug`, `info`, `warning`, `error` or `critical`. Defaults to the severity of
+                known event types, then to `info`. Unknown words use this default.
+            step: Step. Defaults to the step set by `session.step`, or None.
+            epoch: Epoch, or None.
             status: Free status text, or None.
-            payload: JSON values, taken as they are now.
-            timestamp: ISO 8601 text; now by default.
+            payload: JSON values; copied.
+            timestamp: Time as ISO 8601 text. Defaults to now.
+
+        Returns:
+            The record of the event.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it. An
-                unknown severity is one in strict mode alone.
-            InvalidRunStateError: The logger is closed or the run has ended.
+            SchemaValidationError: An argument is invalid. The message names it. An unknown severity
+                raises in strict mode only.
+            InvalidRunStateError: The writer is closed or the run has ended.
         """
         self._check_open("log")
         event_type = check_event_type(event_type)
@@ -213,18 +219,17 @@ class EventLogger(BufferedWriter[EventRecord], LogLines):
         limit: int | None = None,
         **bounds: Unpack[ReadBounds],
     ) -> tuple[EventRecord, ...]:
-        """Flush, then return the run's events that fit, in persistence order.
+        """Flush, then read the run's events in order of storage.
 
         Args:
-            event_type: Only this type.
-            event_types: Only these types.
-            severity: Only this severity.
+            event_type, severity: Exact values to match.
+            event_types: Types to include.
             step, step_min, step_max: Bounds on the step, inclusive.
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
-            limit: The newest N.
+            limit: Maximum number of events; the newest are kept. Defaults to all.
 
         Raises:
-            SchemaValidationError: A bound is no non-negative integer.
+            SchemaValidationError: A bound is not a non-negative integer.
             SessionStoreError: The store cannot be read.
         """
         if severity is not None:
@@ -340,48 +345,38 @@ _emitting = threading.local()
 
 
 class LoggingHandler(logging.Handler):
-    """Sends log records to a run, as events of the type `log_record`.
+    """Handler that sends records of Python's `logging` to a run.
 
-        logging.getLogger().addHandler(quark.LoggingHandler(session, level=logging.INFO))
+    Each record becomes a `log_record` event. With `logging.config.dictConfig`, use `{"()":
+    "quark.LoggingHandler", "events": session}`.
 
-    Or by `logging.config.dictConfig`, with the session or an EventLogger as an
-    object:
+    The severity follows from the level. `step` and `epoch` in `extra={"step": 3}` become those of
+    the event. The payload has
 
-        "handlers": {"run": {"()": "quark.LoggingHandler", "events": session, "level": "INFO"}}
+    - `level` and `logger`: names
+    - `message`: the message, formatted by the handler's formatter if one is set
+    - `exception` and `stack`: if present
+    - `file`, `line` and `function`
+    - `thread` and `process`: if not the main ones
+    - `extra`: fields that are JSON values
+    - `notes`: problems in formatting, and omitted parts
 
-    The severity follows from the level: from 50 on critical, from 40 error,
-    from 30 warning, from 20 info, below it debug. `step` and `epoch`, given as
-    `extra={"step": 3}`, become those of the event. The time is that of the log
-    record. The payload holds:
+    Texts are redacted and truncated to 65,536 characters. A message that cannot be formatted is
+    sent as its template.
 
-        level, logger   their names
-        message         formatted with its arguments: by the handler's
-                        formatter, where one was set that is not the default
-                        one of `logging.basicConfig`
-        exception       type, message and traceback, where there is one
-        stack           where it was asked for
-        file, line, function
-        thread          its name, where it is not the main thread
-        process         its name, where it is not the main process
-        extra           fields of `extra=` that are JSON values
-        notes           what could not be formatted, and what was left out
-
-    Texts are redacted, and cut after 65,536 characters. A message that cannot
-    be formatted is sent as its template.
-
-    Logging never waits and never raises, from any thread, in forked children
-    too: a record that comes after the run has ended, or its EventLogger was
-    closed, is dropped, and so are all after it. Dropped as well are records of
-    Quark's own loggers (`quark` and below) and threads, and what is logged
-    while a record is made into an event.
+    Logging does not wait or raise, in any thread or forked child. Records after the end of the run,
+    from Quark's own loggers, and from within the handler are dropped.
 
     Args:
-        events: An EventLogger; or a TrainingSession or a RunContext, for which
-            the handler makes an EventLogger that `close()` closes.
-        level: Records below it are left out.
+        events: An EventLogger, or a TrainingSession or RunContext. In the latter case the handler
+            creates an EventLogger and closes it in `close()`.
+        level: Minimum level. Defaults to all.
 
     Raises:
-        SchemaValidationError: `events` is none of these, or `level` no level.
+        SchemaValidationError: `events` or `level` is invalid.
+
+    Example:
+        logging.getLogger().addHandler(quark.LoggingHandler(session, level=logging.INFO))
     """
 
     def __init__(self, events: object, level: int | str = logging.NOTSET) -> None:
@@ -398,10 +393,9 @@ class LoggingHandler(logging.Handler):
         self._done = False
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Send a record unless a filter refuses it; whether it passed.
+        """Send a record unless a filter rejects it, and return whether it passed.
 
-        The handler's lock is not taken: an EventLogger needs none, and nobody
-        who logs may wait for who is logging already.
+        Does not take the handler's lock, which an EventLogger does not need.
         """
         if self._done or _is_own(record):
             return False
@@ -412,7 +406,7 @@ class LoggingHandler(logging.Handler):
         return bool(passed)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record, whatever it holds; never waits and never raises."""
+        """Send a record without waiting or raising."""
         if self._done or _is_own(record) or getattr(_emitting, "now", False):
             return
         try:
@@ -430,7 +424,7 @@ class LoggingHandler(logging.Handler):
             _emitting.now = False
 
     def close(self) -> None:
-        """Take no more records, and close the EventLogger that the handler made; never raises."""
+        """Accept no more records, and close an EventLogger that the handler created."""
         self._done = True
         if self._owned:
             # The error of a strict run is raised by its session.

@@ -520,22 +520,22 @@ class LoopMetrics:
         self._gatherings: dict[Any, Gathering] = {}
 
     def chrono(self, key: str, *, device: Any = False) -> Chrono:
-        """Time a block: `with metrics.chrono("forward"):`, or each call of a function: `@…`.
+        """Time a block, `with metrics.chrono("forward"):`, or each call of a function.
 
-        Costs about a microsecond a block and never waits. Times are summed up: a record for
-        each key and 10 s, and at the end. The first block of a process is kept apart as `first`
-        and is in no other figure; one that is left by an exception (also by `close` of a
-        generator) counts as `failed`. Blocks may be nested and recursive, in any threads; in a
-        forked child take the block anew. After the end of the run nothing is timed.
+        Takes about a microsecond and does not wait. Times are summed: one record per key is written
+        every 10 s, and at the end. The first block of a process is kept separately as `first`. A
+        block that raises counts as `failed`.
+
+        Blocks may be nested and recursive, in any thread. Create a new timer in a forked child.
+        After the end of the run nothing is timed.
 
         Args:
-            key: Name of the timer. More than 1,000 keys in a run are not kept.
-            device: True to time what a GPU does, by marks in the current stream of torch's
-                current device; or a device, such as "cuda:1". Elsewhere than on CUDA it is
-                the host's time.
+            key: Name of the timer. Up to 1,000 keys per run are recorded.
+            device: True to time the GPU with events in the current stream, or a device such as
+                "cuda:1". On other devices, host time is used. Defaults to False.
 
         Raises:
-            SchemaValidationError: A bad argument, or a key that `aggregate` uses; the message
+            SchemaValidationError: An argument is invalid, or `aggregate` uses the key. The message
                 names it.
         """
         if device is False and self._run.refusal is None and not self._closed:
@@ -570,24 +570,24 @@ class LoopMetrics:
     def aggregate(
         self, key: str, value: Any, *, keep: AggregateKeep = "stat", step: int | None = None
     ) -> None:
-        """Sum up a value that comes too often for a point each time, such as one of each batch.
+        """Add a value to a running summary, for values too frequent to log one by one.
 
-        Costs about a microsecond. A record leaves for each key and 10 s, at `flush` and at
-        the end. Of a process that is killed, at most the last 10 s are lost.
+        Takes about a microsecond. A summary is written every 10 s, at `flush()` and at the end of
+        the run. If the process is killed, at most the last 10 s are lost.
 
         Args:
-            key: Full key, as of `log`. More than 1,000 keys in a run are not kept.
-            value: As of `log`. NaN and infinities are counted apart.
-            keep: "stat": count, mean, deviation, extremes and quantiles; "ring": the newest 50
-                besides mean and extremes; "value": the newest; "series": every one, as a
-                point of a metric, which is `log` and needs a step as that does.
-            step: The step that the value is of; else that of `session.step` or of the newest
-                metric says to which steps a record belongs.
+            key: Full key, as in `log`. Up to 1,000 keys per run are recorded.
+            value: Value, as in `log`. NaN and infinities are counted separately.
+            keep: Statistics to keep. Defaults to `stat`: count, mean, standard deviation, min, max
+                and quantiles. `ring` is the newest 50 values, with mean, min and max. `value` is
+                the newest value. `series` is each value as a metric point, which needs a step.
+            step: Step of the value. Defaults to the step set by `session.step`, then to that of the
+                newest metric.
 
         Raises:
-            SchemaValidationError: A bad argument, or a key that is kept otherwise; the message
-                names it. In strict mode also a value that is not finite.
-            InvalidRunStateError: The logger is closed or the run has ended.
+            SchemaValidationError: An argument is invalid, or the key has another `keep`. In strict
+                mode, also for a non-finite value.
+            InvalidRunStateError: The writer is closed or the run has ended.
         """
         run = self._run
         if self._closed or run.refusal is not None:
@@ -641,25 +641,27 @@ class LoopMetrics:
         total: int | tuple[int, ...] | None = None,
         start: int | tuple[int, ...] | None = None,
     ) -> Progress[_T]:
-        """Tell how far a loop has come and how long it will take still.
+        """Show the progress and remaining time of a loop.
 
-        `for batch in metrics.progress(loader, total=(epochs, len(loader))):`.
-
-        It is printed (in place on a terminal, else a line each 10 s at most) and goes out with
-        the run's heartbeat, so that `quark runs`, `quark follow` and the page show it of any
-        process. Loops may be nested. Nothing is printed beside a tqdm bar, with QUARK_QUIET or
-        with QUARK_PROGRESS=0. A loop's step costs half a microsecond.
+        The progress is printed, in place on a terminal and otherwise every 10 s at most. It is also
+        sent with the heartbeat, so `quark runs`, `quark follow` and the web UI show it. Loops may
+        be nested. Nothing is printed next to a tqdm bar, with QUARK_QUIET, or with
+        QUARK_PROGRESS=0. An iteration takes half a microsecond.
 
         Args:
-            iterable: What is iterated. Without one, call `advance()` of what is returned.
-            total: How many steps; or the sizes of nested loops from the outermost on, such as
-                `(epochs, len(loader))`: then each call, once an epoch, goes on counting where
-                the last one was. By default the length of `iterable`, where it has one.
-            start: What is done already, as `total` is given. By default 0, and in a run that
-                was resumed with `from_step=` that step, where `total` is given.
+            iterable: Object to iterate over. Without one, call `advance()` of the result.
+            total: Number of steps, or the sizes of nested loops from outside in, such as `(epochs,
+                len(loader))`. In the latter case, each call continues the count. Defaults to the
+                length of `iterable`.
+            start: Steps that are already done, in the form of `total`. Defaults to 0. In a run
+                resumed with `from_step=`, and with `total`, it defaults to that step.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
+
+        Example:
+            for batch in metrics.progress(loader, total=(epochs, len(loader))):
+                ...
         """
         with importing():
             from quark_core.writers.progress import open_progress
@@ -673,18 +675,17 @@ class LoopMetrics:
         rank: int | None = None,
         all_attempts: bool = False,
     ) -> AggregateTable:
-        """Flush, then return what was timed and aggregated, windows of all ranks put together.
+        """Flush, then read timers and aggregates, combined over time and ranks.
 
-        Mean and deviation are those of all values; quantiles are within 6 %.
+        Quantiles have an error of up to 6 %.
 
         Args:
-            key: Only this one, as it was given or as it is stored.
-            rank: Only of this rank; of all of them by default.
-            all_attempts: Also windows that a later attempt, resumed from an earlier step, has
-                hidden.
+            key: Key, as logged or as stored. Defaults to all.
+            rank: Rank that logged the values. Defaults to all ranks.
+            all_attempts: If True, include values that a later attempt replaced. Defaults to False.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         from quark_core.records.kinds.provenance import AggregateRecord

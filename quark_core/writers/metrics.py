@@ -156,22 +156,21 @@ class MetricReading:
         all_attempts: bool = False,
         rank: int | None = None,
     ) -> Series:
-        """Flush, then return one metric as a curve, cheap however many points it has.
+        """Flush, then read one metric as a curve, quickly for any number of points.
 
         Args:
-            key: The metric's key, as it was logged or as it is stored.
-            max_points: At most so many entries, each of which stands for
-                about equally many points, with their extremes; None gives
-                every point.
-            all_attempts: Also points that a later attempt, resumed from an
-                earlier step, has hidden.
-            rank: The curve of this rank of the launch. By default the curve is
-                across all ranks that have logged the metric: of one rank it is
-                that rank's; of several an entry stands for the points of all
-                of them at a step or in a stretch of steps, with their extremes.
+            key: Key of the metric, as logged or as stored.
+            max_points: Maximum number of entries. Each entry combines about equally many points,
+                with their minimum and maximum. None returns each point.
+            all_attempts: If True, include points that a later attempt replaced. Defaults to False.
+            rank: Rank that logged the points. Defaults to all ranks: an entry then combines the
+                points of all ranks at a step or range of steps.
+
+        Returns:
+            The curve; empty if the run does not have the metric.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         return read_run_series(self._run, key, max_points, all_attempts, rank)
@@ -187,20 +186,19 @@ class MetricReading:
         epoch_max: int | None = None,
         all_attempts: bool = False,
     ) -> RankStatistics:
-        """Flush, then return one metric over all ranks: mean, extremes, std and spread.
+        """Flush, then read the statistics of one metric over all ranks.
 
-        Worked out here from what each rank has logged, so that no rank ever
-        waits for another; the curve of one rank is `series(key, rank=...)`.
+        Computed from the values that each rank logged, so ranks do not wait for each other. For the
+        curve of one rank, use `series(key, rank=...)`.
 
         Args:
-            key: The metric's key, as it was logged or as it is stored.
-            by: Whether values belong together by their step or their epoch.
+            key: Key of the metric, as logged or as stored.
+            by: "step" or "epoch": counter by which values are combined. Defaults to "step".
             step_min, step_max, epoch_min, epoch_max: Bounds, inclusive.
-            all_attempts: Also points that a later attempt, resumed from an
-                earlier step, has hidden.
+            all_attempts: If True, include points that a later attempt replaced. Defaults to False.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         axis = check_axis(by)
@@ -223,21 +221,19 @@ class MetricReading:
         rows: int = 65_536,
         **filters: Unpack[MetricFilters],
     ) -> Iterator[Columns]:
-        """The same as `columns`, in parts, for what does not fit in memory.
+        """Read metrics as NumPy arrays in parts, for data larger than memory.
 
-        Flushes at the call; the parts are those of one moment, in persistence
-        order.
+        The run is flushed at the call. All parts are from that moment, in order of storage.
 
         Args:
-            all_attempts: Also points that a later attempt, resumed from an
-                earlier step, has hidden.
-            rank: Only what this rank of the launch has logged.
-            rows: About how many rows a part has.
-            metric_key, namespace, metric_name, step, step_min, step_max, epoch,
-                epoch_min, epoch_max, limit, include_non_finite: As in `columns`.
+            rows: Approximate number of rows per part. Defaults to 65,536.
+            metric_key, namespace, metric_name, limit, rank, all_attempts, include_non_finite: See
+                `read`.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         query = build_metric_query(include_non_finite=include_non_finite, **filters)
@@ -256,29 +252,24 @@ def series(
     all_attempts: bool = False,
     rank: int | None = None,
 ) -> Series:
-    """One metric of a run as a curve, cheap however many points it has.
+    """Read one metric of a run as a curve, quickly for any number of points.
 
-    Flushes the run where this process holds it open.
+    An open run is flushed first.
 
     Args:
-        run: A TrainingSession (`quark.open_run` gives one of any run), or a
-            RunContext.
-        key: The metric's key, as it was logged or as it is stored.
-        max_points: At most so many entries, each of which stands for about
-            equally many points, with their extremes; None gives every point.
-        all_attempts: Also points that a later attempt, resumed from an
-            earlier step, has hidden.
-        rank: The curve of this rank of the launch. By default the curve is
-            across all ranks that have logged the metric: of one rank it is
-            that rank's; of several an entry stands for the points of all of
-            them at a step or in a stretch of steps, with their extremes.
+        run: A TrainingSession or a RunContext.
+        key: Key of the metric, as logged or as stored.
+        max_points: Maximum number of entries. Each entry combines about equally many points, with
+            their minimum and maximum. None returns each point.
+        all_attempts: If True, include points that a later attempt replaced. Defaults to False.
+        rank: Rank that logged the points. Defaults to all ranks: an entry then combines the points
+            of all ranks at a step or range of steps.
 
     Returns:
-        The curve, without any entry where the run has no such metric; its
-        `ranks` says whose points these are.
+        The curve; empty if the run does not have the metric. `ranks` lists the ranks of the points.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
         SessionStoreError: The store cannot be read.
     """
     if isinstance(run, (str, RunSummary)):
@@ -383,22 +374,22 @@ _MAX_TOLD = 1_000
 
 
 class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
-    """Logs scalar metrics under any name.
+    """Writer and reader of scalar metrics.
 
-    `log` and `log_many` take microseconds, no lock and no system call, and
-    never wait for a store. Every method may be called from any thread.
+    `log` and `log_many` take microseconds, without a lock or system call, and do not wait for a
+    store. Thread-safe.
 
     Args:
-        session: A TrainingSession, or the RunContext of one.
-        batch_size: As of every buffered writer.
-        auto_step: Count the step of calls that give none: one for each call of
-            `log({…})` and `log_many`. Single values share a step until one of
-            their names comes again. It counts from 0, in a resumed run after
-            the newest step of the run. A call with a step keeps it and is not
-            counted. While it counts, what `session.step` has set is not used.
+        session: A TrainingSession, or its RunContext.
+        batch_size: Number of records that `flush()` returns and that are written together. Defaults
+            to 100.
+        auto_step: Whether to count the step of calls that pass none: one step per call of
+            `log({…})` and `log_many`. Single values share a step until a name repeats. The count
+            starts at 0, or after the newest step of a resumed run. A call with a step is not
+            counted, and `session.step` is ignored. Defaults to False.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
 
     KIND: ClassVar[str] = MetricRecord.KIND
@@ -416,7 +407,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         self._shapes: dict[Any, tuple[MetricKey, ...]] = {}
 
     def bind(self) -> None:
-        """Take up the run's stream, and what its records begin with."""
+        """Connect to the run's stream."""
         super().bind()
         self._bind_gatherings()
 
@@ -460,26 +451,26 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         timestamp: str | None = None,
         **unknown: Never,
     ) -> MetricRecord | None:
-        """Log one value; returns its record at once. `log({…}, step=…)` is `log_many`.
+        """Log one value, and return its record at once; `log({…}, step=…)` is `log_many`.
 
         Args:
-            metric: Full key such as `train/loss`, or a name within `namespace`; or a
-                mapping of names to values, for which nothing is returned.
-            value: A Python, numpy or torch number, a bool, or an array or tensor of
-                one element. A CUDA tensor makes this call wait for the GPU. Of a sharded
-                tensor the local part is taken, and an event `metric_sharded` says so.
-            step, epoch: Counters. At least one is needed, unless `session.step(n)`
-                has set the step, or the logger counts it (`auto_step`). A float that is
-                whole will do, and a counter of 32 bits that wraps is counted on.
-            namespace: Put before `metric`, with a slash between.
-            description: Context for people.
-            metadata: JSON values, taken as they are now.
-            timestamp: ISO 8601 text; now by default.
+            metric: Full key such as "train/loss", or a name within `namespace`. Or a mapping of
+                names to values; the call then returns None.
+            value: A Python, NumPy or torch number, a bool, or an array or tensor with one element.
+                A CUDA tensor makes the call wait for the GPU. For a sharded tensor, the local part
+                is logged, with a `metric_sharded` event.
+            step, epoch: Counters. At least one is needed, unless `session.step(n)` or `auto_step`
+                sets the step. Whole floats are accepted. A 32-bit counter that overflows is
+                continued.
+            namespace: Prefix of the key, joined with a slash.
+            description: Description.
+            metadata: JSON values; copied.
+            timestamp: Time as ISO 8601 text. Defaults to now.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it. In strict mode
-                also a value that is not finite and a name outside the naming rule.
-            InvalidRunStateError: The logger is closed or the run has ended.
+            SchemaValidationError: An argument is invalid. The message names it. In strict mode,
+                also for a non-finite value or an unusual name.
+            InvalidRunStateError: The writer is closed or the run has ended.
         """
         if self._closed or self._run.refusal is not None:
             self._check_open("log")
@@ -536,18 +527,18 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         timestamp: str | None = None,
         **unknown: Never,
     ) -> None:
-        """Log several metrics of one step at once; their records arise when they are read.
+        """Log several metrics of one step, and return at once.
 
         Args:
-            metrics: Full key (or name within `namespace`) -> value as in `log`, or a
-                mapping of names within that key: `{"train": {"loss": 0.1}}` is `train/loss`.
-            step, epoch, namespace, timestamp: As in `log`.
+            metrics: Key -> value, as in `log`. A mapping as value adds a namespace: `{"train":
+                {"loss": 0.1}}` is `train/loss`.
+            step, epoch, namespace, timestamp: See `log`.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it, and none of the values
-                is logged. In strict mode as in `log`, and of a value that is no number; otherwise
-                that one is left out and told of once, by an event `metric_refused`.
-            InvalidRunStateError: The logger is closed or the run has ended.
+            SchemaValidationError: An argument is invalid; no value is logged. In strict mode, also
+                as in `log`, and for a value that is not a number. Otherwise such a value is
+                omitted, with one `metric_refused` event.
+            InvalidRunStateError: The writer is closed or the run has ended.
         """
         if self._closed or self._run.refusal is not None:
             self._check_open("log_many")
@@ -593,23 +584,22 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
     def read(
         self, *, include_non_finite: bool = True, **filters: Unpack[MetricFilters]
     ) -> tuple[MetricRecord, ...]:
-        """Flush, then return the run's metric records that fit, in persistence order.
+        """Flush, then read the run's metric records in order of storage.
 
         Args:
-            metric_key: Only this key, as it was logged or as it is stored. Of one that the
-                run does not have nothing is returned, and the names near it are logged once.
-            namespace: Only keys of exactly this namespace.
-            metric_name: Only keys with this last segment.
+            metric_key: Key, as logged or as stored. For an unknown key, the result is empty and
+                similar names are logged once.
+            namespace: Namespace of the key.
+            metric_name: Last segment of the key.
             step, step_min, step_max: Bounds on the step, inclusive.
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
-            limit: The newest N.
-            include_non_finite: Whether values that are NaN or infinite are among them.
-            all_attempts: Also points that a later attempt, resumed from an
-                earlier step, has hidden.
-            rank: Only what this rank of the launch has logged.
+            limit: Maximum number of records; the newest are kept. Defaults to all.
+            include_non_finite: Whether to include NaN and infinite values. Defaults to True.
+            all_attempts: If True, include points that a later attempt replaced. Defaults to False.
+            rank: Rank that logged the values. Defaults to all ranks.
 
         Raises:
-            SchemaValidationError: A bound is no non-negative integer.
+            SchemaValidationError: A bound is not a non-negative integer.
             SessionStoreError: The store cannot be read.
         """
         return self.columns(  # type: ignore[return-value]
@@ -620,10 +610,20 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
     def columns(
         self, *, include_non_finite: bool = True, **filters: Unpack[MetricFilters]
     ) -> Columns:
-        """The same as `read`, as numpy arrays: `columns(...)["value"]`.
+        """Read the same records as `read`, as NumPy arrays: `columns(...)["value"]`.
 
-        Values that are not finite are there as they were logged, and False in
-        the column `finite`. A missing step or epoch is -1.
+        Non-finite values are included, and the column `finite` is False for them. A missing step or
+        epoch is -1.
+
+        Args:
+            metric_key, namespace, metric_name, limit, rank, all_attempts, include_non_finite: See
+                `read`.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
+
+        Raises:
+            SchemaValidationError: An argument is invalid. The message names it.
+            SessionStoreError: The store cannot be read.
         """
         query = build_metric_query(include_non_finite=include_non_finite, **filters)
         return _read(self._run, query)

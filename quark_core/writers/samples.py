@@ -26,21 +26,21 @@ _PLACES = ("step", "epoch", "timestamp")
 
 
 class SampleLogger(BufferedWriter[SampleRecord]):
-    """Logs rows of text samples: prompt, completion, reward, step, and any columns.
+    """Writer and reader of text samples: prompt, completion, reward and other columns.
 
-    A call returns at once and never waits for a store. Secrets are taken out of
-    every text before it is kept, which takes the time of some hundred microseconds for
-    each 10,000 characters; texts are bounded, and a row says by `cut` which
-    of its texts were longer, and how long. Every method may be called from any thread.
+    Calls return at once and do not wait for a store. Secrets are removed from each text, at some
+    hundred microseconds per 10,000 characters. Long texts are truncated; `cut` of the row holds
+    their original lengths. Thread-safe.
 
     Args:
-        session: A TrainingSession, or the RunContext of one.
-        name: Name of the set that the rows belong to, such as `eval/generations`.
-        batch_size: As for every writer.
-        text_characters: What is kept of a text, from its beginning; at most 65,536.
+        session: A TrainingSession, or its RunContext.
+        name: Name of the set, such as "eval/generations". Defaults to "samples".
+        batch_size: Number of records that `flush()` returns and that are written together. Defaults
+            to 100.
+        text_characters: Maximum number of characters of a text to store, up to 65,536.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
 
     KIND: ClassVar[str] = SampleRecord.KIND
@@ -72,21 +72,19 @@ class SampleLogger(BufferedWriter[SampleRecord]):
         timestamp: str | None = None,
         **columns: Any,
     ) -> SampleRecord:
-        """Log one row; returns its record at once.
+        """Log one row, and return its record at once.
 
         Args:
-            row: The row's columns as a mapping; `step` and `epoch` in it count
-                where they are not given beside it.
-            step, epoch: Counters; either may be left out.
-            timestamp: ISO 8601 text; now by default.
-            **columns: The row's columns, which win over those of `row`. `prompt` and `completion`
-                are texts, or lists of chat messages, which become text;
-                `reward` is a number, NaN included, or None. The others are
-                texts, numbers, truth values or small JSON.
+            row: Columns as a mapping. It may hold `step` and `epoch`.
+            step, epoch: Counters, both optional.
+            timestamp: Time as ISO 8601 text. Defaults to now.
+            **columns: Columns, which override those of `row`. `prompt` and `completion` are strings
+                or lists of chat messages. `reward` is a number (NaN is allowed) or None. Others are
+                strings, numbers, booleans or small JSON values.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
-            InvalidRunStateError: The logger is closed or the run has ended.
+            SchemaValidationError: An argument is invalid. The message names it.
+            InvalidRunStateError: The writer is closed or the run has ended.
         """
         self._check_open("log")
         if row is not None and not isinstance(row, Mapping):
@@ -102,19 +100,18 @@ class SampleLogger(BufferedWriter[SampleRecord]):
         epoch: int | None = None,
         timestamp: str | None = None,
     ) -> int:
-        """Log many rows; none is logged unless all can be.
+        """Log many rows; if one is invalid, none is logged.
 
         Args:
-            rows: Mappings as of `log`, of which each may have other columns; or
-                a mapping of columns to lists of one length; or a DataFrame.
-            step, epoch, timestamp: Of all rows; a row's own are taken where these are None.
+            rows: Mappings as in `log`, a mapping of columns to lists of one length, or a DataFrame.
+            step, epoch, timestamp: Values for all rows. If None, those of each row are used.
 
         Returns:
-            How many were logged.
+            The number of logged rows.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names row and column.
-            InvalidRunStateError: The logger is closed or the run has ended.
+            SchemaValidationError: An argument is invalid. The message names row and column.
+            InvalidRunStateError: The writer is closed or the run has ended.
         """
         self._check_open("log_many")
         read = [
@@ -135,19 +132,19 @@ class SampleLogger(BufferedWriter[SampleRecord]):
         limit: int | None = None,
         **bounds: Unpack[ReadBounds],
     ) -> tuple[SampleRecord, ...]:
-        """Flush, then return the run's rows that fit, in the order in which they were logged.
+        """Flush, then read the run's rows in order of logging.
 
         Args:
-            search: A text that stands in one of the row's texts, in upper or lower case.
-            where: Conditions on columns, such as `"reward > 0.5"` or `["task == math", …]`, or
-                a mapping of columns to their values; all must hold.
-            name: Only rows of this set; by default those of all sets of the run.
+            search: Text to find in any column, ignoring case.
+            where: Condition or list of conditions, such as "reward > 0.5" or ["task == math"]. Or a
+                mapping of columns to values. All must hold.
+            name: Name of the set. Defaults to all sets of the run.
             step, step_min, step_max: Bounds on the step, inclusive.
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
-            limit: The newest N.
+            limit: Maximum number of rows; the newest are kept. Defaults to all.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         found = find_samples(self, search=search, where=where, name=name, limit=limit, **bounds)

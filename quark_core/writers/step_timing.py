@@ -242,14 +242,14 @@ def _take_apart(device: object, argument: str) -> tuple[str, int | None]:
 
 
 class StepTelemetryScope:
-    """Times one step, from `start_step` to `finish` or to the end of the `with` block.
+    """Timer of one step, returned by `SystemTelemetry.start_step`.
 
-    `SystemTelemetry.start_step` makes it. It belongs to the thread that
-    trains; its methods cost microseconds and never wait for a store or a GPU.
+    It runs until `finish` or the end of the `with` block. Use it in the training thread. Its
+    methods take microseconds and do not wait for a store or GPU.
 
     Attributes:
-        step: The step's counter.
-        epoch: The epoch's, or None.
+        step: Step.
+        epoch: Epoch, or None.
     """
 
     __slots__ = (
@@ -298,7 +298,7 @@ class StepTelemetryScope:
         self._start_s = perf_counter() if sampled else 0.0
 
     def mark_data_ready(self) -> None:
-        """Say that the batch is on its device: data time ends here and compute time begins.
+        """Mark that the batch is on its device: data time ends, compute time begins.
 
         A later call moves the mark. After `finish` it does nothing.
         """
@@ -314,13 +314,17 @@ class StepTelemetryScope:
         samples: float | None = None,
         flops: float | None = None,
     ) -> None:
-        """Say what the step does, in this process; it is added to what was said of it before.
+        """Add the amount of work of the step in this process.
 
-        It counts in place of what `tokens_per_step` and the like say. A tensor on
-        a GPU makes the caller wait for it. After `finish` it does nothing.
+        Overrides `tokens_per_step` and the like. A GPU tensor makes the call wait for the GPU.
+        After `finish` it does nothing.
+
+        Args:
+            tokens, samples, flops: Amounts, or None.
 
         Raises:
-            SchemaValidationError: Not a finite number that is not negative; the message names it.
+            SchemaValidationError: An amount is not a finite non-negative number. The message names
+                it.
         """
         if self._finished:
             return
@@ -335,20 +339,20 @@ class StepTelemetryScope:
     def finish(
         self, *, overflow_occurred: bool = False, skipped_step: bool = False
     ) -> SystemTelemetryRecord | None:
-        """End the step and record it; a second call returns what the first did and records nothing.
+        """End the step and record it; a second call returns the same record.
 
         Args:
-            overflow_occurred: The gradients overflowed; counted on every step.
-            skipped_step: The optimizer's step was skipped; counted on every step.
+            overflow_occurred: Whether gradients overflowed. Counted at each step. Defaults to
+                False.
+            skipped_step: Whether the optimizer skipped its step. Counted at each step. Defaults to
+                False.
 
         Returns:
-            The record; None on a step that the cadence leaves out, and where
-            times are measured on a GPU, whose records follow when it has
-            finished the step. Without `mark_data_ready` only the time of the
-            whole step is known.
+            The record. None if the step is not sampled, or if its times are measured on a GPU and
+            follow later. Without `mark_data_ready`, only the total time is known.
 
         Raises:
-            SchemaValidationError: A flag is no truth value; the step goes on.
+            SchemaValidationError: An argument is not a bool. The step continues.
             InvalidRunStateError: The telemetry is closed or the run has ended.
         """
         return self._finish(overflow_occurred, skipped_step, None)
@@ -386,26 +390,26 @@ class StepTelemetryScope:
 
     @property
     def counts(self) -> dict[str, float] | None:
-        """What the step has said that it does, or None."""
+        """Amount of work of the step, or None."""
         return self._counts
 
     @property
     def start_s(self) -> float | None:
-        """When it began, by `perf_counter`; None of a step that the cadence leaves out."""
+        """Start by `perf_counter`, or None if the step is not sampled."""
         return self._start_s if self._sampled else None
 
     @property
     def sampled(self) -> bool:
-        """Whether the cadence asks for a record of this step."""
+        """Whether the step is sampled."""
         return self._sampled
 
     @property
     def metadata(self) -> dict[str, Any] | None:
-        """JSON values that were given with the step, or None."""
+        """JSON values passed with the step, or None."""
         return self._metadata
 
     def measure_wall_times(self) -> StepTimes:
-        """Times by the host's clock, once finished."""
+        """Return the times by the host's clock, once the step is finished."""
         if self._ready_s is None:
             return StepTimes((self._end_s - self._start_s) * 1000.0, None, None)
         data_ms = (self._ready_s - self._start_s) * 1000.0
@@ -413,7 +417,7 @@ class StepTelemetryScope:
         return StepTimes(data_ms + compute_ms, data_ms, compute_ms)
 
     def mark_end(self) -> DeviceMarks | None:
-        """The moments on the device, the end marked now; None where one could not be marked."""
+        """Mark the end on the device and return its events, or None if that fails."""
         if self._pending is None or self._start is None:
             return None
         if self._ready_s is not None and self._ready is None:

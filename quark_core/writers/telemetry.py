@@ -39,41 +39,34 @@ _NO_TIMES = StepTimes(None, None, None)
 
 
 class SystemTelemetry(TelemetryRecording):
-    """Records step times, CPU, RAM, GPUs, gradient overflows and skipped steps.
+    """Recorder of step times and of CPU, memory and GPU metrics.
 
-    `record_step` and a scope of `start_step` take microseconds: they read
-    nothing themselves, but use the newest reading of a sampler in the
-    background, whose age is in the record's metadata as `reading_age_ms`.
-    Where figures are missing, `unavailable` in the metadata says why, on the
-    first such record and whenever the reason changes. A key of the caller's
-    own metadata wins over one of ours.
+    `record_step` and the scopes of `start_step` take microseconds: they use the newest reading of a
+    background sampler. Its age is in the metadata as `reading_age_ms`. If values are missing,
+    `unavailable` in the metadata gives the reason. Metadata that you pass overrides these keys.
 
-    Mirrored into metrics (`emit_scalar_metrics`) are the times of each
-    record, the machine's figures at the first record after each reading, and
-    the counts when they have changed: one point for each thing measured,
-    however quick the steps are.
+    With `emit_scalar_metrics`, step times are also logged as metrics, and system values and counts
+    when they change.
 
-    On each node the process of local rank 0 samples the node. Other ranks that
-    keep records record their steps only, unless `every_rank` asks for more. Counts
-    are of this writer: they begin at 0 with each attempt, and in a forked child. Every
-    method may be called from any thread.
+    On each node, the process of local rank 0 reads the system metrics. Other recording ranks record
+    only their steps, unless `every_rank` is set. Counts start at 0 in each attempt and forked
+    child. Thread-safe.
 
     Args:
-        session: A TrainingSession, or the RunContext of one.
-        config: What is measured, and how often.
-        batch_size: As for every writer.
-        tokens_per_step, samples_per_step, flops_per_step: What a step of this process does, a
-            number or a function that is asked at the end of each step (None where it does not
-            know); a step's own `scope.count(tokens=…)` wins. Of each the rate is kept as
-            a metric, `system/runtime/tokens_per_s` and so on, at recorded steps.
-        flops_per_token: FLOPs by tokens, such as 6 times the parameters of a transformer, where
-            they are not given by steps.
-        precision: Of the matrix products, which the share of the peak (MFU) is of: fp8, bf16,
-            fp16, tf32, fp32, or a torch dtype.
-        peak_flops_per_s: What the process's device can do at most; by default as its name says.
+        session: A TrainingSession, or its RunContext.
+        config: Options. Defaults to `SystemTelemetryConfig()`.
+        batch_size: Number of records that `flush()` returns and that are written together. Defaults
+            to 20.
+        tokens_per_step, samples_per_step, flops_per_step: Work of a step in this process: a number,
+            or a function called at the end of each step. `scope.count(tokens=…)` overrides it. The
+            rates are logged as metrics such as `system/runtime/tokens_per_s`.
+        flops_per_token: FLOPs per token, such as 6 times the number of parameters of a transformer.
+        precision: Precision of the matrix products, for the MFU: fp8, bf16, fp16, tf32, fp32 or a
+            torch dtype. Defaults to bf16.
+        peak_flops_per_s: Peak of the device. Defaults to the peak implied by its name.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
 
     def __init__(
@@ -108,16 +101,15 @@ class SystemTelemetry(TelemetryRecording):
     def start_step(
         self, step: int, *, epoch: int | None = None, metadata: Mapping[str, Any] | None = None
     ) -> StepTelemetryScope:
-        """Begin to time a step; use the scope in a `with`, or call its `finish`.
+        """Start to time a step; use the scope in a `with` block, or call its `finish`.
 
         Args:
-            step: Step counter; it may go backwards.
-            epoch: Epoch counter, or None.
-            metadata: JSON values, taken as they are now; not looked at on a
-                step that the cadence leaves out.
+            step: Step; it may decrease.
+            epoch: Epoch, or None.
+            metadata: JSON values; copied. Ignored if the step is not sampled.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             InvalidRunStateError: The telemetry is closed or the run has ended.
         """
         if self._closed or self._run.refusal is not None:
@@ -156,25 +148,26 @@ class SystemTelemetry(TelemetryRecording):
         metadata: Mapping[str, Any] | None = None,
         timestamp: str | None = None,
     ) -> SystemTelemetryRecord | None:
-        """Record a step whose times the caller knows; returns at once.
+        """Record a step with known times; returns at once.
 
         Args:
-            step: Step counter; it may go backwards.
-            epoch: Epoch counter, or None.
-            step_time_ms, data_time_ms, compute_time_ms: Milliseconds of the whole
-                step, until its batch was ready, and from then on; or None.
-            overflow_occurred: The gradients overflowed; counted on every step.
-            skipped_step: The optimizer's step was skipped; counted on every step.
-            metadata: JSON values, taken as they are now; not looked at, like the
-                timestamp, on a step that the cadence leaves out.
-            timestamp: ISO 8601 text; now by default.
+            step: Step; it may decrease.
+            epoch: Epoch, or None.
+            step_time_ms, data_time_ms, compute_time_ms: Milliseconds of the whole step, of its part
+                until the batch was ready, and of the rest. Or None.
+            overflow_occurred: Whether gradients overflowed. Counted at each step. Defaults to
+                False.
+            skipped_step: Whether the optimizer skipped its step. Counted at each step. Defaults to
+                False.
+            metadata: JSON values; copied. Ignored, like the timestamp, if the step is not sampled.
+            timestamp: Time as ISO 8601 text. Defaults to now.
 
         Returns:
-            The record; None on a step that the cadence leaves out.
+            The record, or None if the step is not sampled.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it, and
-                nothing is counted.
+            SchemaValidationError: An argument is invalid, and nothing is counted. The message names
+                it.
             InvalidRunStateError: The telemetry is closed or the run has ended.
         """
         if self._closed or self._run.refusal is not None:
@@ -225,21 +218,22 @@ class SystemTelemetry(TelemetryRecording):
         metadata: Mapping[str, Any] | None = None,
         timestamp: str | None = None,
     ) -> SystemTelemetryRecord:
-        """Read the machine now, on any rank, and record it.
+        """Read the system metrics now, on any rank, and record them.
 
-        Takes milliseconds; the first call takes 0.1 s, because shares of time
-        need two readings, and the time that the GPU driver takes to open. A
+        Takes milliseconds. The first call takes 0.1 s plus the time to open the GPU driver. A
         driver that hangs costs 2 s.
 
         Args:
-            step: Step counter; with it the record's boundary is `step`, else `time`.
-            epoch: Epoch counter. Without either, nothing is mirrored into
-                metrics, which need one.
-            metadata: JSON values, taken as they are now.
-            timestamp: ISO 8601 text; now by default.
+            step: Step. With a step, `boundary` of the record is `step`, else `time`.
+            epoch: Epoch. Without step and epoch, no metrics are logged.
+            metadata: JSON values; copied.
+            timestamp: Time as ISO 8601 text. Defaults to now.
+
+        Returns:
+            The record.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             InvalidRunStateError: The telemetry is closed or the run has ended.
         """
         self._check_open("sample")
@@ -268,13 +262,13 @@ class SystemTelemetry(TelemetryRecording):
         )
 
     def flush(self) -> tuple[SystemTelemetryRecord, ...]:
-        """Deliver every accepted record of this run to the primary store; as for every writer.
+        """Deliver all accepted records of this run to the primary store.
 
-        Waits a second at most for steps that a GPU has not finished; what is
-        left then is recorded with the times of the host.
+        Waits up to one second for steps on a GPU. Steps that are then unfinished are recorded with
+        host times.
 
         Raises:
-            SessionStoreError: The store did not acknowledge in time.
+            SessionStoreError: The store did not answer in time.
         """
         self.settle()
         return super().flush()
@@ -288,18 +282,17 @@ class SystemTelemetry(TelemetryRecording):
         all_attempts: bool = False,
         **bounds: Unpack[ReadBounds],
     ) -> tuple[SystemTelemetryRecord, ...]:
-        """Flush, then return the run's telemetry that fits, in persistence order.
+        """Flush, then read the run's telemetry in order of storage.
 
         Args:
-            boundary: Only `step`, or only `time`.
+            boundary: `step` or `time`. Defaults to both.
             step, step_min, step_max: Bounds on the step, inclusive.
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
-            limit: The newest N.
-            all_attempts: Also what a later attempt, resumed from an earlier
-                step, has hidden.
+            limit: Maximum number of records; the newest are kept. Defaults to all.
+            all_attempts: If True, include records that a later attempt replaced. Defaults to False.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         if boundary is not None:
@@ -314,13 +307,13 @@ class SystemTelemetry(TelemetryRecording):
         return self._run.read(self.KIND, query).to_records()  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Take no more records and let go of the sampler; reading still works.
+        """Accept no more records and release the sampler; reading still works.
 
-        Steps that a GPU has not finished after a second are recorded with the
-        times of the host. A second call does nothing.
+        Waits up to one second for steps on a GPU. Steps that are then unfinished are recorded with
+        host times. A second call does nothing.
 
         Raises:
-            SessionStoreError: In strict mode, the primary's first delivery error.
+            SessionStoreError: In strict mode, the primary store's first delivery error.
         """
         self.settle()
         try:

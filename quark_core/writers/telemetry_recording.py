@@ -41,31 +41,26 @@ _MAX_INTERVAL_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class SystemTelemetryConfig:
-    """Configuration of `SystemTelemetry`.
+    """Options of SystemTelemetry.
 
     Attributes:
-        sample_every_n_steps: `record_step` and `start_step` record the steps
-            that this divides; overflows and skipped steps are counted on all.
-        emit_scalar_metrics: Mirror the fields of a record that belongs to a
-            step or an epoch into metrics such as `system/runtime/step_time_ms`.
-        capture_cpu: Read CPU, RAM, and this process with its workers.
-        capture_gpu: Read the GPUs.
-        gpu_index: The driver's index of the GPU that stands in the record's own
-            fields; by default the first that this process sees, or the one of
-            its local rank where it sees so many. CUDA_VISIBLE_DEVICES is
-            followed, with its integers taken as the driver's indexes.
-        sample_interval_s: Seconds between the readings of the background
-            sampler, 0.01 to 86400; one sampler serves the process, at the
-            smallest interval that any SystemTelemetry wants.
-        device: The device that trains, a torch device or its name. For a CUDA
-            device `start_step` measures by events on its current stream, and
-            its number chooses the GPU where `gpu_index` does not. torch is not
-            imported for it.
-        every_rank: Read the machine on each rank that keeps records, not only
-            in the process of local rank 0 of each node.
+        sample_every_n_steps: Record steps that are multiples of this number. Overflows and skipped
+            steps are counted at each step.
+        emit_scalar_metrics: Whether to log the fields also as metrics, such as
+            `system/runtime/step_time_ms`.
+        capture_cpu: Whether to read CPU, memory, and this process with its workers.
+        capture_gpu: Whether to read GPUs.
+        gpu_index: Driver index of the main GPU. Defaults to the first visible GPU, or that of the
+            local rank. CUDA_VISIBLE_DEVICES is respected if it contains integers.
+        sample_interval_s: Seconds between readings, 0.01 to 86400. The process has one sampler,
+            with the smallest interval of all SystemTelemetry objects.
+        device: Training device, as a torch device or its name. For a CUDA device, `start_step`
+            measures with events in its current stream. torch is not imported.
+        every_rank: Whether to read system metrics on each recording rank, instead of only on local
+            rank 0 of each node.
 
     Raises:
-        SchemaValidationError: A bad value; the message names the field.
+        SchemaValidationError: A value is invalid. The message names the field.
     """
 
     sample_every_n_steps: int = 1
@@ -156,11 +151,11 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
 
     @property
     def records_machine(self) -> bool:
-        """Whether what it records has figures of the machine."""
+        """Whether the records include system metrics."""
         return self._captures and not self._closed
 
     def bind(self) -> None:
-        """Take up the run's stream, and what its records begin with."""
+        """Connect to the run's stream."""
         super().bind()
         metrics = self._run.stream.channel(MetricRecord.KIND)
         if self._config.emit_scalar_metrics:
@@ -410,7 +405,7 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
         return self._overflow_count, self._skipped_step_count
 
     def settle(self) -> None:
-        """Record what a GPU has not finished; waits for it for a second at most."""
+        """Record steps that a GPU has not finished, after waiting up to one second."""
         if self._pending is not None:
             self._pending.settle(_SETTLE_TIMEOUT_S)
 

@@ -22,31 +22,30 @@ _NEED_WEIGHTS_AT = 4
 
 
 class AttentionEntropy(Instrument):
-    """The entropy of attention, in probed steps; for `quark.watch(extras=[…])`.
+    """Collector of the entropy of attention, for `quark.watch(extras=[…])`.
 
-    Metrics of each attention module, under `attention/MODULE`:
+    In sampled steps, each attention module gets these metrics under `attention/MODULE`:
 
-        entropy           mean over queries and heads, in nats: 0 looks at one key
-        entropy_share     the same over the logarithm of the keys that a query may see: 1 is even
-        head/0, head/1 …  entropy of each head, where weights are given by head
+    - `entropy`: mean over queries and heads, in nats. 0 means attention to one key.
+    - `entropy_share`: entropy divided by the logarithm of the number of visible keys. 1 is uniform.
+    - `head/0`, `head/1` …: entropy of each head, if weights are given per head.
 
-    Weights are taken from what a module gives: `nn.MultiheadAttention` with
-    `need_weights=True`, models of Transformers with `output_attentions=True` and
-    `attn_implementation="eager"`. Where dropout has taken some, the entropy is of those that are
-    left. Fused kernels (flash, SDPA) never have
-    them: that is told once.
+    The weights come from the module's output: `nn.MultiheadAttention` with `need_weights=True`, or
+    Transformers models with `output_attentions=True` and `attn_implementation="eager"`. After
+    dropout, the remaining weights are used. Fused kernels (flash, SDPA) do not return weights; this
+    is logged once.
 
     Args:
-        modules: Which modules: a regular expression that is searched for in
-            the name, or a function of name and module. By default the
-            innermost modules whose class has Attention in its name.
-        ask_for_weights: Have `nn.MultiheadAttention` compute its weights in probed steps, where
-            nobody asks for them; it then does not use a fused kernel in these steps, and its
-            result may differ by rounding.
-        name: What its metrics begin with.
+        modules: Modules to measure: a regular expression to search for in the name, or a function
+            of name and module. Defaults to the innermost modules with Attention in their class
+            name.
+        ask_for_weights: Whether `nn.MultiheadAttention` computes its weights in sampled steps, if
+            the model does not ask for them. It does not use a fused kernel in these steps, so
+            results may differ by rounding. Defaults to False.
+        name: Prefix of the metrics. Defaults to "attention".
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class AttentionEntropy(Instrument):
         self._asks = ask_for_weights
 
     def select(self, name: str, module: nn.Module) -> bool:
-        """Whether a module attends."""
+        """Return whether a module is an attention module."""
         if self._choose is not None:
             return bool(self._choose(name, module))
         if _USUAL not in type(module).__name__:
@@ -77,7 +76,7 @@ class AttentionEntropy(Instrument):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> dict[str, Any] | None:
-        """Ask for weights that nobody has asked for."""
+        """Request attention weights if the model does not."""
         if not self._asks or not isinstance(module, nn.MultiheadAttention):
             return None
         if len(args) > _NEED_WEIGHTS_AT or kwargs.get("need_weights", True):
@@ -92,7 +91,7 @@ class AttentionEntropy(Instrument):
         kwargs: Mapping[str, Any],  # noqa: ARG002
         output: Any,
     ) -> Measured | None:
-        """Entropies of one call."""
+        """Return the entropies of one call."""
         weights = _find_weights(output)
         if weights is None:
             return None
@@ -120,7 +119,7 @@ class AttentionEntropy(Instrument):
         return found
 
     def explain_silence(self) -> str:
-        """Where weights come from."""
+        """Return where attention weights come from."""
         return (
             "the modules gave no attention weights, which fused kernels (flash, SDPA) never have; "
             "nn.MultiheadAttention gives them with need_weights=True, or by "

@@ -22,29 +22,28 @@ Choice = str | Callable[[str, nn.Module], bool]
 
 
 class Instrument:
-    """Measures something of some modules in probed steps; for `quark.watch(extras=[…])`.
+    """Base class of custom collectors for `quark.watch(extras=[…])`.
 
-    A class of your own says in `select` which modules it looks at, and in
-    `measure` what it makes of one call. Forward hooks are there in probed steps only, so
-    that other steps cost nothing. `measure` is called without gradients and must
-    not keep its arguments. Numbers are averaged over the module's calls of a step, and
-    become metrics `name/module/key`; of a tensor with one dimension
-    `name/module/key/0` and so on. What it raises costs one event `instrumentation_failed`, and
-    the instrument its further steps. Modules that `torch.compile` has compiled run no
-    hooks and are told of once. Calls in which activation checkpointing runs a module
-    again are left out.
+    `select` chooses modules, and `measure` computes values from one call of a module. Hooks are
+    installed in sampled steps only. `measure` runs without gradients and must not keep its
+    arguments.
+
+    Numbers are averaged over the calls of a step and become metrics `name/module/key`. A
+    one-dimensional tensor becomes `name/module/key/0` and so on. An exception is logged once as
+    `instrumentation_failed` and stops the collector. Modules compiled by `torch.compile` run no
+    hooks; this is logged once. Recomputed calls of activation checkpointing are ignored.
 
     Attributes:
-        name: What its metrics begin with; by default the name of the class.
+        name: Prefix of the metrics. Defaults to the class name.
     """
 
     name: str = ""
 
     def select(self, name: str, module: nn.Module) -> bool:
-        """Whether it looks at a module; asked once for each.
+        """Return whether to measure a module; called once per module.
 
         Args:
-            name: The module's name, without the prefixes of wrappers.
+            name: Name of the module, without prefixes of wrappers.
             module: The module.
         """
         raise NotImplementedError
@@ -57,13 +56,13 @@ class Instrument:
         kwargs: Mapping[str, Any],
         output: Any,
     ) -> Measured | None:
-        """What one call of a module says, or None where it says nothing.
+        """Return the values of one call of a module, or None.
 
         Args:
-            name: The module's name.
+            name: Name of the module.
             module: The module.
-            args, kwargs: What it was called with.
-            output: What it gave.
+            args, kwargs: Arguments of the call.
+            output: Output of the call.
         """
         raise NotImplementedError
 
@@ -74,17 +73,17 @@ class Instrument:
         args: tuple[Any, ...],  # noqa: ARG002
         kwargs: dict[str, Any],  # noqa: ARG002
     ) -> dict[str, Any] | None:
-        """Other keyword arguments for a call of a module in a probed step; None changes nothing.
+        """Return changed keyword arguments for a call in a sampled step, or None.
 
-        It is asked only where a class of instruments has one of its own.
+        Called only if the class overrides it.
         """
         return None
 
     def attach(self, model: nn.Module) -> None:
-        """Told of the model once, before `select`."""
+        """Receive the model once, before `select`."""
 
     def explain_silence(self) -> str | None:
-        """Why nothing came of the calls of a step, where it knows."""
+        """Return the reason if the calls of a step gave no value, or None."""
         return None
 
 

@@ -20,12 +20,12 @@ _EXPERTS = ("num_experts", "n_experts", "num_local_experts", "n_routed_experts",
 
 
 class Routing(NamedTuple):
-    """What a router has decided for some tokens.
+    """Decisions of a router for some tokens.
 
     Attributes:
-        logits: Float tensor [..., experts], or None.
-        experts: Integer tensor [..., k] of the chosen experts, or None; one that
-            is negative is a slot that was dropped.
+        logits: Float tensor of shape `[..., experts]`, or None.
+        experts: Integer tensor of shape `[..., k]` with the chosen experts, or None. A negative
+            index is a dropped slot.
     """
 
     logits: Tensor | None
@@ -33,36 +33,35 @@ class Routing(NamedTuple):
 
 
 class RouterLoad(Instrument):
-    """The load of a router's experts, in probed steps; for `quark.watch(extras=[…])`.
+    """Collector of the load of a router's experts, for `quark.watch(extras=[…])`.
 
-    Metrics of each router, under `router/MODULE`:
+    In sampled steps, each router gets these metrics under `router/MODULE`:
 
-        load/0, load/1 …  share of the routed slots that each expert gets; they add up to 1
-        load_entropy      entropy of these shares over that of even ones: 1 is even, 0 is one expert
-        load_max          the largest share over an even one: 1 is even
-        idle              share of the experts that get nothing
-        token_entropy     mean over tokens of the entropy of the router's own
-                          probabilities, likewise from 0 to 1; where there are logits
-        dropped           share of slots beyond the capacity, or marked as dropped; where known
+    - `load/0`, `load/1` …: share of the routed slots per expert. The shares add up to 1.
+    - `load_entropy`: normalized entropy of these shares. 1 is uniform, 0 is one expert.
+    - `load_max`: largest share divided by the uniform share.
+    - `idle`: share of experts without a slot.
+    - `token_entropy`: mean normalized entropy of the router's probabilities, if there are logits.
+    - `dropped`: share of slots over capacity or marked as dropped, if known.
 
-    Padded tokens count as any other. A router may give logits ([..., experts], whose `top_k`
-    largest are taken), or the indexes of the chosen experts, or a tuple with both.
+    Padding tokens are included. A router may return logits (`[..., experts]`, of which the `top_k`
+    largest are used), the indexes of the chosen experts, or a tuple of both.
 
     Args:
-        modules: Which modules are routers: a regular expression that is
-            searched for in the name, or a function of name and module. By
-            default those whose last name is router, gate, gating or switch.
-        top_k: Experts for each token; by default what the module or the one
-            that holds it calls `top_k` or `num_experts_per_tok`, else 1.
-        experts: How many there are; by default the last dimension of the logits, or what the
-            module or the one that holds it calls `num_experts`.
-        capacity_factor: Where an expert takes at most this many times its even
-            share of the slots; what comes beyond counts as dropped.
-        read: Makes a `Routing`, a tensor or a tuple of tensors of what a router gave.
-        name: What its metrics begin with.
+        modules: Modules that are routers: a regular expression to search for in the name, or a
+            function of name and module. Defaults to modules named router, gate, gating or switch.
+        top_k: Experts per token. Defaults to `top_k` or `num_experts_per_tok` of the module or its
+            parent, else 1.
+        experts: Number of experts. Defaults to the last dimension of the logits, or `num_experts`
+            of the module or its parent.
+        capacity_factor: Capacity of an expert as a multiple of its uniform share. Slots over
+            capacity count as dropped.
+        read: Function that turns the output of a router into a `Routing`, a tensor or a tuple of
+            tensors.
+        name: Prefix of the metrics. Defaults to "router".
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
 
     def __init__(
@@ -90,13 +89,13 @@ class RouterLoad(Instrument):
         self._holders: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
 
     def attach(self, model: nn.Module) -> None:
-        """Note which module holds which: it often knows how many experts a token gets."""
+        """Record the parents of modules, which often know the number of experts per token."""
         for place in name_modules(model):
             for child in place.module.children():
                 self._holders[child] = place.module
 
     def select(self, name: str, module: nn.Module) -> bool:
-        """Whether a module is a router."""
+        """Return whether a module is a router."""
         return bool(self._choose(name, module))
 
     def measure(
@@ -107,7 +106,7 @@ class RouterLoad(Instrument):
         kwargs: Mapping[str, Any],  # noqa: ARG002
         output: Any,
     ) -> Measured | None:
-        """Loads and entropies of one call."""
+        """Return the loads and entropies of one call."""
         logits, chosen = _find_routing(output if self._read is None else self._read(output))
         if logits is None and chosen is None:
             return None
@@ -147,7 +146,7 @@ class RouterLoad(Instrument):
         return found
 
     def explain_silence(self) -> str:
-        """What a router must give."""
+        """Return the required output of a router."""
         return (
             "the routers gave neither logits nor indexes of experts; RouterLoad(read=…) can make a "
             "quark.Routing of what they gave"

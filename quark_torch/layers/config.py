@@ -16,51 +16,39 @@ _OPTIONAL = ("raise_on_error", "compiled")
 
 @dataclass(frozen=True, slots=True)
 class HookEngineConfig:
-    """Configuration of `HookEngine`.
+    """Options of HookEngine.
 
     Attributes:
-        schedule: The steps that are probed.
-        filters: The modules that are instrumented.
-        capture_forward: Record activations: what modules return.
-        capture_backward: Record the gradients of the loss in them.
-        batch_size: Bounds what `flush()` returns and how many records are
-            written together.
-        raise_on_error: Whether a failure of the instrumentation ends the
-            user's forward or backward; None for the session's `strict_mode`.
-        dead_unit_epsilon: An activation that does not exceed it in magnitude
-            counts as zero, in `zero_ratio` and `dead_unit_ratio`.
-        saturation_threshold: From which share of its module's range on an
-            activation is saturated, above 0.5 and below 1; None for no
-            saturation ratios. Of a range around 0 each end is times the
-            threshold: |x| >= 0.95 for Tanh, and Hardtanh by its own bounds. Of
-            a range from 0 both ends count: x <= 0.05 or x >= 0.95 for Sigmoid
-            and Hardsigmoid; of ReLU6 only the upper one, x >= 5.7, since 0 is
-            inactivity there.
-        saturation_module_types: Class names, bare or qualified, of the modules
-            that get a saturation ratio; those without a range known here count
-            as ranging from -1 to 1.
-        capture_all_outputs: Record every tensor that a module returns, and not
-            only the first one of floating point numbers.
-        grad_scaler: A `torch.amp.GradScaler`, or a function that returns the
-            present scale: gradients are divided by it, and `grad_scale` in the
-            metadata says by what. For None a GradScaler is found by itself
-            when it first makes a step; an event `grad_scaler_found` tells of
-            probed steps before it, whose gradients carry the scale.
-        compiled: Install the hooks for `torch.compile`, which stay in the
-            model while the engine is open. None does so for those modules that
-            are compiled when the engine is made; True is for a model that is
-            compiled after it.
-        include_eval: Also record what is no training: calls while the model is
-            in `eval()` mode, and calls without gradients, unless an activation
-            checkpoint makes them. The mode is that of the whole model; layers
-            of a training model that are in `eval()` mode, such as frozen batch
-            norms, are recorded.
-        max_calls_per_step: So many calls of each module are recorded in one
-            step; an event tells of those that were left out. Of a compiled
-            module there are 16 at most.
+        schedule: Steps to sample.
+        filters: Modules to record.
+        capture_forward: Whether to record activations, the outputs of modules.
+        capture_backward: Whether to record the gradients of the loss with respect to activations.
+        batch_size: Number of records that `flush()` returns and that are written together.
+        raise_on_error: Whether a failure of the instrumentation raises in the forward or backward
+            pass. Defaults to the session's `strict_mode`.
+        dead_unit_epsilon: Magnitude up to which an activation counts as zero in `zero_ratio` and
+            `dead_unit_ratio`.
+        saturation_threshold: Share of a module's range from which an activation is saturated, above
+            0.5 and below 1. None disables saturation ratios. The default of 0.95 means |x| >= 0.95
+            for Tanh, and the same relative to the bounds for Hardtanh. For Sigmoid and Hardsigmoid
+            it means x <= 0.05 or x >= 0.95, for ReLU6 x >= 5.7.
+        saturation_module_types: Class names of the modules with a saturation ratio. Modules with an
+            unknown range count as -1 to 1.
+        capture_all_outputs: Whether to record each tensor that a module returns, instead of the
+            first floating-point tensor.
+        grad_scaler: GradScaler in use, or a function that returns its scale. Gradients are divided
+            by the scale, which is `grad_scale` in the metadata. If None, a GradScaler is detected
+            at its first step. A `grad_scaler_found` event reports sampled steps before that, whose
+            gradients include the scale.
+        compiled: Whether to install hooks for `torch.compile`, which stay in the model. Defaults to
+            the modules that are compiled at creation. Use True if you compile the model later.
+        include_eval: Whether to also record calls in `eval()` mode of the whole model, and calls
+            without gradients.
+        max_calls_per_step: Maximum number of recorded calls per module and step. An event reports
+            omitted ones. A compiled module has at most 16.
 
     Raises:
-        SchemaValidationError: A bad value; the message names the field.
+        SchemaValidationError: A value is invalid. The message names the field.
     """
 
     schedule: HookScheduleConfig = field(default_factory=HookScheduleConfig)

@@ -46,39 +46,33 @@ _KEPT_EVALUATIONS = 16
 
 
 class HookEngine(LayerRecording):
-    """Records summaries of activations and of the gradients in them, at the steps that are due.
+    """Recorder of activation and gradient statistics of layers.
 
-    Hooks are in the model during a probed step only, so that the other steps
-    run none of this; in a compiled model they stay, and cost nothing there at
-    the other steps. Where dropout or batch normalisation is instrumented, one on
-    the model itself stays until the next training pass, and until eight evaluations
-    were seen one is there after the optimizer's step in other steps too: it
-    notes in which mode an evaluation is made, and the next probed step's records
-    of those modules have it as `evaluation` in their metadata. The hooks change no
-    output and no gradient, and reduce every tensor at once, without keeping it.
+    Hooks are installed during sampled steps. In a compiled model they stay installed. With dropout
+    or batch normalization, a hook on the model also detects evaluation between steps, which is
+    recorded as `evaluation` in the metadata. The hooks do not change outputs or gradients, and do
+    not keep tensors.
 
-    A model that is given as a wrapper (DDP, FSDP, `torch.compile`) is looked at
-    under the names that it has without it. A copy or a pickle of the model
-    carries inert hooks at most. `begin_step`, `end_step` and `step` are called
-    from one thread; the model may be called from any.
+    A wrapped model (DDP, FSDP, `torch.compile`) is recorded under the names without the wrapper.
+    Call `begin_step`, `end_step` and `step` from one thread. The model may be called from any
+    thread.
 
-    What fails in here switches off the module at fault, is told once as an
-    event `instrumentation_failed`, and never reaches the model's forward or
-    backward, unless `raise_on_error` (by default the session's `strict_mode`) says so.
+    A failure is logged once as `instrumentation_failed` and disables the module concerned. It does
+    not reach the training, unless `raise_on_error` is set.
 
     Attributes:
-        finder: What sees other optimizers take the place of those given, and a GradScaler.
+        finder: Detector of replaced optimizers and of a GradScaler.
 
     Args:
-        session: A TrainingSession, or the RunContext of one.
-        model: The model; its modules are chosen now.
-        optimizer: The optimizer (or several); a module whose trainable parameters it
-            does not have gets `in_optimizer: false` into its records' metadata. One
-            that has no parameter of the model is told of by an event.
-        config: What is looked at, and when.
+        session: A TrainingSession, or its RunContext.
+        model: Model. Its modules are selected now.
+        optimizer: Optimizer or optimizers. Modules with trainable parameters outside them are
+            marked with `in_optimizer: false`. An optimizer without a parameter of the model is
+            reported by an event.
+        config: Options. Defaults to `HookEngineConfig()`.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
 
     def __init__(
@@ -159,15 +153,17 @@ class HookEngine(LayerRecording):
 
     @property
     def instrumented_module_names(self) -> tuple[str, ...]:
-        """Names of the instrumented modules, in the model's order, without prefixes of wrappers."""
+        """Names of the recorded modules in model order, without prefixes of wrappers."""
         return tuple(site.name for site in self._sites)
 
     @property
     def optimizer(self) -> Any:
-        """The optimizers that are followed now, as a tuple; set it where others take their place.
+        """Followed optimizers, as a tuple; assign new ones if they are replaced.
 
-        One that is made anew is found by itself at its first step, too, unless
-        that is compiled.
+        A new optimizer is also detected at its first step, unless that step is compiled.
+
+        Raises:
+            SchemaValidationError: The assigned value is not an optimizer.
         """
         return tuple(self.finder.optimizers)
 
@@ -176,32 +172,34 @@ class HookEngine(LayerRecording):
         self.finder.name(list_optimizers(optimizer))
 
     def should_probe(self, step: int) -> bool:
-        """Whether the schedule has a step probed.
+        """Return whether a step is sampled.
+
+        Args:
+            step: Step.
 
         Raises:
-            SchemaValidationError: `step` is no non-negative integer.
+            SchemaValidationError: `step` is not a non-negative integer.
         """
         return self._is_due(take_step(self._run, step, _NO_STEP))
 
     def follow(self, is_due: Callable[[int], bool]) -> None:
-        """Ask this from now on, in place of the schedule, whether a step is probed."""
+        """Use a function instead of the schedule to decide whether a step is sampled."""
         self._is_due = is_due
 
     def begin_step(self, step: int, *, epoch: int | None = None) -> bool:
-        """Begin a step: if it is due, put the hooks in place until `end_step`.
+        """Begin a step; if it is sampled, install the hooks until `end_step`.
 
-        A step that was begun before and not ended is ended, with one event
-        `probe_left_open`.
+        If the previous step is still open, it is ended with a `probe_left_open` event.
 
         Args:
-            step: Step counter; it may go backwards.
-            epoch: Epoch counter, or None.
+            step: Step; it may decrease.
+            epoch: Epoch, or None.
 
         Returns:
-            Whether the step is probed.
+            Whether the step is sampled.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             InvalidRunStateError: The engine is closed or the run has ended.
         """
         if self._closed or self._run.refusal is not None:
@@ -227,7 +225,7 @@ class HookEngine(LayerRecording):
         return True
 
     def end_step(self) -> None:
-        """End the step: take the hooks out. Does nothing where none is open."""
+        """End the step and remove the hooks; does nothing if no step is open."""
         probed = self._probed
         if probed is None:
             return
@@ -268,7 +266,7 @@ class HookEngine(LayerRecording):
         self._check_overhead()
 
     def drop_step(self) -> None:
-        """End a step that was none: take the hooks out, and record nothing more of it."""
+        """Discard the open step: remove the hooks and record nothing more of it."""
         probed, self._probed = self._probed, None
         if probed is not None:
             if self._compiled is not None:
@@ -276,29 +274,30 @@ class HookEngine(LayerRecording):
             probed.close()
 
     def step(self, step: int, *, epoch: int | None = None) -> _StepScope:
-        """A context manager around a step: `begin_step`, whose answer it yields, and `end_step`.
+        """Return a context manager for a step: `begin_step`, then `end_step`.
+
+        Its value is the result of `begin_step`.
 
         Args:
-            step: Step counter; it may go backwards.
-            epoch: Epoch counter, or None.
+            step: Step; it may decrease.
+            epoch: Epoch, or None.
         """
         return _StepScope(self, step, epoch)
 
     def settle(self) -> None:
-        """Record what a device is still working out; waits for it for a moment at most."""
+        """Record pending measurements of a device, after a brief wait."""
         if self._compiled is not None:
             self._compiled.poll(must_wait=True)
         super().settle()
 
     def close(self) -> None:
-        """Take the hooks out and take no more steps; reading still works.
+        """Remove the hooks and accept no more steps; reading still works.
 
-        Modules that no probed step has called are told in one event
-        `modules_never_called`. What fails on the way is told of as any failure
-        is, and leaves the rest closed. A second call does nothing.
+        Modules without a call in a sampled step are reported in one `modules_never_called` event. A
+        second call does nothing.
 
         Raises:
-            SessionStoreError: In strict mode, the primary's first delivery error.
+            SessionStoreError: In strict mode, the primary store's first delivery error.
         """
         if self._closed:
             return

@@ -137,14 +137,18 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
         super().__init__(session, batch_size=batch_size)
 
     def bind(self) -> None:
-        """Take up the run's stream, and what its records begin with."""
+        """Connect to the run's stream."""
         super().bind()
         origin = self._run.origin
         self._origin = (origin.run_id, origin.writer_id, origin.attempt, origin.rank)
         self._take_sequence = self._channel.take_sequence
 
     def flush(self) -> tuple[LayerSummaryRecord, ...]:
-        """Wait for what is still being measured, and deliver it; see `BufferedWriter.flush`."""
+        """Wait for pending measurements, and deliver all records to the primary store.
+
+        Raises:
+            SessionStoreError: The store did not answer in time.
+        """
         self.settle()
         return super().flush()
 
@@ -159,19 +163,18 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
         limit: int | None = None,
         **bounds: Unpack[ReadBounds],
     ) -> tuple[LayerSummaryRecord, ...]:
-        """Flush, then return the run's layer summaries that fit, in persistence order.
+        """Flush, then read the run's layer statistics in order of storage.
 
         Args:
-            module_name: Only of this module.
-            module_type: Only of modules of this class.
-            summary_type: activation or gradient.
-            hook_direction: forward or backward.
+            module_name, module_type: Name or class of the modules.
+            summary_type: `activation` or `gradient`.
+            hook_direction: `forward` or `backward`.
             step, step_min, step_max: Bounds on the step, inclusive.
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
-            limit: The newest N.
+            limit: Maximum number of records; the newest are kept. Defaults to all.
 
         Raises:
-            SchemaValidationError: A bound is no non-negative integer, or a name no str.
+            SchemaValidationError: A bound is not a non-negative integer, or a name is not a str.
             SessionStoreError: The store cannot be read.
         """
         equals = {

@@ -29,33 +29,29 @@ _ROLES = get_args(ParameterRole)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterDiagnosticsConfig:
-    """What ParameterDiagnostics looks at, and when.
+    """Options of ParameterDiagnostics.
 
     Attributes:
-        schedule: At which steps a snapshot is taken.
-        batch_size: Bounds what `flush()` returns of either kind of record, and
-            how many are written together.
-        capture_summaries: Whether ParameterSummaryRecords are made.
-        capture_distributions: Whether ParameterDistributionRecords are made.
-        distribution_types: Of what: value, gradient, update.
-        histogram_bins: Bins of a histogram, 1 to 4096.
-        near_zero_epsilon: Elements whose magnitude does not exceed it are near zero.
-        max_histogram_values: A histogram counts at most so many elements,
-            evenly spaced over the tensor.
-        include_parameter_patterns: Regular expressions searched for in the full
-            names of parameters, without the prefixes of wrappers; where some
-            are given, one of them must be found. Of a tied parameter every
-            name counts.
-        exclude_parameter_patterns: None of these may be found.
-        include_parameter_roles: Only these of weight, bias and other; all where empty.
-        grad_scaler: The GradScaler in use, or a function that returns its
-            scale: gradients that are still scaled are divided by it, and a
-            step that it skipped is told from one that changed nothing. Needs
-            the optimizer. For None a GradScaler is found by itself when it
-            first makes a step.
+        schedule: Steps to record.
+        batch_size: Number of records of each kind that `flush()` returns and that are written
+            together.
+        capture_summaries: Whether to record statistics.
+        capture_distributions: Whether to record histograms.
+        distribution_types: Histograms to record: `value`, `gradient`, `update`.
+        histogram_bins: Number of bins, 1 to 4096.
+        near_zero_epsilon: Magnitude up to which an element counts as near zero.
+        max_histogram_values: Maximum number of evenly spaced elements in a histogram.
+        include_parameter_patterns: Regular expressions, one of which must be found in the
+            parameter's name without prefixes of wrappers. Each name of a tied parameter counts.
+            Defaults to all parameters.
+        exclude_parameter_patterns: Regular expressions that must not be found.
+        include_parameter_roles: Any of `weight`, `bias` and `other`. Defaults to all.
+        grad_scaler: GradScaler in use, or a function that returns its scale. Scaled gradients are
+            divided by it, and skipped steps are recognized. Needs the optimizer. If None, a
+            GradScaler is detected at its first step.
 
     Raises:
-        SchemaValidationError: A bad value; the message names the field.
+        SchemaValidationError: A value is invalid. The message names the field.
     """
 
     schedule: HookScheduleConfig = field(default_factory=HookScheduleConfig)
@@ -107,7 +103,7 @@ class ParameterDiagnosticsConfig:
 
     @property
     def captures_updates(self) -> bool:
-        """Whether anything is wanted of what the optimizer did."""
+        """Whether any statistic of updates is requested."""
         return self.capture_summaries or (
             self.capture_distributions and "update" in self.distribution_types
         )

@@ -105,78 +105,48 @@ _LISTED_NAMES = 20
 
 
 class ParameterDiagnostics(ParameterReadback):
-    """Records what parameters, their gradients and their last updates are like.
+    """Recorder of statistics of parameters, their gradients and their updates.
 
-    Call `snapshot(step)` once a step, right after `optimizer.step()`: off
-    schedule it takes microseconds and does nothing. On schedule every
-    parameter and gradient is read once and nothing of them is kept. A tied
-    parameter is recorded once, under its first name, with `aliases` in the
-    metadata.
+    Call `snapshot(step)` once per step, right after `optimizer.step()`. If the step is not due, it
+    takes microseconds. Otherwise each parameter and gradient is read once. A tied parameter is
+    recorded once, with `aliases` in its metadata.
 
-    Updates are true differences: before the optimizer's step that is expected
-    to be the last one before a snapshot that is due, its parameters are
-    copied into buffers, and the snapshot compares. The expectation follows
-    the steps that were given to `snapshot`, due or not. Where it was wrong, or
-    the optimizer made no step, the update's fields are None and the metadata
-    has `update_missing` with the reason: `no_optimizer_step`,
-    `step_not_foreseen`, `optimizer_step_failed`, `not_copied`, `copy_failed`,
-    `cannot_be_measured`, `optimizer_has_no_step_hooks`; three such snapshots in
-    a row are told of by an event `updates_missing`. Where a GradScaler
-    left the step out, the update is 0, with `skipped` in the metadata.
+    **Updates** are differences. Parameters are copied before the optimizer step that is expected to
+    precede a due snapshot. The copies need as much memory as the selected parameters, until
+    `close`. If no update is available, its fields are None and `update_missing` in the metadata
+    gives the reason, such as `no_optimizer_step` or `step_not_foreseen`. Three such snapshots in a
+    row are reported by an `updates_missing` event. If a GradScaler skipped the step, the update is
+    0, with `skipped` in the metadata.
 
-    What changes a parameter between the end of its optimizer's step and the
-    snapshot, such as clipping weights, is no part of the update. It is seen by
-    the parameter's version, and through `.data` by a sample of 256 elements.
-    The first snapshot that sees it has `changed_after_step` as the reason for
-    no update; from then on updates are read at the end of the step, and the
-    metadata has `changed_after_step` with them. The value is that of the snapshot.
+    Changes between the optimizer step and the snapshot, such as weight clipping, are not part of
+    the update. They are marked with `changed_after_step`.
 
-    The buffers take as much memory as the parameters that are both chosen and
-    in an optimizer, on their devices; they are kept from the first copy to
-    `close`, so that no step pays for allocation twice.
+    **Gradients** are those at the snapshot: accumulated over micro-batches and unscaled.
+    `accumulated` in the metadata is the number of micro-batches, if known. If the loop clears
+    gradients before the snapshot, the first record has `gradient_missing`. Later gradients are read
+    at the end of the optimizer step. `carried_over` marks gradients that were not cleared after the
+    previous step.
 
-    Gradients are those of the snapshot: after the optimizer's step, as it left
-    them, summed over micro-batches, unscaled. Where they sum up several, the
-    metadata has `accumulated` with their number, if the snapshot was foreseen
-    and nothing else changed gradients in between, such as clipping after each.
-    It is counted by the last trained parameter of each optimizer. A loop that clears gradients
-    before the snapshot is noticed at the first one, which has
-    `gradient_missing` in its metadata; from then on gradients are read at the
-    end of the optimizer's step.
+    Further metadata: `evaluation_mode` marks optimizer steps in `eval()` mode of a model with
+    dropout or batch normalization. With several recording ranks, `digest` is equal on ranks with
+    equal parameters. For a sharded parameter (DTensor), statistics, shape and count are those of
+    the local shard, with `scope` and `global_shape`.
 
-    Gradients that a step has used, and that the next one uses again because
-    nothing cleared them, have `carried_over` in the metadata; it is looked at
-    as `accumulated` is, and at three more parameters of each optimizer, from its first on,
-    which have it alone where only a part of the model is cleared.
-    `evaluation_mode` says that the optimizer stepped while the model was in
-    evaluation mode and has dropout or batch normalisation in what it trains.
-    Where several ranks write to the run, `digest` is what the bits of the
-    parameter add up to, the same on ranks whose copies are the same.
-
-    Of a sharded parameter (DTensor) the statistics, shape and element count
-    are of the local shard, with `scope` and `global_shape` in the metadata;
-    nothing is gathered. What cannot be read (meta tensors, for example) has a
-    record without statistics, and is told of once by an event.
-
-    Nothing that fails in here reaches the training loop: it is told of once,
-    by an event `instrumentation_failed`. In strict mode it is raised. Every
-    method may be called from any thread, but not while another one runs the
-    backward pass of the same model: PyTorch guards no gradient against that.
-    On a GPU a due snapshot waits for it.
+    A failure is logged once as `instrumentation_failed`; strict mode raises it. Thread-safe, except
+    during a backward pass of the same model. On a GPU, a due snapshot waits for the device.
 
     Attributes:
-        finder: What sees other optimizers take the place of those given, and a GradScaler.
+        finder: Detector of replaced optimizers and of a GradScaler.
 
     Args:
-        session: A TrainingSession, or the RunContext of one.
-        model: The model, wrapped or not. Parameters that come and go are seen
-            at the next snapshot.
-        optimizer: Its optimizer, a sequence of them, or None. A wrapper such as
-            SAM is one with what it wraps.
-        config: What is looked at, and when; the defaults for None.
+        session: A TrainingSession, or its RunContext.
+        model: Model, wrapped or not. New and removed parameters are noticed at the next snapshot.
+        optimizer: Optimizer, a sequence of them, or None. A wrapper such as SAM counts as one
+            optimizer.
+        config: Options. Defaults to `ParameterDiagnosticsConfig()`.
 
     Raises:
-        SchemaValidationError: A bad argument; the message names it.
+        SchemaValidationError: An argument is invalid. The message names it.
     """
 
     def __init__(
@@ -240,15 +210,17 @@ class ParameterDiagnostics(ParameterReadback):
 
     @property
     def config(self) -> ParameterDiagnosticsConfig:
-        """As it was given, or the defaults."""
+        """The options."""
         return self._config
 
     @property
     def optimizer(self) -> Any:
-        """The optimizers that are followed now, as a tuple; set it where others take their place.
+        """Followed optimizers, as a tuple; assign new ones if they are replaced.
 
-        One that is made anew is found by itself at its first step, too, unless
-        that is compiled.
+        A new optimizer is also detected at its first step, unless that step is compiled.
+
+        Raises:
+            SchemaValidationError: The assigned value is not an optimizer.
         """
         return tuple(self._optimizers)
 
@@ -259,35 +231,34 @@ class ParameterDiagnostics(ParameterReadback):
 
     @property
     def has_stepped(self) -> bool:
-        """Whether an optimizer has ended a step since the last snapshot was asked for."""
+        """Whether an optimizer has stepped since the last call of `snapshot`."""
         return any(self._steps.has_stepped(index) for index in range(len(self._optimizers)))
 
     @property
     def step_totals(self) -> Sequence[int]:
-        """How many steps each optimizer has ended; empty where one of them cannot be followed."""
+        """Number of steps of each optimizer; empty if one cannot be followed."""
         return self._steps.totals
 
     @property
     def kept_bytes(self) -> int:
-        """Memory that the copies of parameters take now."""
+        """Memory used by copies of parameters, in bytes."""
         return self._steps.kept_bytes
 
     def snapshot(
         self, step: int, *, epoch: int | None = None, metadata: Mapping[str, Any] | None = None
     ) -> Snapshot:
-        """Record every chosen parameter as it is now, where the schedule says so.
+        """Record each selected parameter, if the step is due.
 
         Args:
-            step: Step counter; it may go backwards.
-            epoch: Epoch counter, or None.
-            metadata: JSON values for every record, taken as they are now; a key
-                of theirs wins over one of ours. Not looked at off schedule.
+            step: Step; it may decrease.
+            epoch: Epoch, or None.
+            metadata: JSON values for each record; copied. They override Quark's keys.
 
         Returns:
-            The summaries and the histograms; both empty off schedule.
+            The statistics and the histograms; both empty if the step is not due.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             InvalidRunStateError: This object is closed or the run has ended.
         """
         step, epoch = self._check(step, epoch)
@@ -310,11 +281,15 @@ class ParameterDiagnostics(ParameterReadback):
         epoch: int | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Snapshot:
-        """As `snapshot`, at the end of a loop's step that may be a part of the optimizer's.
+        """Record as `snapshot` does, in a loop with gradient accumulation.
 
         Args:
-            pace: What says whether it is time, in place of the schedule.
-            step, epoch, metadata: As of `snapshot`, which raises as this does.
+            pace: Object that decides whether the step is due, instead of the schedule.
+            step, epoch, metadata: See `snapshot`.
+
+        Raises:
+            SchemaValidationError: An argument is invalid. The message names it.
+            InvalidRunStateError: This object is closed or the run has ended.
         """
         step, epoch = self._check(step, epoch)
         was_waiting = pace.is_waiting
@@ -331,26 +306,25 @@ class ParameterDiagnostics(ParameterReadback):
             self._count(is_wanted=is_soon)
 
     def flush(self) -> Snapshot:
-        """Deliver every accepted record of this run to the primary store.
+        """Deliver all accepted records of this run to the primary store.
 
         Returns:
-            This object's records since the last flush, or since `batch_size`
-            of the kind last filled. Nothing where no store is kept.
+            This object's records since the last flush, or since `batch_size` of a kind was last
+            reached. Empty if nothing is stored.
 
         Raises:
-            SessionStoreError: The store did not acknowledge in time; the
-                records stay queued and are delivered later.
+            SessionStoreError: The store did not answer in time. The records stay queued and are
+                delivered later.
         """
         return self._summaries.flush(), self._distributions.flush()
 
     def close(self) -> None:
-        """Leave the optimizers, free the copies and take no more snapshots.
+        """Detach from the optimizers, free the copies and accept no more snapshots.
 
-        Reading still works. What fails on the way is told of as any failure
-        is, and leaves the rest closed. A second call does nothing.
+        Reading still works. A second call does nothing.
 
         Raises:
-            SessionStoreError: In strict mode, the primary's first delivery error.
+            SessionStoreError: In strict mode, the primary store's first delivery error.
         """
         if self._closed:
             return

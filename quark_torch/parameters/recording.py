@@ -204,20 +204,20 @@ class ParameterReadback:
         all_attempts: bool = False,
         **bounds: Unpack[ReadBounds],
     ) -> tuple[ParameterSummaryRecord, ...]:
-        """Flush, then return the run's summaries that fit, in persistence order.
+        """Flush, then read the run's parameter statistics in order of storage.
 
         Args:
-            module_name, module_type: Only of this module, of this class of modules.
-            parameter_name, parameter_role: Only of this parameter, of this role.
+            module_name, module_type: Name or class of the module.
+            parameter_name, parameter_role: Name or role of the parameter.
             step, step_min, step_max: Bounds on the step, inclusive.
             epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
-            latest_only: Of each parameter (and rank) only the last record that fits.
-            limit: The newest N of what is left.
-            all_attempts: Also records that a later attempt, resumed from an
-                earlier step, has hidden.
+            latest_only: Whether to return only the last record of each parameter and rank. Defaults
+                to False.
+            limit: Maximum number of records; the newest are kept. Defaults to all.
+            all_attempts: If True, include records that a later attempt replaced. Defaults to False.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         equals = (module_name, module_type, parameter_name, parameter_role)
@@ -240,17 +240,21 @@ class ParameterReadback:
         all_attempts: bool = False,
         **bounds: Unpack[ReadBounds],
     ) -> tuple[ParameterDistributionRecord, ...]:
-        """Flush, then return the run's histograms that fit, in persistence order.
+        """Flush, then read the run's parameter histograms in order of storage.
 
         Args:
-            distribution_type: Only of value, gradient or update.
-            latest_only: Of each parameter, type (and rank) only the last record that fits.
-            module_name, module_type, parameter_name, parameter_role, step,
-            step_min, step_max, epoch, epoch_min, epoch_max, limit,
-            all_attempts: As in `read_summaries`.
+            module_name, module_type: Name or class of the module.
+            parameter_name, parameter_role: Name or role of the parameter.
+            distribution_type: `value`, `gradient` or `update`.
+            step, step_min, step_max: Bounds on the step, inclusive.
+            epoch, epoch_min, epoch_max: Bounds on the epoch, inclusive.
+            latest_only: Whether to return only the last record of each parameter, type and rank.
+                Defaults to False.
+            limit: Maximum number of records; the newest are kept. Defaults to all.
+            all_attempts: If True, include records that a later attempt replaced. Defaults to False.
 
         Raises:
-            SchemaValidationError: A bad argument; the message names it.
+            SchemaValidationError: An argument is invalid. The message names it.
             SessionStoreError: The store cannot be read.
         """
         if distribution_type is not None:
@@ -264,7 +268,7 @@ class ParameterReadback:
     def read(
         self,
     ) -> tuple[tuple[ParameterSummaryRecord, ...], tuple[ParameterDistributionRecord, ...]]:
-        """Flush, then return all of the run's summaries and histograms.
+        """Flush, then read all parameter statistics and histograms of the run.
 
         Raises:
             SessionStoreError: The store cannot be read.

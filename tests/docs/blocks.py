@@ -9,10 +9,12 @@ A page says in HTML comments, which no reader sees, how its blocks are run:
     <!-- not run: needs a cluster -->            the next block is only compiled
     <!-- exit status 1 -->                       how the next block's last command ends
     <!-- fails with SessionStoreError -->        what the next block raises
+    <!-- example: needs torch -->                what follows begins in an empty folder, without
+                                                 names, and is skipped without what it needs
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +25,7 @@ _NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
 _STATUS = re.compile(r"<!-- exit status (?P<status>\d+) -->")
 _FAILS = re.compile(r"<!-- fails with (?P<error>\w+) -->")
 _PAGE = re.compile(r"<!-- page: (?P<words>.+?) -->")
+_EXAMPLE = re.compile(r"<!-- example(: needs (?P<needs>[\w ]+?))? -->")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Block:
     status: int = 0
     fails_with: str | None = None
     follows: bool = False  # nothing but blank lines between it and the block before
+    begins: bool = False  # the first one of an example
+    needs: tuple[str, ...] = ()  # of the example
 
 
 @dataclass
@@ -76,6 +81,7 @@ def parse_page(path, text):
             page.needs = tuple(words[words.index("needs") + 1 :])
     lines = text.splitlines()
     said = []  # the comments since the last block
+    example = None  # the comment that began an example which has no block yet
     follows = False
     number = 0
     while number < len(lines):
@@ -83,22 +89,32 @@ def parse_page(path, text):
         if line.strip() == "<!-- hidden":
             end = _find(lines, number + 1, "-->")
             body = "\n".join(lines[number + 1 : end])
-            page.blocks.append(Block("python", body, number + 2, hidden=True))
-            follows = False
+            page.blocks.append(begin(example, Block("python", body, number + 2, hidden=True)))
+            example, follows = None, False
             number = end
         elif fence := _FENCE.match(line):
             end = _find(lines, number + 1, fence["ticks"])
             indent = len(fence["indent"])
             body = "\n".join(each[indent:] for each in lines[number + 1 : end])
             _add(page, fence["language"], body, number + 2, "\n".join(said), follows)
-            said, follows = [], True
+            page.blocks[-1] = begin(example, page.blocks[-1])
+            said, example, follows = [], None, True
             number = end
+        elif found := _EXAMPLE.fullmatch(line.strip()):
+            example, follows = found, False
         elif line.strip().startswith("<!--"):
             said.append(line)
         elif line.strip():
             said, follows = [], False
         number += 1
     return page
+
+
+def begin(example, block):
+    """A block, as the first one of an example where a comment before it says so."""
+    if example is None:
+        return block
+    return replace(block, begins=True, needs=tuple((example["needs"] or "").split()))
 
 
 def _find(lines, start, mark):

@@ -2,11 +2,12 @@
 
 Each page has an empty folder and one namespace. Its Python blocks are executed in order, its
 console and sh blocks by bash in the same folder. A text block right after a block is what that
-one prints: its words must be in what was printed. The first block that fails ends the process
-with its page and line.
+one prints: its words must be in what was printed. An example that a comment marks begins anew, in
+a folder of its own. The first block that fails ends the process with its page and line.
 """
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -28,13 +29,16 @@ class BlockError(Exception):
 
 
 def run_page(path, folder):
-    page = read_page(path)
-    folder.mkdir(parents=True)
-    os.chdir(folder)
-    names = {"__name__": "__main__", "__file__": str(path)}
-    printed = None
-    for block in page.blocks:
+    page, environment = read_page(path), dict(os.environ)
+    names, printed, is_skipped = enter(folder, path), None, False
+    for number, block in enumerate(page.blocks):
         where = f"{page.name}:{block.line}"
+        if block.begins:
+            set_environment(environment)
+            names, printed = enter(folder / f"example-{number}", path), None
+            is_skipped = any(importlib.util.find_spec(need) is None for need in block.needs)
+        if is_skipped:
+            continue
         if block.language == "text":
             if printed is not None and block.follows:
                 compare(block.text, printed, where)
@@ -47,6 +51,18 @@ def run_page(path, folder):
             printed = run_shell(block, names, where)
         else:
             printed = None
+
+
+def enter(folder, path):
+    """Goes into a new folder; the names that a page or an example begins with."""
+    folder.mkdir(parents=True)
+    os.chdir(folder)
+    return {"__name__": "__main__", "__file__": str(path)}
+
+
+def set_environment(environment):
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def run_python(block, path, names, where):
@@ -138,8 +154,7 @@ def main():
     warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
     for number, path in enumerate(map(Path, sys.argv[2:])):
         # What a page sets is not there in the next one.
-        os.environ.clear()
-        os.environ.update(environment)
+        set_environment(environment)
         try:
             run_page(path, home / str(number))
         except BlockError as error:

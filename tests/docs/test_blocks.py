@@ -11,11 +11,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from blocks import DOCS, ROOT, list_pages, parse_page, read_page
+from blocks import ROOT, list_pages, parse_page, read_page
 from page_runner import BlockError, compare, replace_names
 from wide_bounds import STARTS, widen_in_children
 
-API = DOCS / "reference" / "api"
 RUN = {"python", "console", "sh"}
 # Parsed below; configuration of other programs; what tests of their own read.
 READ = {"json", "toml"}
@@ -26,16 +25,13 @@ needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash
 
 
 def list_cases():
-    """A case for each page that runs something; of the API, for each subject."""
-    groups = {}
+    """A case for each page that runs something."""
     for path in list_pages():
         page = read_page(path)
         if any(b.language in RUN and not b.not_run for b in page.blocks):
-            key = path.parent if API in path.parents else path
-            groups.setdefault((key.relative_to(ROOT).as_posix(), page.is_long), []).append(page)
-    for (name, is_long), pages in groups.items():
-        marks = [pytest.mark.long] if is_long else []
-        yield pytest.param(pages, id=f"{name} long" if is_long else name, marks=marks)
+            marks = [pytest.mark.long] if page.is_long else []
+            name = f"{page.name} long" if page.is_long else page.name
+            yield pytest.param(page, id=name, marks=marks)
 
 
 def clean_environment(home):
@@ -65,15 +61,15 @@ def clean_environment(home):
 
 @pytest.mark.sampled
 @needs_bash
-@pytest.mark.parametrize("pages", list(list_cases()))
-def test_the_blocks_of_a_page_run_as_they_stand(pages, tmp_path):
-    missing = {need for page in pages for need in page.needs if not is_installed(need)}
+@pytest.mark.parametrize("page", list(list_cases()))
+def test_the_blocks_of_a_page_run_as_they_stand(page, tmp_path):
+    missing = {need for need in page.needs if not is_installed(need)}
     if missing:
         pytest.skip(f"needs {', '.join(sorted(missing))}")
     home = tmp_path / "home"
     home.mkdir()
     ran = subprocess.run(
-        [sys.executable, "-m", "page_runner", tmp_path / "pages", *(p.path for p in pages)],
+        [sys.executable, "-m", "page_runner", tmp_path / "pages", page.path],
         cwd=tmp_path,
         env=clean_environment(home),
         capture_output=True,
@@ -125,6 +121,17 @@ def test_a_page_is_read_with_what_its_comments_say():
         ("python", 8, False, "needs a cluster", 0),
         ("console", 13, False, None, 3),
         ("text", 17, False, None, 0),
+    ]
+
+
+def test_an_example_begins_anew_and_may_need_something():
+    text = "<!-- example: needs torch -->\n<!-- hidden\nx = 1\n-->\n\n**Example**\n"
+    text += "```python\nx\n```\n<!-- example -->\n```python\ny\n```\n"
+    page = parse_page(ROOT / "README.md", text)
+    assert [(b.text, b.begins, b.needs) for b in page.blocks] == [
+        ("x = 1", True, ("torch",)),
+        ("x", False, ()),
+        ("y", True, ()),
     ]
 
 

@@ -445,19 +445,17 @@ def _order(diff: PhaseDiff) -> tuple[float, float, str]:
 
 
 class ComparisonEngine:
-    """Compares runs: what changed, what differs, and whether that means anything.
+    """Comparison of runs: config changes, metric differences and their significance.
 
-    Reads only: nothing is stored, no run is altered, and a run without a
-    stored analysis is analyzed in memory. Runs that this process holds open
-    are flushed first. Every method may be called from any thread.
+    Reads only. A run without a stored analysis is analyzed in memory. Runs that are open in this
+    process are flushed first. Thread-safe.
 
     Args:
-        session: The primary side: a TrainingSession, a RunContext, a run id,
-            or a list or tuple of them, such as the runs of several seeds.
-        config: Targets and options; see `ComparisonEngineConfig`.
+        session: Run to judge: a TrainingSession, a RunContext, a run ID, or a list of them (seeds).
+        config: Targets and options. Defaults to `ComparisonEngineConfig()`.
 
     Raises:
-        SchemaValidationError: An argument of another type; the message names it.
+        SchemaValidationError: An argument has the wrong type. The message names it.
     """
 
     def __init__(self, session: object, *, config: ComparisonEngineConfig | None = None) -> None:
@@ -465,25 +463,33 @@ class ComparisonEngine:
         self._config = check_config(config, ComparisonEngineConfig)
 
     def compare(self, other: object, *, baseline: bool = False) -> RunComparisonResult:
-        """Compare with another run or group of runs, which is the reference.
+        """Compare with a reference run or group of runs.
 
         Args:
-            other: As `session`. An id is looked up in the primary's storage_dir.
-            baseline: Whether the result's mode is `baseline`, else `pairwise`.
+            other: Reference: a TrainingSession, a RunContext, a run ID, or a list of them. IDs are
+                looked up in the store of the first side.
+            baseline: If True, the result's mode is `baseline` instead of `pairwise`. Defaults to
+                False.
+
+        Returns:
+            The comparison. Its `primary` is the engine's own run, its `reference` is `other`.
 
         Raises:
-            SchemaValidationError: `other` is of another type.
-            RunNotFoundError: There is no such run.
+            SchemaValidationError: `other` has the wrong type.
+            RunNotFoundError: The run does not exist.
             SessionStoreError: The store cannot be read.
         """
         return _compare(self._targets, list_targets(other, "other"), bool(baseline), self._config)
 
     def compare_to_baseline(self, baseline_run: object) -> RunComparisonResult:
-        """`compare` with the mode `baseline`.
+        """Compare with a baseline: `compare` with the mode `baseline`.
+
+        Args:
+            baseline_run: Reference, as in `compare`.
 
         Raises:
-            SchemaValidationError: `baseline_run` is of another type.
-            RunNotFoundError: There is no such run.
+            SchemaValidationError: `baseline_run` has the wrong type.
+            RunNotFoundError: The run does not exist.
             SessionStoreError: The store cannot be read.
         """
         targets = list_targets(baseline_run, "baseline_run")
@@ -497,11 +503,17 @@ class ComparisonEngine:
         baseline: bool = False,
         config: ComparisonEngineConfig | None = None,
     ) -> RunComparisonResult:
-        """Compare two runs or groups of runs in one call; see `compare`.
+        """Compare two runs or groups of runs in one call.
+
+        Args:
+            primary: Run to judge, as the argument of `ComparisonEngine`.
+            reference: Run to compare with.
+            baseline: If True, the result's mode is `baseline`. Defaults to False.
+            config: Targets and options. Defaults to `ComparisonEngineConfig()`.
 
         Raises:
-            SchemaValidationError: An argument of another type.
-            RunNotFoundError: There is no such run.
+            SchemaValidationError: An argument has the wrong type.
+            RunNotFoundError: The run does not exist.
             SessionStoreError: The store cannot be read.
         """
         sides = list_targets(primary, "primary"), list_targets(reference, "reference")

@@ -387,23 +387,23 @@ class ChangeDiff(Record, frozen=True, gc=False):
 
 
 class RunComparisonResult(Record, frozen=True, gc=True, weakref=True):
-    """Two runs, or groups of runs, compared.
+    """Result of a comparison of two runs or groups of runs.
 
     Attributes:
-        schema_version: Version of the schema of this result.
-        generated_at: When it was made; all else is the same for the same runs.
-        mode: pairwise or baseline.
-        primary, reference: What was compared.
+        schema_version: Schema version of this result.
+        generated_at: Time of the comparison. All other fields depend on the runs alone.
+        mode: `pairwise` or `baseline`.
+        primary, reference: The compared sides.
         summary: The result in a few sentences.
-        notes: What to know before trusting it.
-        changes: What was set differently: configuration, code, environment.
-        agreeing: Which of config, code and environment were compared and have no difference.
-        metric_diffs: The headline first, then by name.
+        notes: Limits of this comparison.
+        changes: Differences in config, code and environment.
+        agreeing: Parts among config, code and environment that were compared and do not differ.
+        metric_diffs: Metrics: the headline metric first, then by name.
         alert_diff: Alerts.
         health_score_diffs: Health scores.
-        phase_diffs: Phases, in the order of their starts.
-        layer_summary_diffs: Layers, in the order of the model.
-        parameter_diffs: Parameters, likewise.
+        phase_diffs: Phases, by start.
+        layer_summary_diffs: Layers, in model order.
+        parameter_diffs: Parameters, in model order.
     """
 
     schema_version: int
@@ -440,5 +440,5 @@ class RunComparisonResult(Record, frozen=True, gc=True, weakref=True):
         return bundle(self)
 
     def find_metric(self, metric_key: str) -> MetricDiff | None:
-        """The diff of one metric, or None."""
+        """Return the comparison of one metric, or None."""
         return next((diff for diff in self.metric_diffs if diff.metric_key == metric_key), None)

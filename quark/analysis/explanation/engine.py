@@ -264,23 +264,23 @@ def explain_change(
     *,
     storage_dir: str | Path | None = None,
 ) -> ChangeExplanation:
-    """Say why the result of `b` is not that of `a`, with what speaks for it, or that nobody can.
+    """Explain why the result of run `b` differs from the result of run `a`.
 
-    Reads only: nothing is stored and no run is altered. May be called from any thread.
+    Reads only. If the difference is within seed noise, no cause is named. Thread-safe.
 
     Args:
-        a: The first side: a run id or the beginning of one, a TrainingSession, a RunContext,
-            or a list or tuple of them, such as the seeds of one configuration.
-        b: The second side, likewise: the one whose result is in question. None holds `a`,
-            one run, against the last good run of its configuration, which is the first side.
-        metric: The metric that it is about; by default the objective that a run was started
-            with, else the validation loss or accuracy, else that of training.
-        storage_dir: Where ids are looked up; by default where the sides' sessions are, else
-            the working directory or the service.
+        a: Reference: a run ID or unique prefix, a TrainingSession, a RunContext, or a list of them
+            (seeds of one config).
+        b: Run to explain, in the same forms. If None, `a` is explained and compared with the last
+            good run of its config.
+        metric: Metric to explain. Defaults to the run's objective, then a validation loss or
+            accuracy, then a training one.
+        storage_dir: Folder in which IDs are looked up. Defaults to the store of the given sessions,
+            then the working directory or the Quark server.
 
     Raises:
-        SchemaValidationError: A side is of another type, or no run has the metric.
-        RunNotFoundError: There is no such run, or none to hold `a` against.
+        SchemaValidationError: A side has the wrong type, or no run has the metric.
+        RunNotFoundError: A run does not exist, or there is nothing to compare `a` with.
         SessionStoreError: The store cannot be read.
     """
     if metric is not None and not isinstance(metric, str):

@@ -171,28 +171,27 @@ class Check(Record, frozen=True, gc=False):
 
 
 class ChangeExplanation(Record, frozen=True, gc=True, weakref=True):
-    """Why a result changed: whether it did, since when, what differs, and what is to blame.
+    """Explanation of a changed result, returned by `explain_change`.
 
     Attributes:
-        schema_version: Version of the schema of this result.
-        generated_at: When it was made.
-        before, after: The sides.
-        metric_key: The metric that is asked about, or None where the sides share none.
-        metric: That metric, compared; its primary is `after`.
-        verdict: better or worse, of `after`; changed where no direction is known;
-            no_difference beyond chance; cannot_tell.
-        reason: Why, in a sentence.
-        noise_floor: What chance does, where it is known.
-        first_difference: Where the curves part.
-        causes: What may be to blame, the most likely first. Empty where there is no
-            difference beyond chance: then nobody is accused.
-        differences: Where nobody is accused, what differs all the same, the most likely reason
-            that the curves part first, each with the standing `unlikely`.
-        ruled_out: What is known not to be the cause.
-        unknown: What was not recorded on a side, so that nobody can say.
-        checks: What would settle it.
-        history_count: Runs of the project that were looked at.
-        notes: What to know before trusting it.
+        schema_version: Schema version of this result.
+        generated_at: Time of the explanation.
+        before, after: The two sides.
+        metric_key: Explained metric, or None if the sides share no metric.
+        metric: Comparison of that metric. Its primary side is `after`.
+        verdict: `better` or `worse` (for `after`), `changed` if the direction is unknown,
+            `no_difference` within seed noise, or `cannot_tell`.
+        reason: Reason for the verdict, in one sentence.
+        noise_floor: Seed noise, if known.
+        first_difference: First step at which the runs diverge.
+        causes: Possible causes, most likely first. Empty if the difference is within seed noise.
+        differences: Differences between runs whose results agree. Each has the confidence
+            `unlikely`.
+        ruled_out: Differences that are not the cause.
+        unknown: Data that was not recorded for one side.
+        checks: Experiments that would settle the question.
+        history_count: Number of runs of the project that were read.
+        notes: Limits of this explanation.
     """
 
     schema_version: int

@@ -177,17 +177,15 @@ _ABSENT: Any = object()
 
 
 class LayeredConfig(dict[str, Any]):
-    """A configuration whose keys are attributes too, and which knows where its values are from.
+    """Config with keys as attributes, which records the origin of each value.
 
-    `config.optimizer.lr`, `config["optimizer"]["lr"]` and `config["optimizer.lr"]` are the same.
-    A mapping that is put in becomes one of these; `config["a.b.c"] = 1` makes what is above it.
-    A key that is no word, or the name of a method, is reached as an item.
+    A `dict` subclass. `config.optimizer.lr`, `config["optimizer"]["lr"]` and
+    `config["optimizer.lr"]` are the same value. Mappings that you assign become LayeredConfig
+    objects, and `config["a.b.c"] = 1` creates the parents. Use items for keys that are method names
+    or not identifiers.
 
-    It is a dict to whoever wants one, for `json.dumps` and `**config`. Given to `start_run` it
-    takes the origins of its settings along, and `why` tells them. What is changed after
-    `resolve` is remembered too, as of `code`, until `freeze`.
-
-    Threads: one at a time; any number once it is frozen.
+    Passed to `start_run`, it also records the origins. Changes after `resolve` have the origin
+    `code`. Not thread-safe before `freeze()`.
     """
 
     __slots__ = ("_assignments", "_frozen", "_path")
@@ -223,34 +221,38 @@ class LayeredConfig(dict[str, Any]):
         return isinstance(key, str) and _find(self, key) is not _ABSENT
 
     def get(self, key: str, default: Any = None, /) -> Any:
-        """The value of a key, dots included, or the default."""
+        """Return the value of a key, which may contain dots, or the default."""
         found = _find(self, key)
         return default if found is _ABSENT else found
 
     def to_dict(self) -> dict[str, Any]:
-        """A new dict of plain dicts and lists."""
+        """Return a new dict of plain dicts and lists."""
         plain: dict[str, Any] = copy_containers(self)
         return plain
 
     def why(self, key: str | None = None) -> str:
-        """Where a setting has its value from, or all of them: a line for each.
+        """Return the origin of one value, or of all values, as lines of text.
 
-        `lr = 0.02  <- scaled (train.py:9) <- 0.01 high_lr (train.py:7)`: what gave it the value
-        that it has, then each value that was replaced, with what had given that. Secrets are
-        redacted.
+        A line such as `lr = 0.02  <- scaled (train.py:9) <- 0.01 high_lr (train.py:7)` names the
+        origin, then each replaced value with its origin. Secrets are redacted.
+
+        Args:
+            key: Key, which may contain dots. Defaults to all keys.
 
         Raises:
-            KeyError: There is no such key.
+            KeyError: The key does not exist.
         """
         return tell_origins(self, key)
 
     def save(self, path: str | Path) -> None:
-        """Write it into a file, in the format that its name ends with.
+        """Write the config to a file in the format of its extension.
 
-        `.json`, `.toml`, and `.yaml` or `.yml` (extra `yaml`). Secrets stand there as they are.
+        Args:
+            path: Path that ends with `.json`, `.toml`, `.yaml` or `.yml` (extra `yaml`). Secrets
+                are not redacted.
 
         Raises:
-            SchemaValidationError: Another ending, or a value that the format cannot hold; the
+            SchemaValidationError: The extension is unknown, or the format cannot hold a value. The
                 message names it.
             OSError: The file cannot be written.
         """
@@ -289,7 +291,7 @@ class LayeredConfig(dict[str, Any]):
     def update(  # type: ignore[override]
         self, values: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None, /, **more: Any
     ) -> None:
-        """Take over values; a mapping is merged into the one that is there, key by key."""
+        """Set values; a mapping is merged into an existing one, key by key."""
         given = {} if values is None else values
         for key, value in given.items() if isinstance(given, Mapping) else given:
             self._merge(key, value)
@@ -297,7 +299,7 @@ class LayeredConfig(dict[str, Any]):
             self._merge(key, value)
 
     def update_if_absent(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Take over those values whose keys are not there yet, at any depth."""
+        """Set only values whose keys do not exist yet, at each depth."""
         for key, value in {**(values or {}), **more}.items():
             known = _find(self, key)
             if known is _ABSENT:
@@ -306,13 +308,13 @@ class LayeredConfig(dict[str, Any]):
                 known.update_if_absent(value)
 
     def setdefault(self, key: str, default: Any = None, /) -> Any:
-        """The value of a key, which is the default from now on where there was none."""
+        """Return the value of a key, after setting it to the default if absent."""
         if key not in self:
             self[key] = default
         return self[key]
 
     def pop(self, key: str, default: Any = _ABSENT, /) -> Any:
-        """Take a key out and return its value."""
+        """Remove a key and return its value."""
         self._refuse_if_frozen(key)
         above, name = _find_above(self, key)
         if above is None or not dict.__contains__(above, name):
@@ -324,14 +326,14 @@ class LayeredConfig(dict[str, Any]):
         return value
 
     def popitem(self) -> tuple[str, Any]:
-        """Take the newest key out and return it with its value."""
+        """Remove the newest key and return it with its value."""
         if not self:
             raise KeyError("the configuration is empty")
         key = next(reversed(self))
         return key, self.pop(key)
 
     def clear(self) -> None:
-        """Take all keys out."""
+        """Remove all keys."""
         for key in list(self):
             self.pop(key)
 
@@ -340,7 +342,7 @@ class LayeredConfig(dict[str, Any]):
         return self
 
     def freeze(self) -> Self:
-        """Let nothing change it any more, at any depth; returns it."""
+        """Make the config read-only at each depth, and return it."""
         object.__setattr__(self, "_frozen", True)
         for value in self.values():
             if isinstance(value, LayeredConfig):
@@ -350,7 +352,7 @@ class LayeredConfig(dict[str, Any]):
     # Copies
 
     def copy(self) -> LayeredConfig:
-        """A copy with the same memory, which is not frozen."""
+        """Return a copy with the same origins that is not frozen."""
         return _restore(self.to_dict(), *_describe_memory(self))
 
     __copy__ = copy

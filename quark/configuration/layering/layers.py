@@ -395,35 +395,34 @@ _RESERVED = frozenset({"manual"})
 
 
 class Layers:
-    """A configuration made of layers: functions, files, the environment, the command line.
+    """Config built from layers: functions, files, environment variables, command line.
 
-    layers = quark.Layers()
+    Layers are applied in this order, and the last one wins:
 
-    @layers.add(default=True)
-    def defaults(c):
-        c.lr = 0.001
+    - layers with `default=True`
+    - layers that the command line names, after the layers in their `after`
+    - files
+    - environment variables
+    - values from the command line
+    - lazy layers, which see all of the above
 
-    @layers.add(priority=1)
-    def high_lr(c):
-        c.lr = 0.01
-
-    config = layers.resolve()        # train.py high_lr batch_size=64
-
-    They are applied in this order, and the last one counts: layers with `default=True`; those
-    that the command line names, and what they come `after`; files; environment variables; settings
-    of the command line; lazy layers, which see all of these. Within each of these by `priority`,
-    then as they were added.
-
-    `Layers(model=…, data=…)` keeps several apart, each in a namespace of its own: both may have a
-    key `lr`.
-
-    Threads: one at a time.
+    Within each group, they are sorted by `priority`, then by order of addition. Not thread-safe.
 
     Args:
-        namespaces: Layers of their own, by the key that they lie under.
+        **namespaces: Layers for a part of the config: `Layers(model=…, data=…)`. Both parts may
+            have a key `lr`.
 
     Raises:
-        SchemaValidationError: A namespace that is none.
+        SchemaValidationError: A namespace is not a `Layers` object.
+
+    Example:
+        layers = quark.Layers()
+
+        @layers.add(default=True)
+        def defaults(c):
+            c.lr = 0.001
+
+        config = layers.resolve()  # train.py lr=0.01
     """
 
     def __init__(self, **namespaces: Layers) -> None:
@@ -469,22 +468,23 @@ class Layers:
         after: str | Iterable[str] = (),
         lazy: bool = False,
     ) -> Any:
-        """Add a function that writes settings into the configuration that it is given.
+        """Add a function that sets values in the config it is given.
 
-        It should do nothing else: one with a block `with layers.lazy():` is called twice.
+        The function should have no other effect: one with a `with layers.lazy():` block is called
+        twice.
 
         Args:
-            function: The function; it stays what it is.
-            name: What the command line calls it; the function's name by default.
-            default: Whether it takes part unasked. Of a lazy layer that is so by default, of
-                others not: they take part where the command line names them, or another layer
-                that takes part comes after them.
-            priority: The highest is applied last, among layers of one kind.
-            after: Names of layers that it needs: they take part with it, and before it.
-            lazy: Apply it after the command line, to work out what depends on that.
+            function: The function. It is returned unchanged.
+            name: Name for the command line. Defaults to the function's name.
+            default: Whether to apply the layer if the command line does not name it. Defaults to
+                True for lazy layers, else False.
+            priority: Order within a group; the highest is applied last. Defaults to 0.
+            after: Names of layers that are applied with this layer and before it.
+            lazy: Whether to apply the layer after the command line. Defaults to False.
 
         Raises:
-            SchemaValidationError: The name is taken or no word, or an argument is bad.
+            SchemaValidationError: The name is taken or not an identifier, or an argument is
+                invalid.
         """
 
         def take(given: LayerFunction) -> LayerFunction:
@@ -513,20 +513,23 @@ class Layers:
         after: str | Iterable[str] = (),
         optional: bool = False,
     ) -> None:
-        """Add a file: JSON, TOML or, with the extra `yaml`, YAML. It is read at `resolve`.
+        """Add a JSON, TOML or YAML file (extra `yaml`) that is read by `resolve`.
 
-        Mappings in it are merged into what is there; each setting knows its line. What it says
-        counts more than any function that is not lazy. Nothing in it is evaluated.
+        Mappings are merged, and each value records its line. A file overrides all functions that
+        are not lazy. Its content is not evaluated.
 
         Args:
-            path: The file, from the working directory where it is relative.
-            name: What the command line calls it; the file's name without its ending by default.
-            default: Whether it takes part unasked.
-            priority, after: As of `add`.
-            optional: Whether it may be absent.
+            path: Path of the file, absolute or relative to the working directory.
+            name: Name for the command line. Defaults to the file name without extension.
+            default: Whether to apply the file if the command line does not name it. Defaults to
+                True.
+            priority: Order within the files; the highest is applied last. Defaults to 0.
+            after: Names of layers that are applied with this file and before it.
+            optional: Whether the file may be missing. Defaults to False.
 
         Raises:
-            SchemaValidationError: The name is taken or no word, or an argument is bad.
+            SchemaValidationError: The name is taken or not an identifier, or an argument is
+                invalid.
         """
         if not isinstance(path, (str, Path)):
             raise SchemaValidationError(
@@ -551,13 +554,16 @@ class Layers:
         )  # fmt: skip
 
     def add_environment(self, prefix: str) -> None:
-        """Read settings from environment variables that begin with a prefix, at `resolve`.
+        """Read values from environment variables with a prefix, when `resolve` is called.
 
-        With `TRAIN_`, TRAIN_LR=0.01 is `lr` and TRAIN_MODEL__LR=0.1 is `model.lr`; values are read
-        as those of the command line. They count more than files.
+        With `TRAIN_`, TRAIN_LR=0.01 sets `lr` and TRAIN_MODEL__LR=0.1 sets `model.lr`. Values are
+        parsed like those of the command line. They override files.
+
+        Args:
+            prefix: Prefix of the variables.
 
         Raises:
-            SchemaValidationError: No prefix, or `QUARK_`, whose variables are settings of Quark.
+            SchemaValidationError: The prefix is empty or `QUARK_`.
         """
         if not isinstance(prefix, str) or not prefix or prefix.upper().startswith("QUARK_"):
             raise SchemaValidationError(
@@ -566,28 +572,32 @@ class Layers:
         self._prefixes.append(prefix)
 
     def manual(self, function: F) -> F:
-        """Let a function say what settings are: it is given a configuration to write texts into.
+        """Register a function that describes the values.
 
-        @layers.manual
-        def texts(c):
-            c.lr = "learning rate of the optimizer"
+        The function gets a config and writes a description for each key.
+
+        Example:
+            @layers.manual
+            def texts(c):
+                c.lr = "learning rate of the optimizer"
         """
         self._manuals.append(function)
         return function
 
     @contextmanager
     def lazy(self) -> Iterator[None]:
-        """Mark a block of a layer's function that is to be applied after the command line.
+        """Mark a block of a layer function that is applied after the command line.
 
-        @layers.add(default=True)
-        def model(c):
-            c.model, c.depth = "resnet50", 50
-            with layers.lazy():
-                if c.model == "resnet101":
-                    c.depth = 101
+        The function is called twice: once for everything outside the block, then for the block
+        alone. The block sees the values from the command line.
 
-        The function is called twice: first all but the block counts, then the block alone, which
-        sees what the command line says.
+        Example:
+            @layers.add(default=True)
+            def model(c):
+                c.model, c.depth = "resnet50", 50
+                with layers.lazy():
+                    if c.model == "resnet101":
+                        c.depth = 101
         """
         now = self._pass
         if now is None:
@@ -602,25 +612,24 @@ class Layers:
         parser: ArgumentParser | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> LayeredConfig:
-        """Apply all layers that take part, and return what they make.
+        """Apply the layers and return the config.
 
-        The command line names layers (`high_lr`, or `model.high_lr` in a namespace) and gives
-        settings: `lr=0.01`, `--lr 0.01`, `--lr=0.01`, `optimizer.name=adam`. A value is read as
-        JSON, and what is none is a text: `model=resnet101`; `version=%1.0%` is the text `1.0`. A
-        key that looks like a misspelling of one that is there is refused; `+key=value` insists.
-        `manual` prints the layers, each setting with its origins and what is known of it, and ends
-        the program.
+        The command line names layers (`high_lr`, or `model.high_lr` in a namespace) and sets
+        values: `lr=0.01`, `--lr 0.01`, `--lr=0.01`, `optimizer.name=adam`. A value is parsed as
+        JSON, else it is a string. `version=%1.0%` is the string `1.0`.
+
+        A key that looks like a misspelled key is rejected. Use `+key=value` to set it anyway.
+        `manual` prints the layers, the values with their origins and their descriptions, and exits.
 
         Args:
-            argv: The command line without the name of the program; `sys.argv[1:]` by default.
-            parser: A parser that is asked first. Its defaults count least of all, what the command
-                line gives of it counts as settings do; what it does not know is read here. Its
-                `--help` works as ever.
-            environ: Environment variables, for `add_environment`; those of the process by default.
+            argv: Command line without the program name. Defaults to `sys.argv[1:]`.
+            parser: An ArgumentParser that reads the command line first. Its defaults have the
+                lowest priority. Arguments that it does not know are read as described above.
+            environ: Environment variables for `add_environment`. Defaults to `os.environ`.
 
         Raises:
-            SchemaValidationError: A word that names no layer, a value that cannot be read, layers
-                that come after each other in a circle, a file that cannot be read.
+            SchemaValidationError: An unknown layer, an unreadable value or file, or a cycle of
+                `after`.
             SystemExit: After `manual`.
         """
         arguments = list(sys.argv[1:] if argv is None else argv)

@@ -13,19 +13,17 @@ ArtifactRelation = Literal["used", "alias", "unalias"]
 
 
 class ArtifactLinkRecord(StreamRecord, frozen=True, gc=False):
-    """One link to a version of an artifact, of this run or another one.
+    """Link of a run to a version of an artifact.
 
     Attributes:
-        relation: used: the run that has this record has used the version. alias: from now on
-            the alias names it, and no other version of this name in the project. unalias: it
-            no longer does.
-        artifact_key: The artifact's whole name.
-        artifact_run_id: The run that has logged it.
-        artifact_id: Id of its `ArtifactRecord`.
+        relation: `used`: this run used the version. `alias`: the alias now names this version, and
+            no other version of this name in the project. `unalias`: the alias no longer names it.
+        artifact_key: Full name of the artifact.
+        artifact_run_id: ID of the run that logged it.
+        artifact_id: ID of its `ArtifactRecord`.
         sha256: Hash of its payload.
-        version: Its number when the link was made, which it keeps from then on; None where
-            nobody had counted.
-        alias: The alias; of a use the one by which it was asked for, or None.
+        version: Number of the version when the link was made, or None if it was not known.
+        alias: The alias. For `used`, the alias by which the version was requested, or None.
         step, epoch: Counters, or None.
         metadata: JSON values, or None.
     """
@@ -51,7 +49,7 @@ class ArtifactLinkRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse a link to nothing, and an alias without a name."""
+        """Reject a link without a target, and an alias without a name."""
         name = type(self).__name__
         if not is_sha256(self.sha256):
             raise SchemaValidationError(f"{name}.sha256 must be 64 lowercase hexadecimal digits")

@@ -14,7 +14,7 @@ from quark_core.records.names import check_name, split_name
 EventSeverity = Literal["debug", "info", "warning", "error", "critical"]
 """Severities of events, the mildest first."""
 LogIdentifier = Literal["Info", "Warning", "Error"]
-"""The three headings under which an event is shown."""
+"""Values of the argument `identifier` of `add_log`."""
 LifecycleAction = Literal[
     "start",
     "config",
@@ -36,13 +36,13 @@ class MetricRecord(StreamRecord, frozen=True, gc=False):
     """One value of one scalar metric.
 
     Attributes:
-        metric_key: Stored key, `namespace/metric_name` or a bare name.
-        namespace: All of the key before its last segment, or None.
+        metric_key: Stored key: `namespace/metric_name` or a bare name.
+        namespace: Key without its last segment, or None.
         metric_name: Last segment of the key.
-        value: The scalar; not finite only where the data was not.
-        step: Step counter, or None.
-        epoch: Epoch counter, or None; at least one of the two is given.
-        description: Human-readable context, or None.
+        value: Value; it may be NaN or infinite.
+        step: Step, or None.
+        epoch: Epoch, or None. At least one of step and epoch is set.
+        description: Description, or None.
         metadata: JSON values, or None.
     """
 
@@ -67,7 +67,7 @@ class MetricRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse a point that is nowhere, and a key that does not agree with its parts."""
+        """Reject a point without step and epoch, and a key that contradicts its parts."""
         name = type(self).__name__
         if self.step is None and self.epoch is None:
             raise SchemaValidationError(f"{name} needs a step or an epoch")
@@ -85,15 +85,18 @@ class MetricRecord(StreamRecord, frozen=True, gc=False):
         description: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> MetricRecord:
-        """A record for `session.write`, which says who wrote it and checks the rest.
+        """Create a record for `session.write`, which adds the run and the writer.
 
         Args:
-            key: The metric's name, namespace included.
-            value, step, epoch, description, metadata: As the fields; metadata is copied.
-            timestamp: ISO 8601, in UTC where it has no offset; None is now.
+            key: Name of the metric, including its namespace.
+            value: Value of the metric.
+            step, epoch: Counters; `session.write` needs at least one.
+            timestamp: Time as ISO 8601 text, in UTC if it has no offset. Defaults to now.
+            description: Description, or None.
+            metadata: JSON values; copied.
 
         Raises:
-            SchemaValidationError: A key, timestamp or metadata that no record can have.
+            SchemaValidationError: The key, timestamp or metadata is invalid.
         """
         namespace, name = split_name(check_name(key, "key"))
         return cls(
@@ -113,12 +116,12 @@ class EventRecord(StreamRecord, frozen=True, gc=False):
     """One structured event or log line.
 
     Attributes:
-        event_type: Lowercase type such as `checkpoint_saved` or `user_log`.
-        severity: One of debug, info, warning, error, critical.
-        step: Step counter, or None.
-        epoch: Epoch counter, or None.
-        status: Free status text of the event, or None.
-        payload: JSON values; a log has `message` and `identifier` here.
+        event_type: Type in lowercase, such as `checkpoint_saved` or `user_log`.
+        severity: `debug`, `info`, `warning`, `error` or `critical`.
+        step: Step, or None.
+        epoch: Epoch, or None.
+        status: Free status text, or None.
+        payload: JSON values. A log line has `message` and `identifier`.
     """
 
     event_type: str
@@ -136,7 +139,7 @@ class EventRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse a type that is none."""
+        """Reject an invalid event type."""
         check_event_type(self.event_type, f"{type(self).__name__}.event_type")
 
     @classmethod
@@ -151,13 +154,18 @@ class EventRecord(StreamRecord, frozen=True, gc=False):
         payload: Mapping[str, Any] | None = None,
         timestamp: str | None = None,
     ) -> EventRecord:
-        """A record for `session.write`, which says who wrote it and checks the rest.
+        """Create a record for `session.write`, which adds the run and the writer.
 
-        Takes the fields of the record; `payload` is copied, and `timestamp` is
-        ISO 8601, in UTC where it has no offset, or None for now.
+        Args:
+            event_type: Type in lowercase, such as `checkpoint_saved`.
+            severity: `debug`, `info`, `warning`, `error` or `critical`. Defaults to `info`.
+            step, epoch: Counters, or None.
+            status: Free status text, or None.
+            payload: JSON values; copied.
+            timestamp: Time as ISO 8601 text, in UTC if it has no offset. Defaults to now.
 
         Raises:
-            SchemaValidationError: A timestamp or payload that no record can have.
+            SchemaValidationError: The timestamp or payload is invalid.
         """
         json = normalize_object(payload, "payload")
         return cls(*start_fields(timestamp), event_type, severity, step, epoch, status, json)

@@ -47,31 +47,32 @@ class GpuReading(Record, frozen=True, gc=False):
 
 
 class SystemTelemetryRecord(StreamRecord, frozen=True, gc=False):
-    """What a step took, and what the machine did meanwhile. What is not known is None.
+    """Times of one step, with system metrics; unknown values are None.
 
     Attributes:
-        boundary: `step` where it belongs to a step, `time` where only to a moment.
-        step: Step counter, or None.
-        epoch: Epoch counter, or None.
-        step_time_ms: Milliseconds of the whole step.
-        data_time_ms: Of them, until the batch was ready.
-        compute_time_ms: Of them, from then on.
-        cpu_usage_percent: All cores of the node, 0 to 100.
+        boundary: `step` for a step, `time` for a moment.
+        step: Step, or None.
+        epoch: Epoch, or None.
+        step_time_ms: Duration of the step in milliseconds.
+        data_time_ms: Part of it until the batch was ready.
+        compute_time_ms: Part of it after that.
+        cpu_usage_percent: Use of all cores of the node, 0 to 100.
         ram_usage_percent: Memory in use on the node, 0 to 100.
-        ram_used_bytes, ram_total_bytes: The same in bytes; used is total less available.
-        process_cpu_percent: This process and its workers; 100 is one whole core.
+        ram_used_bytes, ram_total_bytes: Memory of the node in bytes. Used is total minus available.
+        process_cpu_percent: CPU use of this process and its workers; 100 is one core.
         process_rss_bytes: Resident memory of this process.
-        worker_count: Processes under this one, such as those of a DataLoader.
-        workers_rss_bytes: Their resident memory together; pages that they share count for each.
-        gpu_index: The GPU that the next fields are of, at the driver.
-        gpu_utilization_percent, gpu_memory_used_bytes, gpu_memory_total_bytes,
-        gpu_memory_usage_percent: As in `GpuReading`.
-        overflow_count: Steps with a gradient overflow so far.
-        skipped_step_count: Optimizer steps skipped so far.
-        gpus: Every GPU of the node.
-        node: Name of the host.
-        metadata: JSON values; `reading_age_ms` says how old the machine's
-            figures were, `unavailable` why some are missing.
+        worker_count: Number of child processes, such as DataLoader workers.
+        workers_rss_bytes: Sum of their resident memory. Shared pages count for each process.
+        gpu_index: Driver index of the GPU of the following fields.
+        gpu_utilization_percent, gpu_memory_usage_percent: Use of the GPU and of its memory, 0 to
+            100.
+        gpu_memory_used_bytes, gpu_memory_total_bytes: Memory of the GPU in bytes.
+        overflow_count: Number of steps with a gradient overflow so far.
+        skipped_step_count: Number of skipped optimizer steps so far.
+        gpus: All GPUs of the node.
+        node: Host name.
+        metadata: JSON values. `reading_age_ms` is the age of the system metrics, `unavailable` the
+            reason for missing ones.
     """
 
     boundary: str
@@ -112,46 +113,39 @@ class SystemTelemetryRecord(StreamRecord, frozen=True, gc=False):
 
 
 class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
-    """Statistics of what one call of one module gave, or of its gradient.
+    """Statistics of one activation or activation gradient of a module.
 
-    Statistics are over the finite elements; None where there is none, or
-    where they were not asked for.
+    Statistics are over the finite elements. They are None if there are none, or if they were not
+    requested.
 
     Attributes:
-        module_name: Qualified name of the module, without the prefixes of wrappers.
-        module_type: Name of its class.
-        summary_type: activation or gradient.
-        hook_direction: forward or backward.
-        call_index: 0 for the module's first call of the step, and so on; a
-            gradient has that of the call which it is of.
-        element_count: Elements of the tensor.
-        step: Step counter, or None.
-        epoch: Epoch counter, or None.
-        tensor_shape: Shape of the tensor, or None.
-        mean: Sum of the elements over their number.
+        module_name: Qualified name of the module, without prefixes of wrappers.
+        module_type: Class name of the module.
+        summary_type: `activation` or `gradient`.
+        hook_direction: `forward` or `backward`.
+        call_index: Index of the module's call within the step, from 0. A gradient has the index of
+            its forward call.
+        element_count: Number of elements.
+        step: Step, or None.
+        epoch: Epoch, or None.
+        tensor_shape: Shape, or None.
+        mean: Mean.
         std: Square root of `variance`.
-        norm: Euclidean: square root of the sum of squares.
-        variance: Mean squared distance from the mean (of the population, not a sample).
-        dead_unit_ratio: Share of units (channels, features) none of whose
-            elements exceeds the epsilon in magnitude, 0 to 1.
-        saturation_ratio: Share of elements near an end of their module's
-            range, 0 to 1.
+        norm: L2 norm.
+        variance: Population variance.
+        dead_unit_ratio: Share of units (channels, features) without any element above epsilon in
+            magnitude, 0 to 1.
+        saturation_ratio: Share of elements near an end of the module's range, 0 to 1.
         metadata: JSON values, or None.
         minimum, maximum: Smallest and largest element.
-        zero_ratio: Share of elements that do not exceed the epsilon in
-            magnitude, 0 to 1. The epsilon is the `dead_unit_epsilon` of an
-            activation, and 0 of a gradient: of one only exact zeros count.
-        nan_count, inf_count: Elements that are NaN, or infinite.
-        sample_variation_ratio: Share of an activation's energy that differs
-            between samples, 0 to 1: over each position of a sample, the sum of
-            the variances between samples over that of the mean squares; near
-            0 where all samples get the same output. A sample is what lies
-            before the units in memory: a row of a batch, a token, or a pixel
-            of channels_last. It is from at most six samples, evenly spaced,
-            and the first 1024 elements of each. None of gradients; where there
-            are no units or only one, or fewer than two samples; where what
-            was sampled is all zero or not all finite; and of what was
-            measured on a device or inside of a compiled model.
+        zero_ratio: Share of elements not above epsilon in magnitude, 0 to 1. Epsilon is
+            `dead_unit_epsilon` for activations and 0 for gradients.
+        nan_count, inf_count: Number of NaN and of infinite elements.
+        sample_variation_ratio: Share of an activation's energy that differs between samples, 0 to
+            1. It is near 0 if all samples get the same output. Estimated from up to six evenly
+            spaced samples and the first 1024 elements of each. None for gradients, without units or
+            with one unit, with fewer than two samples, and for zero or non-finite samples. Also
+            None for values measured on a device or in a compiled model.
     """
 
     module_name: str
@@ -193,36 +187,36 @@ class LayerSummaryRecord(StreamRecord, frozen=True, gc=False):
 
 
 class ParameterSummaryRecord(StreamRecord, frozen=True, gc=False):
-    """Statistics of one parameter of a model, of its gradient and of its last update.
+    """Statistics of one parameter, its gradient and its last update.
 
-    Every statistic is over the finite elements; None where there was nothing
-    to measure, such as no gradient. Of a sharded parameter all of it is of the
-    local shard.
+    Statistics are over the finite elements. They are None if there was nothing to measure, such as
+    no gradient. For a sharded parameter, they are those of the local shard.
 
     Attributes:
-        module_name, module_type: The module that holds it, by name and class.
-        parameter_name: Its full name in the model.
-        parameter_role: weight, bias or other.
-        dtype: Such as `float32`.
+        module_name, module_type: Name and class of the module that holds it.
+        parameter_name: Full name in the model.
+        parameter_role: `weight`, `bias` or `other`.
+        dtype: Data type, such as `float32`.
         element_count: Number of elements.
-        requires_grad: Whether it is trained at all.
-        in_optimizer: Whether the optimizer has it; None without an optimizer.
+        requires_grad: Whether it is trained.
+        in_optimizer: Whether the optimizer has it. None without an optimizer.
         step, epoch: Counters, or None.
-        shape: Its shape.
-        value_mean, value_std, value_min, value_max, value_norm: Of its elements;
-            the norm is the Euclidean one.
-        value_near_zero_ratio: Share of elements within the near-zero epsilon, 0 to 1.
+        shape: Shape.
+        value_mean, value_std, value_min, value_max, value_norm: Statistics of the values; the norm
+            is the L2 norm.
+        value_near_zero_ratio: Share of values within `near_zero_epsilon` of 0, from 0 to 1.
         gradient_mean, gradient_std, gradient_min, gradient_max, gradient_norm,
-        gradient_near_zero_ratio: Of its gradient.
-        update_mean, update_std, update_min, update_max, update_norm: Of what the
-            optimizer's last step added to it.
-        update_to_parameter_ratio: Norm of the update over norm of the parameter before it.
-        non_finite_value_count, non_finite_gradient_count: Elements that are NaN or infinite.
-        optimizer_name: Class of the optimizer.
-        optimizer_group_index, optimizer_group_name: Its group there.
-        learning_rate, weight_decay: The group's.
-        metadata: JSON values, or None; `accumulated` says how many
-            micro-batches the gradient sums up, where it is known and more than one.
+            gradient_near_zero_ratio: Statistics of the gradient.
+        update_mean, update_std, update_min, update_max, update_norm: Statistics of the change by
+            the last optimizer step.
+        update_to_parameter_ratio: Norm of the update divided by the norm of the parameter before
+            it.
+        non_finite_value_count, non_finite_gradient_count: Number of NaN and infinite elements.
+        optimizer_name: Class name of the optimizer.
+        optimizer_group_index, optimizer_group_name: Parameter group.
+        learning_rate, weight_decay: Values of the parameter group.
+        metadata: JSON values, or None. `accumulated` is the number of micro-batches in the
+            gradient, if known and above one.
     """
 
     module_name: str
@@ -280,19 +274,19 @@ class ParameterSummaryRecord(StreamRecord, frozen=True, gc=False):
 
 
 class ParameterDistributionRecord(StreamRecord, frozen=True, gc=False):
-    """A histogram of one parameter, of its gradient or of its last update.
+    """Histogram of one parameter, its gradient or its last update.
 
     Attributes:
-        module_name, module_type: The module that holds it, by name and class.
-        parameter_name: Its full name in the model.
-        parameter_role: weight, bias or other.
-        distribution_type: value, gradient or update.
-        sample_count: Finite elements that were counted into bins.
-        total_count: Elements that the tensor has.
+        module_name, module_type: Name and class of the module that holds it.
+        parameter_name: Full name in the model.
+        parameter_role: `weight`, `bias` or `other`.
+        distribution_type: `value`, `gradient` or `update`.
+        sample_count: Number of finite elements in the bins.
+        total_count: Number of elements of the tensor.
         step, epoch: Counters, or None.
-        bin_edges: One more than there are bins, ascending. A bin holds its left
-            edge and not its right, the last one both.
-        counts: Sampled elements in each bin.
+        bin_edges: Edges in ascending order, one more than bins. A bin includes its left edge; the
+            last bin includes both.
+        counts: Number of elements per bin.
         metadata: JSON values, or None.
     """
 
@@ -327,22 +321,22 @@ class ParameterDistributionRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse edges and counts that are no histogram."""
+        """Reject edges and counts that do not form a histogram."""
         name = type(self).__name__
         check_histogram(self.bin_edges, self.counts, f"{name}.bin_edges", f"{name}.counts")
 
 
 class BatchDiagnosticRecord(StreamRecord, frozen=True, gc=False):
-    """One training batch: what it cost and what was in it, without any sample itself.
+    """Loss and composition of one training batch; samples are not stored.
 
     Attributes:
-        loss: The batch's loss; not finite only where the data was not.
-        step: Step counter, or None.
-        epoch: Epoch counter, or None.
+        loss: Loss of the batch; it may be NaN or infinite.
+        step: Step, or None.
+        epoch: Epoch, or None.
         batch_size: Number of samples, or None.
-        sample_ids: Ids of the samples, in their order, or None.
+        sample_ids: IDs of the samples in order, or None.
         class_counts: Label as text -> number of samples, or None.
-        sequence_lengths: Length of each sample in tokens, in their order, or None.
+        sequence_lengths: Length of each sample in tokens, or None.
         metadata: JSON values, or None.
     """
 
@@ -362,7 +356,7 @@ class BatchDiagnosticRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse counts that count nothing, and samples that are not those of the batch."""
+        """Reject invalid counts, and samples that do not match the batch size."""
         name = type(self).__name__
         for label, count in (self.class_counts or {}).items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
@@ -380,21 +374,21 @@ class BatchDiagnosticRecord(StreamRecord, frozen=True, gc=False):
 
 
 class ArtifactRecord(StreamRecord, frozen=True, gc=False):
-    """One stored artifact: what it is and where its payload lies.
+    """One stored artifact, with the place of its payload.
 
     Attributes:
-        artifact_type: Such as `histogram` or `checkpoint_metadata`.
-        artifact_key: Full name, `namespace/artifact_name` or a bare name.
-        namespace: All of the key before its last segment, or None.
+        artifact_type: Type, such as `histogram` or `checkpoint_metadata`.
+        artifact_key: Full name: `namespace/artifact_name` or a bare name.
+        namespace: Key without its last segment, or None.
         artifact_name: Last segment of the key.
-        payload_format: json, text or bytes.
-        size_bytes: Length of the payload.
-        sha256: Its SHA-256, in hexadecimal.
-        step: Step counter, or None.
-        epoch: Epoch counter, or None.
-        payload_relative_path: Where the payload lies under the run's directory;
-            None where it could not be kept.
-        metadata_relative_path: Where this record lies beside it, as JSON; likewise.
+        payload_format: `json`, `text` or `bytes`.
+        size_bytes: Size of the payload.
+        sha256: SHA-256 of the payload, in hexadecimal.
+        step: Step, or None.
+        epoch: Epoch, or None.
+        payload_relative_path: Path of the payload under the run's directory, or None if it could
+            not be stored.
+        metadata_relative_path: Path of this record as JSON, or None.
         metadata: JSON values, or None.
     """
 
@@ -427,16 +421,16 @@ class ArtifactRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse a key that does not agree with its parts, and places elsewhere."""
+        """Reject a key that contradicts its parts, and paths outside the run's folder."""
         name = type(self).__name__
         check_key(name, "artifact", self.artifact_key, self.namespace, self.artifact_name)
         self.check_places()
 
     def check_places(self) -> None:
-        """Refuse an artifact whose hash, type, key or paths could name a file elsewhere.
+        """Reject an artifact whose hash, type, key or paths could name a file elsewhere.
 
-        Every way into a store asks this; whoever makes files of records asks again, since a
-        store may be older than that, or somebody else's.
+        Each way into a store calls this. Code that writes files from records calls it again,
+        because a store may be older or from another source.
 
         Raises:
             SchemaValidationError: One of them could.

@@ -21,21 +21,20 @@ HealthStatus = Literal["healthy", "watch", "degraded", "critical"]
 
 
 class EvidenceRecord(Record, frozen=True, gc=False):
-    """One observation that an alert, a score or a phase rests on.
+    """One observation behind an alert, a score or a phase.
 
     Attributes:
-        kind: What was observed, such as `metric` or `layer`.
-        source: Where: a metric key, or a module's name.
+        kind: Kind of observation, such as `metric` or `layer`.
+        source: Metric key or module name.
         summary: The observation in one sentence.
-        observed_value: What was seen, or None.
-        threshold_value: What it was held against, or None.
-        step_start, step_end: The steps it was seen at, or None.
-        record_kind: Kind of the records that it was seen in, such as `metric` or
-            `parameter`; None where no curve of records shows it.
-        record_name: Which of them: a metric key, a module, a parameter, or a rank as
-            text; None where it is of all of them together.
-        field: The field of the records that shows it, such as `gradient_norm`.
-        summary_type: Of layers: activation or gradient.
+        observed_value: Observed value, or None.
+        threshold_value: Threshold, or None.
+        step_start, step_end: First and last step of the observation, or None.
+        record_kind: Kind of the records that show it, such as `metric` or `parameter`, or None.
+        record_name: Name of the metric, module or parameter, or the rank as text. None if it
+            concerns all of them.
+        field: Field of the records that shows it, such as `gradient_norm`.
+        summary_type: For layers: `activation` or `gradient`.
     """
 
     kind: str
@@ -52,25 +51,25 @@ class EvidenceRecord(Record, frozen=True, gc=False):
 
 
 class AlertRecord(StreamRecord, frozen=True, gc=False):
-    """Something that goes wrong in a run.
+    """Problem found in a run.
 
     Attributes:
-        rule_id: The rule that found it.
-        category: optimization, representation, generalization or runtime.
-        severity: info, warning, error or critical.
-        title: A few words.
+        rule_id: ID of the rule.
+        category: `optimization`, `representation`, `generalization` or `runtime`.
+        severity: `info`, `warning`, `error` or `critical`.
+        title: Short title.
         summary: One sentence.
-        fact: What was seen.
-        inference: What follows from it.
-        step: Where it began, or None.
-        epoch: Likewise.
-        culprit: The layer or metric at fault, or None.
-        suggested_check: What to look at next, or None.
-        evidence: What it rests on.
-        metadata: JSON values, or None: `caused_by` and `consequences` (ids of alerts),
-            `affected` (more culprits), `step_end`, `confidence`.
-        alert_id: The id that AnalyzerEngine gives: a hash of the run, the
-            generation among those that readers see, rule, culprit and first step.
+        fact: Observation.
+        inference: Conclusion.
+        step: First step of the problem, or None.
+        epoch: First epoch of the problem, or None.
+        culprit: Layer or metric with the problem, or None.
+        suggested_check: Next step for you, or None.
+        evidence: Observations behind the alert.
+        metadata: JSON values, or None: `caused_by` and `consequences` (alert IDs), `affected`
+            (further layers or metrics), `step_end`, `confidence`.
+        alert_id: ID from AnalyzerEngine: a hash of the run, generation, rule, layer or metric, and
+            first step.
     """
 
     rule_id: str
@@ -101,7 +100,7 @@ class AlertRecord(StreamRecord, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        """`alert_id` where there is one, else as of every record."""
+        """`alert_id` if set, else the ID of the record."""
         # Written out: zero-argument super() does not work in every Struct subclass.
         return self.alert_id or f"{self.writer_id}-{self.KIND}-{self.sequence}"
 
@@ -111,21 +110,19 @@ LITTLE_SEEN = "little_seen"
 
 
 class HealthScoreRecord(StreamRecord, frozen=True, gc=False):
-    """How well a run does in one respect.
+    """Health score of a run in one category.
 
     Attributes:
-        score_key: overall, optimization, representation, generalization or runtime.
-        category: The same category; `overall` for the one over all.
-        score: 0 (worst) to 100; 50 where it is not known.
-        status: healthy, watch, degraded or critical; watch where it is not known. `word` is what
-            people are told.
+        score_key: `overall`, `optimization`, `representation`, `generalization` or `runtime`.
+        category: The same category.
+        score: 0 (worst) to 100; 50 if unknown.
+        status: `healthy`, `watch`, `degraded` or `critical`; `watch` if unknown.
         summary: One sentence.
-        evidence: What it rests on.
-        contributing_alert_ids: Ids of the alerts that lowered it.
+        evidence: Observations behind the score.
+        contributing_alert_ids: IDs of the alerts that lowered it.
         metadata: JSON values, or None.
-        known: Whether anything was judged. Where not, score and status say nothing of
-            the run, and are shown as "not known".
-        unknown_reason: Why nothing was, or None.
+        known: Whether there was data to judge. If False, ignore score and status.
+        unknown_reason: Reason for missing data, or None.
     """
 
     score_key: str
@@ -153,7 +150,7 @@ class HealthScoreRecord(StreamRecord, frozen=True, gc=False):
     )
 
     def check(self) -> None:
-        """Refuse a score that is none."""
+        """Reject an invalid score."""
         if not 0 <= self.score <= 100:
             raise SchemaValidationError(
                 f"HealthScoreRecord.score must be from 0 to 100, got {self.score!r:.40}"
@@ -161,10 +158,10 @@ class HealthScoreRecord(StreamRecord, frozen=True, gc=False):
 
     @property
     def word(self) -> str:
-        """What people read in place of `status`, everywhere: one of these, or a status.
+        """Status for display: `status`, "not known", or "no problem found".
 
-        "not known" where nothing was judged; "no problem found" where nothing speaks against
-        the run, and too little was looked at to call it healthy.
+        "no problem found" means that no rule fired, but too little was checked to call the run
+        healthy.
         """
         if not self.is_known:
             return "not known"
@@ -175,22 +172,22 @@ class HealthScoreRecord(StreamRecord, frozen=True, gc=False):
 
     @property
     def is_known(self) -> bool:
-        """Whether anything was judged, also of a record that is older than `known`."""
+        """Whether there was data to judge; also for records older than `known`."""
         metadata: dict[str, Any] = dict(self.metadata or {})
         unseen = metadata.get("rules_with_data") == 0 or metadata.get("known_categories") == []
         return self.known and (not unseen or bool(self.contributing_alert_ids))
 
 
 class PhaseRecord(StreamRecord, frozen=True, gc=False):
-    """A stretch of a run in one training regime.
+    """Phase of a run.
 
     Attributes:
-        phase_name: Such as `rapid_learning`.
-        display_name: The same for people.
+        phase_name: Name, such as `rapid_learning`.
+        display_name: Name for display.
         summary: One sentence.
-        step_start, step_end: Its first and last step, or None where only epochs are known.
-        epoch_start, epoch_end: Likewise in epochs.
-        evidence: What it rests on.
+        step_start, step_end: First and last step, or None if only epochs are known.
+        epoch_start, epoch_end: First and last epoch, or None.
+        evidence: Observations behind the phase.
         metadata: JSON values, or None.
     """
 

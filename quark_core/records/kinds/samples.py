@@ -12,14 +12,14 @@ class SampleRecord(StreamRecord, frozen=True, gc=False):
     """One row of text samples or rollouts.
 
     Attributes:
-        set_name: The set that the row belongs to, such as `eval/generations`.
-        prompt: What the model was given, or None.
-        completion: What it made of it, or None.
-        reward: What that was worth, NaN included, or None.
-        step: Step counter, or None.
-        epoch: Epoch counter, or None.
-        columns: The row's other columns: texts, numbers, truth values, small JSON; or None.
-        cut: Of texts that were longer than their bound: column -> how many characters it had.
+        set_name: Name of the set, such as `eval/generations`.
+        prompt: Input of the model, or None.
+        completion: Output of the model, or None.
+        reward: Reward; it may be NaN, or None.
+        step: Step, or None.
+        epoch: Epoch, or None.
+        columns: Other columns: strings, numbers, booleans or small JSON values, or None.
+        cut: Column -> original number of characters, for texts that were truncated.
     """
 
     set_name: str
