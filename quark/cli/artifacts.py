@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from quark.cli.command_groups import ListingGroup, LongInHelp
+from quark.cli.command_groups import ListingGroup
 from quark.cli.completion import RUN
 from quark.cli.options import FOLDER, argument, option, takes_options
 from quark.cli.store_access import (
@@ -42,7 +42,7 @@ _MOST_PROJECTS = 10
 _MOST_NAMES = 10
 
 
-PROJECT = option("Of this project; needed where the store has several.", "-p")
+PROJECT = option("Project; required if the store has several.", "-p")
 
 
 @click.command()
@@ -54,7 +54,11 @@ def versions(
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the versions of a project's artifacts, or those of NAME: numbers, aliases, users."""
+    """List the artifact versions of a project.
+
+    With NAME, list only the versions of this artifact. The table shows each
+    version's number, aliases and users.
+    """
     from quark_core.runs.artifact_versions import list_versions
 
     chosen = choose_project(source, project)
@@ -78,17 +82,18 @@ def get(
     name: str = argument(),
     project: str | None = PROJECT,
     output: Path = option(
-        "Into this directory [default: the working directory].",
+        "Directory to copy to.",
         "-o",
         type=FOLDER,
-        show_default=False,
+        show_default="the working directory",
         default=Path(),
     ),
     source: RunSource = SOURCE,
 ) -> None:
-    """Copy an artifact out: NAME is model:best, model:v3, or model for the newest.
+    """Copy the files of an artifact version to a directory.
 
-    Each payload is checked against its SHA-256; nothing that exists is replaced.
+    NAME is model:best, model:v3, or model for the newest version. Each file is
+    checked against its SHA-256. Existing files are kept.
     """
     from quark_core.writers.artifact_links import copy_version
 
@@ -105,20 +110,23 @@ def get(
 @takes_options
 def lineage(
     *,
-    what: str = argument(),
+    target: str = argument(),
     project: str | None = PROJECT,
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Say where artifacts come from and go: WHAT is a run, or a version such as model:best."""
+    """Show which runs made and used artifacts.
+
+    TARGET is a run, or an artifact version such as model:best.
+    """
     from quark_core.runs.artifact_versions import list_lineage
 
     try:
-        run_id = None if ":" in what else str(source.find(what).run.id)
+        run_id = None if ":" in target else str(source.find(target).run.id)
     except RunNotFoundError:
         run_id = None
     if run_id is None:
-        version = find(source, what, project)
+        version = find(source, target, project)
         if as_json:
             print_json(version.to_dict())
         else:
@@ -148,14 +156,15 @@ def alias(
     *,
     name: str = argument(),
     alias: str = argument(),
-    remove: bool = option("Take the alias away."),
+    remove: bool = option("Remove the alias."),
     project: str | None = PROJECT,
     storage_dir: Path | None = STORAGE_DIR,
 ) -> None:
-    """Let ALIAS name a version from now on: NAME is model:v3, or any other name of it.
+    """Add ALIAS to an artifact version, or remove it.
 
-    Who did, and when, is an event of the run that has made it. With QUARK_PERSISTENCE_URL
-    the key in QUARK_USER_KEY needs the scopes read and write.
+    NAME is a version such as model:v3, or another alias of it. The change is
+    recorded as an event of the run that made the version. On a Quark server, the
+    key in QUARK_USER_KEY needs the scopes read and write.
     """
     from quark_core.runs.run_editing import find_user, open_editor
 
@@ -234,10 +243,10 @@ def _print_versions(found: Sequence[ArtifactVersion]) -> None:
 
 @click.group(cls=ListingGroup, subcommand_metavar="RUN [KEY] | COMMAND [ARGS]...")
 def artifacts() -> None:
-    """List the artifacts of RUN, or see to their versions.
+    """List and copy artifacts, or manage their versions.
 
-    `quark artifacts RUN` is `quark artifacts list RUN`; a run that is called as one of the
-    commands needs the `list`.
+    `quark artifacts RUN` is short for `quark artifacts list RUN`. If a run has the
+    name of a subcommand, write the long form.
     """
 
 
@@ -247,19 +256,18 @@ def list_artifacts(
     *,
     run: str = RUN,
     key: str | None = argument(),
-    artifact_type: str | None = option(
-        "Only artifacts of this type.", "-t", "--type", cls=LongInHelp
-    ),
+    artifact_type: str | None = option("Only artifacts of this type.", "--type"),
     output: Path | None = option(
-        "Copy the payloads into this directory, by type and key.", "-o", type=FOLDER
+        "Copy the files into this directory, by type and key.", "-o", type=FOLDER
     ),
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the artifacts of RUN (its ID, unique prefix or name).
+    """List the artifacts of RUN.
 
-    With KEY only those under that key. With --output their payloads are copied
-    out, each checked against its SHA-256; a file that exists is left alone.
+    RUN is a run ID, unique prefix or name. With KEY, list only the artifacts of
+    this key. With --output, also copy their files. Each file is checked against
+    its SHA-256. Existing files are kept.
     """
     from quark_core.runs.artifact_versions import HIDDEN_TYPES
     from quark_core.writers.artifact_reading import ArtifactReading

@@ -24,7 +24,7 @@ from quark_core.errors import SchemaValidationError
 @takes_options
 @click.pass_context
 def backends(context: click.Context, *, as_json: bool = AS_JSON) -> None:
-    """List the storage backends, and the plugins that were left out."""
+    """List storage backends and plugins, or create a backend."""
     if context.invoked_subcommand is None:
         _list(as_json)
 
@@ -35,16 +35,16 @@ def new(
     *,
     name: str = argument(),
     into: Path = option(
-        "Folder in which quark-NAME is made [default: the working directory].",
+        "Directory in which the folder quark-NAME is created.",
         type=FOLDER,
-        show_default=False,
+        show_default="the working directory",
         default=Path(),
     ),
 ) -> None:
-    """Write a new backend: a distribution that works, with its tests.
+    """Create a backend package with its tests.
 
-    NAME is what users write in `backends=`; the distribution is called quark-NAME, which
-    may be given as well.
+    NAME is the name that users pass to `backends=`. The package is called
+    quark-NAME. You can also pass quark-NAME here.
     """
     name = check_backend_name(name, _discover())
     target = write_skeleton(name, into)

@@ -14,7 +14,7 @@ from quark_core.config.arguments import resolve_storage_dir
 from quark_core.formatting import format_bytes, format_count
 from quark_core.runs import recovery
 
-KEEP_GOING = option("Make a backup also where payloads are missing or damaged, and say which.")
+KEEP_GOING = option("Back up even if artifact files are missing or damaged, and list them.")
 
 
 @click.command()
@@ -24,13 +24,15 @@ def backup(
     directory: Path = argument(),
     storage_dir: Path | None = STORAGE_DIR,
     keep_going: bool = KEEP_GOING,
-    verify: bool = option("Read the backup in DIRECTORY, and hold it against its hashes."),
+    verify: bool = option("Check the backup in DIRECTORY against its hashes."),
 ) -> None:
-    """Copy the store with its artifacts and journals into DIRECTORY, while trainings write to it.
+    """Back up a store to DIRECTORY, or verify a backup.
 
-    DIRECTORY must not be there yet. It is there once all is copied and verified, and is a
-    storage root itself: `quark runs -d DIRECTORY` lists its runs. To restore it, copy its
-    folder .quark to where the store was, and call `quark sync` there.
+    Copies the store with its artifacts and journals. Runs may write to it
+    meanwhile. DIRECTORY must not exist. It appears when all files are copied and
+    verified, and is a storage folder itself: `quark runs -d DIRECTORY` lists its
+    runs. To restore it, copy its folder .quark to the place of the store, and run
+    `quark sync` there.
     """
     if verify:
         manifest = verify_backup(directory)

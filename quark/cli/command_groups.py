@@ -20,19 +20,7 @@ _CALLED_ELSEWHERE = {
     "server": "ui",
     "dashboard": "ui",
 }
-_RUN_ARGUMENTS = ("run", "runs", "primary", "reference")
-
-
-class LongInHelp(click.Option):
-    """An option whose short form works and is in no help: most commands mean another by it."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """See `click.Option`."""
-        given, self.opts = self.opts, [each for each in self.opts if each.startswith("--")]
-        try:
-            return super().get_help_record(ctx)
-        finally:
-            self.opts = given
+_RUN_ARGUMENTS = ("run", "runs", "old", "new", "before", "after")
 
 
 class ListingGroup(click.Group):

@@ -28,7 +28,6 @@ from quark.cli.analysis_view import (
     print_trimmed,
 )
 from quark.cli.analyze import FAILED_CHECK, show_warnings
-from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import (
@@ -66,49 +65,42 @@ if TYPE_CHECKING:
 @takes_options
 def compare(
     *,
-    primary: str = argument(metavar="RUN", shell_complete=complete_runs),
-    reference: str = argument(metavar="BASELINE", shell_complete=complete_runs),
+    old: str = argument(shell_complete=complete_runs),
+    new: str = argument(shell_complete=complete_runs),
     source: RunSource = SOURCE,
     reference_backend: str | None = option(
-        "Read only the reference from here, and the primary from the store or --backend.",
+        "Read only OLD from this backend.",
         metavar="URI",
     ),
-    baseline: bool = option("The second side is the baseline."),
+    baseline: bool = option("Label OLD as the baseline in the output."),
     targets: tuple[tuple[str, str, float], ...] = option(
-        "Say when each side's metric reached a value; repeat for several.",
-        "-t",
+        "Show when each side reached a target value of a metric. Repeatable.",
         "--target",
-        cls=LongInHelp,
         type=(str, click.Choice(("at_least", "at_most")), float),
         metavar="KEY at_least|at_most VALUE",
     ),
-    fail_on_worse: bool = option(
-        "Exit with status 3 where a metric is worse or may be, or a run did not complete."
-    ),
+    fail_on_worse: bool = option("Exit with code 3 if NEW is worse or may be worse."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Compare RUN, the primary, with BASELINE, the reference.
+    """Compare NEW with OLD, the baseline.
 
-    The order is the new run first; `quark why OLD NEW` takes that of time.
+    NEW is judged: "better" means that NEW is better than OLD. `quark why OLD NEW`
+    takes its runs in the same order.
 
-    Each is a run ID, unique prefix or name; several by comma are a group,
-    such as the seeds of one configuration: quark compare a1,a2,a3 b1,b2,b3.
-    Each run counts with the last value of its own curve. Better and worse are
-    said of the primary, and only where more than chance can be seen: with one
-    run a side the answer is inconclusive. A run that broke off is worse or
-    inconclusive; with --fail-on-worse it fails, and so does one that goes on.
-    Nothing is stored; a run that was not analyzed is analyzed in memory. With
-    --backend both sides are another tool's, with --reference-backend the second
-    one is.
+    OLD and NEW are each a run ID, unique prefix or name. To compare groups of seeds,
+    separate runs with commas: quark compare a1,a2,a3 b1,b2,b3. Each run counts with
+    the last value of its own curve. With one run on each side, seed noise is unknown,
+    and most verdicts are "inconclusive".
+
+    Nothing is stored: a run without an analysis is analyzed in memory. With --backend,
+    both sides are read from this backend. With --reference-backend, only OLD is.
 
     \b
-    Exit status:
-      0    compared; nothing is worse and all runs completed, or --fail-on-worse
-           was not given
+    Exit codes:
+      0    compared
       1    a run or the store cannot be read
-      2    a mistake in the command line
-      3    with --fail-on-worse: a metric of the primary is worse, the main one is
-           inconclusive and ends worse by more than the tolerance, or a run did
+      2    usage error
+      3    --fail-on-worse: NEW is worse or may be worse in a metric, or a run did
            not complete
     """  # noqa: D301 - click wants the character
     from quark.analysis.comparison.engine import ComparisonEngine
@@ -117,18 +109,17 @@ def compare(
     other = source
     if reference_backend is not None:
         other = RunSource(source.storage_dir, reference_backend)
-    first, second = source.open_side(primary), other.open_side(reference)
-    _check_targets(targets, [*first, *second])
+    reference, primary = other.open_side(old), source.open_side(new)
+    _check_targets(targets, [*reference, *primary])
     with show_warnings():
-        result = ComparisonEngine.compare_runs(first, second, baseline=baseline, config=config)
+        result = ComparisonEngine.compare_runs(primary, reference, baseline=baseline, config=config)
     if as_json:
         print_json(result.to_dict())
     else:
         print_comparison(result, config.metric_targets)
         if source is other and source.backend is None:
             # Settings are compared here, not functions and data.
-            said = f"Code, data, and what is to blame: quark why {reference} {primary}"
-            click.echo(clean_line(said))
+            click.echo(clean_line(f"To find the cause of a difference: quark why {old} {new}"))
     if fail_on_worse:
         compared = ("the primary", result.primary), ("the reference", result.reference)
         diffs = result.metric_diffs

@@ -21,13 +21,16 @@ from quark_backends.store.databases.sqlite import SCHEMA_VERSION
 
 @click.group(cls=SuggestingGroup)
 def db() -> None:
-    """Migrate, back up or restore a persistence service, or tell its versions."""
+    """Back up, restore or upgrade the server's databases."""
 
 
 @db.command()
 @takes_options
 def upgrade(*, store: str = STORE) -> None:
-    """Bring all databases to this version; a newer one is refused and left as it is."""
+    """Upgrade all databases to this version of Quark.
+
+    A database of a newer version is rejected and is not changed.
+    """
     with closing(open_deployment(store)) as deployment:
         for name, version in deployment.upgrade().items():
             what = f"workspace {name}" if name else "control"
@@ -37,7 +40,7 @@ def upgrade(*, store: str = STORE) -> None:
 @db.command()
 @takes_options
 def version(*, store: str = STORE) -> None:
-    """Tell the versions of the control database and of this Quark."""
+    """Show the versions of the server's databases."""
     with closing(open_deployment(store)) as deployment:
         from quark_backends.service.server.deployment import CONTROL_VERSION
 
@@ -57,12 +60,13 @@ def backup(
     store: str = STORE,
     artifacts: str = ARTIFACTS,
     keep_going: bool = KEEP_GOING,
-    into: Path | None = option("As DIRECTORY.", hidden=True),
+    into: Path | None = option("Same as DIRECTORY.", hidden=True),
 ) -> None:
-    """Copy all of a service into DIRECTORY while it runs: keys, runs, payloads of artifacts.
+    """Back up the server's databases to DIRECTORY.
 
-    DIRECTORY must not be there yet; it is there once all is copied and verified.
-    `quark backup --verify DIRECTORY` reads it again.
+    Copies keys, runs and artifact files while the server runs. DIRECTORY must not
+    exist. It appears when all files are copied and verified. To check it later, run
+    `quark backup --verify DIRECTORY`.
     """
     target = directory or into
     if target is None:
@@ -83,11 +87,12 @@ def restore(
     directory: Path = argument(),
     store: str = STORE,
     artifacts: str = ARTIFACTS,
-    replace: bool = option("Let what is there make way: it is renamed, not deleted."),
+    replace: bool = option("Rename existing databases and files instead of failing."),
 ) -> None:
-    """Put the backup in DIRECTORY where the service's store is to be; the server must not run.
+    """Restore the server's databases from DIRECTORY.
 
-    All of the backup is verified first, and each file again where it goes.
+    Stop the server first. The whole backup is verified before anything is written,
+    and each file again after it is written.
     """
     with closing(open_deployment(store, artifacts=artifacts, make=True)) as deployment:
         from quark_backends.service.server.service_backup import restore_service

@@ -31,7 +31,10 @@ from quark_core.runs.backend_choice import open_reader
 @click.command()
 @takes_options
 def doctor(*, storage_dir: Path | None = STORAGE_DIR, as_json: bool = AS_JSON) -> None:
-    """Say what waits in the journals, what is in quarantine or damaged, and why."""
+    """Check for undelivered, rejected or damaged records.
+
+    Shows the reason for each, and the command that delivers the records.
+    """
     root = resolve_storage_dir(storage_dir)
     unreadable: str | None = None
     damaged: list[DamagedRecords] = []

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 def du(
     *,
     storage_dir: Path | None = STORAGE_DIR,
-    limit: int = option("Runs to show.", "-n", least=0, default=20),
+    limit: int = option("Number of runs to show.", "-n", least=0, default=20),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Say what takes up the disk: projects, runs, trash and overhead, the largest first.
+    """Show disk usage by project and run, largest first.
 
-    Counts what lies under .quark as `du` does, once. What mirrors keep
-    elsewhere (MLflow, csv:DIR) is theirs.
+    Counts each file below .quark once, as `du` does. Data that mirrors store
+    elsewhere (MLflow, csv:DIR) is not counted.
     """
     usage = measure(open_store(storage_dir)).measure_store()
     projects = _sum_up_projects(usage.runs)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import click
 import msgspec
 
-from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import RUN
 from quark.cli.options import option, takes_options
 from quark.cli.store_access import SOURCE, RunSource
@@ -294,34 +293,29 @@ def export(
     *,
     run: str = RUN,
     file_format: str = option(
-        "What the files are to be; parquet needs pyarrow.",
-        "-f",
-        "--format",
-        cls=LongInHelp,
-        type=click.Choice(FORMATS),
-        required=True,
+        "File format; parquet needs pyarrow.", "--format", type=click.Choice(FORMATS), required=True
     ),
     kinds: tuple[str, ...] = option(
-        "Only records of this kind (metric, event, layer …); may be repeated "
-        "[default: every kind that the run has].",
+        "Only records of this kind (metric, event, layer …). Repeatable.",
         "-k",
         "--kind",
         callback=_check_kinds,
+        show_default="every kind of the run",
     ),
     output: Path | None = option(
-        "A directory, or the file of a single --kind [default: a directory of the run's id].", "-o"
+        "Output directory, or the file of a single --kind.",
+        "-o",
+        show_default="a directory with the run's ID",
     ),
     source: RunSource = SOURCE,
-    all_attempts: bool = option(
-        "Also points that a later attempt, resumed from an earlier step, has hidden."
-    ),
-    force: bool = option("Overwrite files that exist."),
+    all_attempts: bool = option("Include points that a later attempt replaced."),
+    force: bool = option("Overwrite existing files."),
 ) -> None:
-    """Write RUN (its ID, unique prefix or name) to files.
+    """Export a run to Parquet, CSV or JSON Lines.
 
-    One file for each kind of record, and run.json with the run itself, its
-    config and its environment. The files appear together and whole, or not at
-    all, and none is overwritten without --force.
+    RUN is a run ID, unique prefix or name. Writes one file for each kind of record,
+    and run.json with the run, its config and its environment. The files appear
+    together or not at all. Existing files are kept, unless you pass --force.
     """
     from quark_core.runs.reading import iterate
 

@@ -36,21 +36,21 @@ def gc(
     *,
     storage_dir: Path | None = STORAGE_DIR,
     older_than: float = option(
-        "Only what has been in the trash for so long.",
+        "Only runs that have been in the trash for this long.",
         least=0,
         metavar="DAYS",
         show_default=False,
         default=0.0,
     ),
     yes: bool = YES,
-    dry_run: bool = option("Only say what would go."),
+    dry_run: bool = option("Show what would be deleted, and delete nothing."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Remove what is in the trash for good, and give its space back to the disk.
+    """Delete the runs in the trash permanently.
 
-    Works in small steps, beside trainings that write. May be broken off at
-    any moment; the next call goes on. Of a service, with QUARK_PERSISTENCE_URL,
-    it is the trash of the whole workspace, and needs the scope admin.
+    Their disk space becomes free. The command works in small steps while other
+    runs are writing. You can interrupt it: the next call continues. On a Quark
+    server, it empties the trash of the whole workspace and needs the scope admin.
     """
     older_than_s = older_than * _DAY_S
     store = open_store(storage_dir)

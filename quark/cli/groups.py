@@ -49,10 +49,11 @@ _MOST_NAMES = 5
 
 @click.group(cls=ListingGroup, subcommand_metavar="[PROJECT] | COMMAND [ARGS]...")
 def groups() -> None:
-    """List the groups that runs are in, or say what one is.
+    """List groups of runs, or describe one.
 
-    `quark groups PROJECT` is `quark groups list PROJECT`. A run gets into a group by
-    `start_run(group="paper/fig3")`, `session.add_to_group` or `quark edit RUN --group PATH`.
+    `quark groups PROJECT` is short for `quark groups list PROJECT`. To add a run to a
+    group, use `start_run(group="paper/fig3")`, `session.add_to_group` or
+    `quark edit RUN --group PATH`.
     """
 
 
@@ -63,16 +64,16 @@ def list_groups(
     project: str | None = argument(shell_complete=complete_projects),
     source: RunSource = SOURCE,
     metric: str | None = option(
-        'Say which run of each group is best by this, such as "val/acc" or "max(val/acc)".',
+        'Show the best run of each group by this metric, such as "val/acc".',
         metavar="EXPR",
         shell_complete=complete_metrics,
     ),
     mode: Literal["min", "max"] | None = option(
-        "Which way the metric is better [default: by its name]."
+        "Direction in which the metric improves.", show_default="by its name"
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the groups of PROJECT, or of all, each with what lies in it."""
+    """List the groups of PROJECT, or of all projects."""
     reader = source.reader
     best = {} if metric is None else _find_best(reader, project, metric, mode)
     found = projects.list_groups(reader, project)
@@ -97,15 +98,17 @@ def describe(
     path: str = argument(shell_complete=complete_groups),
     text: str = argument(),
     project: str | None = option(
-        "Of this project [default: the one that has the group, or the only one].",
+        "Project of the group.",
         "-p",
         shell_complete=complete_projects,
+        show_default="the one that has the group, or the only one",
     ),
     storage_dir: Path | None = STORAGE_DIR,
 ) -> None:
-    """Say in TEXT what the group at PATH is; "" takes it away.
+    """Edit the description of the group at PATH.
 
-    With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the scopes read and write.
+    An empty TEXT removes the description. On a Quark server, the key in
+    QUARK_USER_KEY needs the scopes read and write.
     """
     with usage_mistakes():
         name = _find_project(path, storage_dir) if project is None else project

@@ -45,7 +45,7 @@ _SHOWN = 20
 
 @click.group(cls=SuggestingGroup)
 def mirror() -> None:
-    """Say what a run's mirrors have, compare them with the primary, fill them."""
+    """Show, verify or fill the mirrors of a run."""
 
 
 @mirror.command()
@@ -53,11 +53,18 @@ def mirror() -> None:
 def status(
     *, run: str = RUN, storage_dir: Path | None = STORAGE_DIR, as_json: bool = AS_JSON
 ) -> None:
-    """Say for each backend of RUN what was delivered, waits, was refused, is unknown.
+    """Show the delivery state of each backend of RUN.
 
-    Exit status 1 where something waits, was refused, is unknown, or was found
-    by an analyzer and never sent.
-    """
+    RUN is a run ID, unique prefix or name. The table counts the records that were
+    delivered, are waiting, were rejected, or are unknown.
+
+    \b
+    Exit codes:
+      0    everything is delivered
+      1    the run or the store cannot be read
+      2    usage error
+      3    records are waiting, rejected, unknown, or were never sent
+    """  # noqa: D301 - click wants the character
     from quark.mirrors import find_sent, load_generations, note_outputs, survey_mirrors
 
     store = open_store(storage_dir)
@@ -84,19 +91,26 @@ def verify(
     *,
     run: str = RUN,
     others: tuple[str, ...] = option(
-        "Compare with this backend, a name or URI, rather than with the run's mirrors.",
+        "Backend (name or URI) to compare with, instead of the run's mirrors.",
         "--with",
         metavar="BACKEND",
     ),
-    all_kinds: bool = option("A kind that a mirror does not keep is missing."),
+    all_kinds: bool = option("Count kinds that a mirror does not store as missing."),
     storage_dir: Path | None = STORAGE_DIR,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Compare the number of records in the primary and in each mirror of RUN.
+    """Compare the record counts of RUN and its mirrors.
 
-    By metric key and by kind. Exit status 1 if they differ, or if no mirror
-    could be compared.
-    """
+    RUN is a run ID, unique prefix or name. Counts by metric and by kind of record,
+    in the primary store and in each mirror.
+
+    \b
+    Exit codes:
+      0    the counts are equal
+      1    the run or the store cannot be read, or no mirror could be compared
+      2    usage error
+      3    the counts differ
+    """  # noqa: D301 - click wants the character
     from quark.mirrors import count_records, find_sent, survey_mirrors
 
     store = open_store(storage_dir)
@@ -134,19 +148,22 @@ def replay(
     *,
     run: str = RUN,
     places: tuple[str, ...] = option(
-        "Send to this backend, a name or URI, which need not have been a mirror of the run.",
-        "--to",
-        metavar="BACKEND",
+        "Backend (name or URI) to send to. It may be a new mirror.", "--to", metavar="BACKEND"
     ),
     storage_dir: Path | None = STORAGE_DIR,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Send what the primary has of RUN to its mirrors, as far as they lack it.
+    """Send missing records of RUN from the store to its mirrors.
 
-    A mirror that cannot tell a batch that comes twice is filled once, and not
-    where it has got anything of the run. Exit status 1 where something was
-    refused or is not there afterwards.
-    """
+    RUN is a run ID, unique prefix or name. If a mirror cannot detect duplicates, it
+    is filled only if it has no records of the run.
+
+    \b
+    Exit codes:
+      0    the mirrors have all records
+      1    records were rejected, or are missing afterwards
+      2    usage error
+    """  # noqa: D301 - click wants the character
     from quark.mirrors import find_journals, survey_mirrors
 
     root = resolve_storage_dir(storage_dir)

@@ -27,9 +27,10 @@ def restore(
     storage_dir: Path | None = STORAGE_DIR,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Put RUNs (IDs, unique prefixes or names) back out of the trash.
+    """Restore runs from the trash.
 
-    Of a service, with QUARK_PERSISTENCE_URL, that needs the scopes read and write.
+    RUN is a run ID, unique prefix or name. On a Quark server, the key in
+    QUARK_USER_KEY needs the scopes read and write.
     """
     store = open_store(storage_dir)
     in_trash = {usage.run_id: usage.name for usage in measure(store).list_trash()}

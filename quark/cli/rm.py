@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SHOWN_RUNS = 20
 """Lines of a table of runs that are to go."""
 
-YES = option("Do not ask.", "-y")
+YES = option("Do not ask for confirmation.", "-y")
 
 
 @contextmanager
@@ -102,15 +102,15 @@ def rm(
     runs: tuple[str, ...] = argument(metavar="RUN...", shell_complete=complete_runs),
     storage_dir: Path | None = STORAGE_DIR,
     yes: bool = YES,
-    force: bool = option("Also with records that are not delivered yet."),
-    list_only: bool = option("Only show what is in the trash.", "--list"),
+    force: bool = option("Remove runs that have undelivered records, too."),
+    list_only: bool = option("List the runs in the trash.", "--list"),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Put RUNs (IDs, unique prefixes or names) into the trash.
+    """Move runs to the trash.
 
-    They vanish from every list; `quark restore` puts them back, `quark gc`
-    frees their space. What a mirror has of them (MLflow, csv:DIR) stays.
-    With QUARK_PERSISTENCE_URL they are those of the service, and the key in
+    RUN is a run ID, unique prefix or name. Lists no longer show these runs.
+    `quark restore` restores them, and `quark gc` deletes them permanently. Their
+    copies in mirrors (MLflow, csv:DIR) are kept. On a Quark server, the key in
     QUARK_USER_KEY needs the scopes read and write.
     """
     store = open_store(storage_dir)

@@ -64,50 +64,46 @@ def runs(
     ),
     status: str | None = option("Only runs in this state.", "-s", type=click.Choice(_STATES)),
     tag: tuple[str, ...] = option(
-        "Only runs with this tag; repeat for several.", "-t", shell_complete=complete_tags
+        "Only runs with this tag. Repeatable.", "-t", shell_complete=complete_tags
     ),
     where: str | None = option(
-        "Only runs of which this is true, such as "
-        "\"val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags\".",
+        "Filter, such as \"val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags\".",
         "-w",
         metavar="EXPR",
     ),
     sort: tuple[str, ...] = option(
-        'Sort by a metric, a config.KEY or a field of the run, such as "val/loss" or, '
-        'descending, "-min(val/loss)"; repeat for ties.',
+        'Sort by a metric, config.KEY or run field; "-KEY" is descending. Repeatable.',
         metavar="EXPR",
         shell_complete=complete_metrics,
     ),
-    limit: int = option("Runs to show.", "-n", least=0, default=20),
-    archived: bool = option("Archived runs too, which are left out else."),
+    limit: int = option("Number of runs to show.", "-n", least=0, default=20),
+    archived: bool = option("Include archived runs."),
     group: str | None = option(
-        "Only runs of this group, and of what lies in it.",
+        "Only runs of this group and its subgroups.",
         "-g",
         metavar="PATH",
         shell_complete=complete_groups,
     ),
     columns: tuple[str, ...] = option(
-        "Show these too, by comma: a metric, config.KEY, field.NAME or a field of the run, such "
-        'as "groups".',
+        "Columns to add, separated by commas: a metric, config.KEY, field.NAME or run field.",
         metavar="EXPR",
     ),
     group_by: str | None = option(
-        "Put runs together: config (seeds of one configuration), group, structure, code, "
-        "field.NAME or config.KEY.",
-        metavar="WHAT",
+        "Group runs by config, group, structure, code, field.NAME or config.KEY.", metavar="KEY"
     ),
     metric: str | None = option(
-        'Metric of --group-by: its last value, or "max(val/acc)" [default: loss or objective].',
+        'Metric of --group-by, such as "val/acc" or "max(val/acc)".',
         metavar="EXPR",
         shell_complete=complete_metrics,
+        show_default="last value of the objective or loss",
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """List runs, newest first, or those that fit an expression, sorted.
+    """List, filter and sort runs, newest first.
 
-    The metrics and settings that --where and --sort ask for become columns.
-    Expressions know comparisons, and, or, not, in, ~ (contains), and last,
-    first, min, max and count of a metric.
+    Metrics and config values in --where and --sort become columns. Expressions
+    support comparisons, and, or, not, in, ~ (contains), and last, first, min, max
+    and count of a metric.
     """
     from quark_core.runs.run_search import build_search, find_runs
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.command_groups import LongInHelp
 from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import (
     AS_JSON,
@@ -30,25 +29,25 @@ _TEXT_CHARACTERS = 1_000
 def samples(
     *,
     run: str = argument(),
-    search: str | None = option(
-        "Only rows in whose texts this stands.", "-s", cls=LongInHelp, metavar="TEXT"
-    ),
+    search: str | None = option("Only samples whose texts contain this.", metavar="TEXT"),
     where: tuple[str, ...] = option(
-        "Only rows of which this holds: 'reward > 0.5', 'task == math', 'answer ~ forty' (stands "
-        "in it). Several must all hold.",
+        "Filter: 'reward > 0.5', 'task == math' or 'answer ~ forty' (contains). Repeatable.",
         "-w",
         metavar="CONDITION",
     ),
-    name: str | None = option("Only rows of this set.", metavar="SET"),
-    step: int | None = option("Only rows of this step.", least=0),
-    near: int | None = option("The rows nearest to this step.", least=0),
-    sort: str | None = option("Sort by it; -COLUMN: the largest first.", metavar="COLUMN"),
-    limit: int = option("Rows to show.", "-n", least=1, default=_ROWS),
-    full: bool = option("Show texts whole."),
+    name: str | None = option("Only samples of this set.", metavar="SET"),
+    step: int | None = option("Only samples of this step.", least=0),
+    near: int | None = option("Samples nearest to this step.", least=0),
+    sort: str | None = option("Sort by a column; -COLUMN is descending.", metavar="COLUMN"),
+    limit: int = option("Number of samples to show.", "-n", least=1, default=_ROWS),
+    full: bool = option("Print texts in full."),
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the text samples of RUN (its ID, unique prefix or name), the newest first."""
+    """List and search a run's text samples, newest first.
+
+    RUN is a run ID, unique prefix or name.
+    """
     from quark_core.runs.sample_search import find_samples, order_samples
 
     reader = source.open(run)

@@ -21,75 +21,72 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--host", help="Where to listen [default: 127.0.0.1, this machine only].")
-@click.option("--port", type=int, help="Port; 0 takes a free one [default: 7411].")
+@click.option("--host", help="Address to listen on.", show_default="127.0.0.1")
+@click.option("--port", type=int, help="Port to listen on; 0 uses a free one.", show_default="7411")
 @click.option(
     "--store",
     metavar="URL",
-    help="sqlite:///DIR/service.db keeps everything in DIR; "
-    "postgresql+psycopg://USER@HOST/DATABASE needs --artifacts too "
-    "[default: sqlite:///quark-service/service.db].",
+    help="Database: sqlite:///DIR/service.db, or postgresql+psycopg://USER@HOST/DATABASE with "
+    "--artifacts.",
+    show_default="sqlite:///quark-service/service.db",
 )
 @click.option(
-    "--artifacts", metavar="URL", help="Folder of payloads [default: beside a SQLite store]."
+    "--artifacts",
+    metavar="URL",
+    help="Folder of artifact files.",
+    show_default="beside a SQLite database",
 )
 @click.option(
     "--allowed-host",
     "allowed_hosts",
     metavar="NAME",
     multiple=True,
-    help="A name that clients call this server by, such as that of the proxy before it; repeat "
-    "for several, * for any [default: this machine's names for itself, and its addresses].",
+    help="Host name that clients use, such as a proxy's; * allows all. Repeatable.",
+    show_default="the names and addresses of this machine",
 )
-@click.option(
-    "--ui",
-    is_flag=True,
-    default=None,
-    help="Serve the page too, at the same address: whoever has a key logs in.",
-)
+@click.option("--ui", is_flag=True, default=None, help="Serve the web UI at the same address.")
 @click.option(
     "--allow-edit",
     is_flag=True,
     default=None,
-    help="Let keys with the scope write change runs on the page, and ask them to stop.",
+    help="Let keys with the scope write edit and stop runs in the web UI.",
 )
 @click.option(
     "--keep-sources",
     is_flag=True,
     default=None,
-    help="Keep the code of trainings here, secrets replaced; without it paths and hashes alone. "
-    "Whoever may read the workspace may read it.",
+    help="Store the source code of runs, without secrets, for all readers of the workspace.",
 )
 @click.option(
     "--notify",
     metavar="[WORKSPACE=]URL",
     multiple=True,
-    help="Tell of runs that fail or are lost, and of alerts, there: slack://…, mailto://…, "
-    "webhook+https://… (extra notify); repeat for several. Others of this machine see what stands "
-    "here: QUARK_SERVE_NOTIFY and the file of --config keep it from them.",
+    help="Notify about runs and alerts: slack://…, mailto://…, webhook+https://… Repeatable.",
 )
 @click.option(
     "--notify-on",
     metavar="WORDS",
-    help="A severity, from which on alerts are told, and ends of runs "
-    "[default: error, failed, lost].",
+    help="Minimum alert severity and run states to notify about.",
+    show_default="error, failed, lost",
 )
-@click.option("--workers", type=int, help="Processes [default: 1].")
-@click.option("--migrate", is_flag=True, help="Bring databases of an older version to this one.")
+@click.option("--workers", type=int, help="Number of processes.", show_default="1")
+@click.option("--migrate", is_flag=True, help="Upgrade databases of an older version.")
 @click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="TOML file with the same settings and a table [limits].",
+    help="TOML file with the same options and a table [limits].",
 )
-@click.option("--show-first-key", is_flag=True, help="Print the first key, terminal or not.")
+@click.option(
+    "--show-first-key", is_flag=True, help="Print the first key, also if stdout is not a terminal."
+)
 def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **options: Any) -> None:
-    """Serve runs to many users and machines.
+    """Run the server for a team.
 
-    Every setting can be an environment variable too, such as QUARK_SERVE_STORE or
-    QUARK_SERVE_LIMITS_BODY_BYTES. A first start makes the workspace `default`, and an
-    admin key for whoever runs the server. SIGTERM ends it once it has finished what it
-    accepted.
+    You can also set each option as an environment variable, such as
+    QUARK_SERVE_STORE or QUARK_SERVE_LIMITS_BODY_BYTES. The first start creates the
+    workspace `default` and an admin key. SIGTERM stops the server after it has
+    finished the accepted requests.
     """
     require_service()
     make_files_private()

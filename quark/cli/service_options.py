@@ -19,19 +19,19 @@ _DEFAULT_STORE = "sqlite:///quark-service/service.db"
 
 
 STORE = option(
-    "Store of the service: sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE.",
+    "Database of the server: sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE.",
     metavar="URL",
     envvar="QUARK_SERVE_STORE",
     show_envvar=True,
     default=_DEFAULT_STORE,
 )
 ARTIFACTS = option(
-    "Folder of payloads, as the server has it [default: beside a SQLite store].",
+    "Folder of artifact files, as the server is configured.",
     metavar="URL",
     envvar="QUARK_SERVE_ARTIFACTS",
     show_envvar=True,
     default="",
-    show_default=False,
+    show_default="beside a SQLite database",
 )
 
 

@@ -66,24 +66,25 @@ def show(
     *,
     run: str = RUN,
     source: RunSource = SOURCE,
-    logs: int = option(
-        "Events to show, the newest of them; 0 for none.", least=0, default=_LOG_LINES
-    ),
-    metrics: int = option("Metrics to show, sorted by name.", least=0, default=_METRICS),
+    logs: int = option("Number of newest events to show.", least=0, default=_LOG_LINES),
+    metrics: int = option("Number of metrics to show, sorted by name.", least=0, default=_METRICS),
     after: str | None = option(
-        "Only metrics whose names come after this one.",
+        "Only metrics whose names sort after this one.",
         metavar="NAME",
         shell_complete=complete_metrics,
     ),
     why: str | None = option(
-        "Only where the setting KEY has its value from, or all below it; without KEY, of all.",
+        "Print only the origin of the config value KEY, or of all values.",
         metavar="KEY",
         flag_value="",
         is_flag=False,
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show RUN (its ID, unique prefix or name): summary, config, metrics, logs."""
+    """Show a run's config, metrics and latest events.
+
+    RUN is a run ID, unique prefix or name.
+    """
     stored = source.find(run)
     if why is not None:
         from quark.cli.run_view import print_origins

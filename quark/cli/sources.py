@@ -38,24 +38,24 @@ def sources(
     run: str = RUN,
     path: str | None = argument(),
     other: str | None = option(
-        "What the sources of this run differ in from those of RUN.",
+        "Show how the source code of OTHER differs from that of RUN.",
         "--diff",
         metavar="OTHER",
         shell_complete=complete_runs,
     ),
-    restore: Path | None = option(
-        "Write the files into this directory, which must be new or empty.", type=FOLDER
+    restore: Path | None = option("Write the files to this new or empty directory.", type=FOLDER),
+    attempt: int | None = option("Attempt to read.", least=0, show_default="the newest"),
+    wants_git: bool = option(
+        "Print the uncommitted changes of files that git tracks.", "--git-diff"
     ),
-    attempt: int | None = option("Of this attempt [default: the newest].", least=0),
-    wants_git: bool = option("What git's tracked files differed in.", "--git-diff"),
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the code that RUN (an ID, unique prefix or name) was made of.
+    """Show, compare or restore a run's source code.
 
-    With PATH that file is printed; with --diff what another run had in its place, with
-    --restore the files are written out. With
-    QUARK_SOURCES=off runs keep none of their code.
+    RUN is a run ID, unique prefix or name. Without options, the files are listed.
+    With PATH, this file is printed. With QUARK_SOURCES=off, runs save no source
+    code.
     """
     from quark.provenance.sources import read_git_changes, read_sources
 

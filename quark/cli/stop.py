@@ -38,9 +38,9 @@ def stop(
     *,
     run: str = RUN,
     storage_dir: Path | None = STORAGE_DIR,
-    reason: str | None = option("Why, for who looks at the run."),
+    reason: str | None = option("Reason, shown with the run."),
     wait_s: float = option(
-        "How long to wait until the training knows; 0 does not wait.",
+        "Seconds to wait for an answer; 0 does not wait.",
         "--wait",
         least=0,
         metavar="SECONDS",
@@ -48,14 +48,20 @@ def stop(
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Ask the training of RUN (its ID, unique prefix or name) to stop.
+    """Ask a running training process to stop.
 
-    It learns of it within a heartbeat (10 s), and stops where its loop looks at
-    session.stop_requested, was started with on_stop="raise", or is that of Lightning,
-    Transformers or Accelerate. No process is ended. Exit status 1 where the training has not
-    said in time that it knows. With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the
-    scopes read and write.
-    """
+    RUN is a run ID, unique prefix or name. The process receives the request within
+    10 s. It stops if its loop checks session.stop_requested, if it was started with
+    on_stop="raise", or if Lightning, Transformers or Accelerate runs the loop. No
+    process is killed. On a Quark server, the key in QUARK_USER_KEY needs the scopes
+    read and write.
+
+    \b
+    Exit codes:
+      0    the process received the request, the run has ended, or --wait is 0
+      1    the store cannot be read, or no answer came within --wait seconds
+      2    usage error
+    """  # noqa: D301 - click wants the character
     from quark_core.runs.run_editing import stop_run
 
     store = open_store(storage_dir)

@@ -33,12 +33,16 @@ _ANALYZER = "analyzer"
 _LISTED = 5
 
 STORAGE_DIR = option(
-    "Storage root of the runs [default: the working directory, or a store above it].", "-d"
+    "Folder with the .quark store.",
+    "-d",
+    show_default="the working directory, or the nearest parent that has a store",
 )
 BACKEND = option(
-    "Read from here in place of the store: mlflow+http://HOST:PORT, csv:DIR …", "-b", metavar="URI"
+    "Read from this backend instead of the store, such as mlflow+http://HOST:PORT or csv:DIR.",
+    "-b",
+    metavar="URI",
 )
-AS_JSON = option("Print JSON for other programs.", "--json")
+AS_JSON = option("Print JSON.", "--json")
 
 
 def open_store(storage_dir: Path | None) -> SupportsPrimary:

@@ -37,27 +37,32 @@ if TYPE_CHECKING:
 def sync(
     *,
     directory: Path | None = argument(),
-    dry_run: bool = option("Only say what waits where."),
+    dry_run: bool = option("Show what is waiting, and deliver nothing."),
     allowed: tuple[str, ...] = option(
-        "Deliver to this backend, a name or URI, too. This is remembered for your user.",
+        "Deliver to this backend (name or URI) too, now and in the future.",
         "--allow-backend",
         metavar="BACKEND",
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Deliver every journal under DIRECTORY [default: the working directory].
+    """Deliver records that earlier processes left behind.
 
-    What its store has not compacted yet, because a process was killed, is compacted.
-    Journals of runs that are still being written are left to their process.
-    What a killed process left in the database's log is brought into quark.db.
-    What a backend has refused before is offered to it once more.
-    May be repeated at any time. Exit status 1 where something still waits or is
-    refused, or where a journal turns out to be damaged: it says which batches are missing.
+    If a process is killed or loses its connection, its last records stay in a
+    journal on disk. This command writes them to the store and the mirrors, offers
+    rejected records again, compacts the store, and merges SQLite's write-ahead log
+    into quark.db. It skips journals of runs that are still being written. It is
+    safe to repeat.
 
-    A folder says itself where its records go. They are delivered to its own
-    store, and to backends that the environment names or that you have used or
-    allowed before; what is for another one waits.
-    """
+    DIRECTORY defaults to the working directory, or the nearest parent that has a
+    store. Records go only to this store, and to backends that you have used before,
+    allowed, or set in the environment.
+
+    \b
+    Exit codes:
+      0    everything is delivered
+      1    records are waiting or rejected, or a journal is damaged
+      2    usage error
+    """  # noqa: D301 - click wants the character
     root = resolve_storage_dir(directory)
     _allow(allowed, root)
     if not recovery.has_journals(root):

@@ -39,19 +39,22 @@ def traces(
     name: str | None = argument(),
     storage_dir: Path | None = STORAGE_DIR,
     metric: str | None = option(
-        "How well the runs of each version did: mean and best of the last values.",
+        "Show the mean and best last value of this metric per version.",
         "-m",
         metavar="KEY",
         shell_complete=complete_metrics,
     ),
-    mode: Literal["min", "max"] | None = option("Which way the metric is better."),
-    diff: bool = option("Show the lines that changed from version to version."),
+    mode: Literal["min", "max"] | None = option(
+        "Direction in which the metric improves.", show_default="by its name"
+    ),
+    diff: bool = option("Show the lines that changed between versions."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the versions of each function under quark.trace that runs of PROJECT had.
+    """List the versions of traced functions in a project.
 
-    With NAME only those of one traced function. Comments, layout and names of local
-    variables make no version.
+    Lists the functions decorated with quark.trace in the runs of PROJECT. With
+    NAME, list only this function. Changes of comments, layout and local variable
+    names do not count as a new version.
     """
     from quark.analysis.trace_statistics import collect_statistics
 

@@ -19,35 +19,36 @@ from quark_core.config import settings
 def ui(
     *,
     directory: Path | None = argument(),
-    storage_dir: Path | None = option("The same as DIRECTORY.", "-d"),
+    storage_dir: Path | None = option("Same as DIRECTORY.", "-d"),
     backend: str | None = BACKEND,
-    host: str = option(
-        "Where to listen [default: 127.0.0.1].", show_default=False, default="127.0.0.1"
-    ),
+    host: str = option("Address to listen on.", show_default=True, default="127.0.0.1"),
     port: int | None = option(
-        "Port; 0 takes a free one [default: 7410, or the next that is free].", least=0, most=65535
+        "Port to listen on; 0 uses a free one.",
+        least=0,
+        most=65535,
+        show_default="7410, or the next free port",
     ),
     allowed_hosts: tuple[str, ...] = option(
-        "A name that browsers call this server by, such as a proxy's; repeat for several.",
+        "Host name that browsers use, such as a proxy's. Repeatable.",
         "--allowed-host",
         metavar="NAME",
     ),
     base: str = option(
-        "Path that a proxy keeps, such as /quark.", metavar="PATH", show_default=False, default=""
+        "URL path behind a proxy, such as /quark.", metavar="PATH", show_default=False, default=""
     ),
     no_open: bool = option("Do not open the browser."),
-    allow_edit: bool = option(
-        "Let the page change names, notes and tags, archive runs and ask them to stop."
-    ),
-    no_compact: bool = option(
-        "Do not have runs that have ended compacted: for a store that cannot be written."
-    ),
+    allow_edit: bool = option("Allow editing, archiving and stopping runs in the web UI."),
+    no_compact: bool = option("Do not compact ended runs; for stores without write access."),
 ) -> None:
-    """Look at the runs below DIRECTORY (by default the working directory) in the browser.
+    """Open the web UI.
 
-    Reads and changes no run, unless --allow-edit lets the page do that. The address that it
-    prints has a token, which is good once: the browser trades it for a cookie, which is good for
-    a week. Where there is no run yet, the page waits for the first one. Ctrl-C ends it.
+    Shows the runs in DIRECTORY. It defaults to the working directory, or the
+    nearest parent that has a store. The web UI only reads, unless you pass
+    --allow-edit.
+
+    The printed address contains a token that works once. The browser exchanges it
+    for a cookie that is valid for a week. If there are no runs yet, the web UI
+    waits for the first one. Ctrl-C stops the server.
     """
     if directory is not None and storage_dir is not None:
         raise click.UsageError("give DIRECTORY or --storage-dir, not both")

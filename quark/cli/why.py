@@ -58,40 +58,46 @@ def why(
     before: str = argument(metavar="[OLD]", shell_complete=complete_runs),
     after: str | None = argument(metavar="NEW", shell_complete=complete_runs),
     storage_dir: Path | None = STORAGE_DIR,
-    metric: str | None = option("The metric that it is about.", "-m", metavar="KEY"),
+    metric: str | None = option(
+        "Metric to explain.",
+        "-m",
+        metavar="KEY",
+        show_default="the objective, else a validation metric, else a training metric",
+    ),
     check_runs: int | None = option(
-        "Say which runs would settle it, N of each; with --yes run them.",
+        "Print the runs that would confirm the cause, N for each difference.",
         "--check",
         least=1,
         most=100,
         metavar="N",
     ),
-    confirmed: bool = option("With --check: run them, here.", "-y", "--yes"),
-    fail_on_worse: bool = option(
-        "Exit with status 3 where it is worse or may be, or a run did not complete."
+    confirmed: bool = option(
+        "With --check: start these runs now, one after another.", "-y", "--yes"
     ),
+    fail_on_worse: bool = option("Exit with code 3 if NEW is worse or may be worse."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Explain why the result of NEW differs from that of OLD.
 
-    The order is that of time; `quark compare NEW OLD` takes the new run first.
-    Without OLD, NEW is compared with the last good run of its configuration: the newest
-    that began before it and completed, with a result no worse than its own and than that
-    of half of them, and with no critical finding. Where all ended worse, nothing got worse.
-    Each is a run ID, unique prefix or name; several by comma are a group,
-    such as the seeds of one configuration: quark why a1,a2,a3 b1,b2,b3.
-    Nothing is stored. --check N says which runs would settle it: the first side
-    again, with one difference of the second. With --yes they are run one after the
-    other, out of the sources that the first run has kept, and the answer is given
-    anew with them as evidence.
+    Reports if the difference is larger than seed noise, the first step at which the
+    runs diverge, what differs (config, code, data, packages, hardware), what is ruled
+    out, what was not recorded, and the likely cause.
+
+    OLD and NEW are each a run ID, unique prefix or name. To compare groups of seeds,
+    separate runs with commas: quark why a1,a2,a3 b1,b2,b3. Without OLD, NEW is
+    compared with the last good run of its configuration: the newest completed run
+    that started earlier, has no critical alert, and has a result at least as good as
+    that of NEW and of half of the runs of this configuration.
+
+    Nothing is stored, except the new runs of --check N --yes. They repeat OLD, each
+    with one difference of NEW, from the source code that OLD has saved.
 
     \b
-    Exit status:
+    Exit codes:
       0    explained
       1    a run or the store cannot be read
-      2    a mistake in the command line
-      3    with --fail-on-worse: the second is worse, that is inconclusive and it
-           ends worse by more than the tolerance, or a run did not complete
+      2    usage error
+      3    --fail-on-worse: NEW is worse, may be worse, or did not complete
     """  # noqa: D301 - click wants the character
     _load_numpy()
     from quark.analysis.comparison.summary import tell_ends
