@@ -102,7 +102,7 @@ def analyze(
     run_id = str(stored.run.id)
     reader = source.read(stored)
     if allow_unknown and fail_on is None:
-        raise click.UsageError("--allow-unknown goes with --fail-on")
+        raise click.UsageError("--allow-unknown requires --fail-on.")
     config = _configure(mode, rules, objective)
     if config.objective is not None:
         _check_objective(source, run_id, config.objective)
@@ -224,17 +224,17 @@ def _check_rules(rules: tuple[str, ...], explain: str | None, mode: str) -> None
     known = [rule.rule_id for rule in list_rules()]
     if mode == "absolute":
         known = [rule_id for rule_id in known if rule_id in DOCUMENTED_RULES]
-    has = f"there are {', '.join(known)}"
+    choices = ", ".join(map(repr, known))
     for name in rules:
         if name not in known:
             where = " in the absolute mode" if mode == "absolute" else ""
-            raise click.UsageError(f"--rule: there is no rule {name!r}{where}; {has}")
+            raise click.UsageError(f"--rule: no rule {name!r}{where}. Choose {choices}.")
     if explain is None or explain == "all":
         return
     if explain not in known:
-        raise click.UsageError(f"--explain: there is no rule {explain!r}; {has}, and all")
+        raise click.UsageError(f"--explain: no rule {explain!r}. Choose {choices}, or 'all'.")
     if rules and explain not in rules:
-        raise click.UsageError(f"--explain {explain}: --rule leaves it out")
+        raise click.UsageError(f"--explain {explain!r} is not among the rules of --rule.")
 
 
 def _analyze(

@@ -27,6 +27,7 @@ from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import ArtifactNotFoundError, QuarkError, RunNotFoundError, SessionStoreError
 from quark_core.formatting import format_bytes, format_count, join_first
 from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT, decode_name, parse_artifact_name
+from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def versions(
     if as_json:
         print_json([version.to_dict() for version in found])
     elif not found:
-        click.echo(clean_line(f"There is no artifact of project {chosen!r} in {source.store}."))
+        click.echo(clean_line(f"No artifacts of project {chosen!r} in {source.store}."))
     else:
         _print_versions(found)
 
@@ -103,7 +104,7 @@ def get(
         place = copy_version(run, version.record, output)
     except OSError as error:
         raise click.ClickException(f"{version.name}: {error}") from error
-    click.echo(f"{version.name} is in {place}")
+    click.echo(f"Copied {version.name} to {place}.")
 
 
 @click.command()
@@ -143,11 +144,11 @@ def lineage(
         )
         return
     for title, listed in (("Used by this run", found.used), ("Made by this run", found.made)):
-        click.echo(f"{title}:{'' if listed else ' nothing'}")
+        click.echo(f"{title}:{'' if listed else ' none'}")
         if listed:
             _print_versions(listed)
     for gone in found.gone:
-        click.echo(f"used, and no longer there: {gone}")
+        click.echo(f"Used, but deleted: {gone}")
 
 
 @click.command()
@@ -183,7 +184,7 @@ def alias(
     checked = check_edit(RunEdit(alias=edit))
     with open_editor(resolve_storage_dir(storage_dir), run_id, "aliases") as editor:
         editor.edit_run(run_id, checked, by=find_user())
-    click.echo(f"{alias} {'no longer names' if remove else 'names'} {version.name}")
+    click.echo(f"{'Removed' if remove else 'Set'} the alias {alias!r} of {version.name}.")
 
 
 def find(source: RunSource, name: str, project: str | None) -> ArtifactVersion:
@@ -202,8 +203,8 @@ def _tell_missing(source: RunSource, project: str | None, name: str) -> str:
 
     versions = list_versions(source.reader, choose_project(source, project))
     known = list(dict.fromkeys(decode_name(version.key) for version in versions))
-    there = f"there are {join_first(known, _MOST_NAMES)}" if known else "there is none at all"
-    return f"NAME: there is no artifact {name!r:.200} in {source.store}; {there}"
+    there = f" Artifacts: {join_first(known, _MOST_NAMES)}." if known else ""
+    return f"no artifact {name!r:.200} in {source.store}.{there}"
 
 
 def choose_project(source: RunSource, project: str | None) -> str:
@@ -217,11 +218,11 @@ def choose_project(source: RunSource, project: str | None) -> str:
     found = sorted({stored.project.name for stored in source.reader.list_runs()})
     if len(found) == 1:
         return found[0]
-    told = ", ".join(found[:_MOST_PROJECTS])
+    told = ", ".join(map(repr, found[:_MOST_PROJECTS]))
     raise QuarkError(
-        f"{source.store} has {len(found)} projects: choose one with --project ({told})"
+        f"{source.store} has {len(found)} projects. Choose one with --project: {told}."
         if found
-        else f"there is no run in {source.store}"
+        else f"no runs in {source.store}"
     )
 
 
@@ -234,8 +235,8 @@ def _print_versions(found: Sequence[ArtifactVersion]) -> None:
             Text(version.name),
             Text(", ".join(version.aliases)),
             Text(record.artifact_type),
-            Text(version.run_name or str(record.run_id)),
-            Text(", ".join(version.used_by)),
+            Text(version.run_name or shorten_run_id(str(record.run_id))),
+            Text(", ".join(map(shorten_run_id, version.used_by))),
             Text(format_bytes(record.size_bytes)),
         )
     Console().print(table)
@@ -281,19 +282,21 @@ def list_artifacts(
     if as_json:
         print_json([record.to_dict() for record in found])
     elif not found:
-        what = "artifacts that fit" if key or artifact_type else "artifacts"
-        click.echo(f"Run {reader.run_id} of {source.store} has no {what}.")
+        what = "matching artifacts" if key or artifact_type else "artifacts"
+        click.echo(f"Run {shorten_run_id(str(reader.run_id))} of {source.store} has no {what}.")
         if source.backend is not None:
-            click.echo("A mirror may have files without records; MLflow has both with quark=full.")
+            click.echo(
+                "A mirror may store files without records. MLflow stores both with quark=full."
+            )
     elif output is None:
         Console().print(make_artifact_table(found))
         total = sum({record.sha256: record.size_bytes for record in found}.values())
         counted = format_count(len(found), "artifact")
-        click.echo(f"{counted}, {format_bytes(total)}; --output DIR copies them out.")
+        click.echo(f"{counted}, {format_bytes(total)}. To copy the files, pass --output DIR.")
         if isinstance(reader.context.run_path, Path):
-            click.echo(f"They lie in {reader.context.run_path / ARTIFACT_STORAGE_LAYOUT['root']}")
+            click.echo(f"Stored in {reader.context.run_path / ARTIFACT_STORAGE_LAYOUT['root']}")
         else:
-            click.echo(f"They lie with {reader.context.run_path}")
+            click.echo(f"Stored in {reader.context.run_path}")
     if output is not None:
         _copy(store, found, output)
 
@@ -311,7 +314,7 @@ def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
     for record in records:
         size = Text(format_bytes(record.size_bytes))
         if record.payload_relative_path is None:
-            size.append(" not kept", style="red")
+            size.append(" not stored", style="red")
         counts = [getattr(record, name) for name in counters]
         table.add_row(
             Text(record.artifact_key),
@@ -334,7 +337,7 @@ def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Pat
                     if _holds(found, record):
                         copied += 1
                     else:
-                        click.echo(f"{target} exists and is left alone", err=True)
+                        click.echo(f"{target} already exists and was not changed.", err=True)
                     continue
             with store.open(record) as source, folder.write(parts) as file:
                 copyfileobj(source, file, 1024 * 1024)
@@ -343,7 +346,7 @@ def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Pat
             click.echo(f"quark: {target}: {error}", err=True)
         else:
             copied += 1
-    click.echo(f"{copied} of {len(records)} payloads are in {output}", err=True)
+    click.echo(f"Copied {copied} of {format_count(len(records), 'file')} to {output}.", err=True)
     if failed:
         raise SystemExit(1)
 

@@ -36,7 +36,7 @@ def backup(
     """
     if verify:
         manifest = verify_backup(directory)
-        click.echo(f"{directory} is whole: {describe_backup(manifest)}.")
+        click.echo(f"{directory} is complete and undamaged: {describe_backup(manifest)}.")
         print_lacking(manifest)
         return
     root = resolve_storage_dir(storage_dir)
@@ -44,7 +44,7 @@ def backup(
     manifest = back_up_store(root, directory, keep_going=keep_going)
     click.echo(f"{directory}: {describe_backup(manifest)}, verified.")
     print_lacking(manifest)
-    click.echo(f"Check it again with: quark backup --verify {shlex.quote(str(directory))}")
+    click.echo(f"To check it later: quark backup --verify {shlex.quote(str(directory))}")
 
 
 def describe_backup(manifest: BackupManifest) -> str:
@@ -62,4 +62,4 @@ def describe_backup(manifest: BackupManifest) -> str:
 def print_lacking(manifest: BackupManifest) -> None:
     """Say what the store lacked when its backup was made."""
     for line in manifest.lacking:
-        click.echo(f"It lacks what the store lacked: {line}", err=True)
+        click.echo(f"quark: warning: missing in the store and the backup: {line}", err=True)

@@ -70,14 +70,14 @@ def backup(
     """
     target = directory or into
     if target is None:
-        raise click.UsageError("name a folder to make: quark db backup DIRECTORY")
+        raise click.UsageError("Missing argument 'DIRECTORY'.")
     with closing(open_deployment(store, artifacts=artifacts)) as deployment:
         from quark_backends.service.server.service_backup import back_up_service
 
         manifest = back_up_service(deployment, target, keep_going=keep_going)
     click.echo(f"{target}: {describe_backup(manifest)}, verified.")
     print_lacking(manifest)
-    click.echo(f"Put it back with: quark db restore {shlex.quote(str(target))} --store URL")
+    click.echo(f"To restore it: quark db restore {shlex.quote(str(target))} --store URL")
 
 
 @db.command()
@@ -100,6 +100,6 @@ def restore(
         restored = restore_service(directory, deployment, replace=replace)
         place = deployment.control.name
     for old, new in restored.aside.items():
-        click.echo(f"{old} is now {new}; delete it when nobody misses anything.")
+        click.echo(f"Renamed {old} to {new}. Delete it when you no longer need it.")
     click.echo(f"{place}: restored, {describe_backup(restored.manifest)}, verified.")
     print_lacking(restored.manifest)

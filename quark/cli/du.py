@@ -86,7 +86,7 @@ def measure(store: object) -> SupportsRemoval:
     if isinstance(store, SupportsRemoval):
         return store
     place = describe_place(store) if isinstance(store, SupportsPrimary) else type(store).__name__
-    raise SessionStoreError(f"the store ({place}) can neither measure nor remove runs")
+    raise SessionStoreError(f"the store {place} cannot measure or remove runs")
 
 
 def shorten_ids(ids: Sequence[str], known: Iterable[str]) -> list[str]:
@@ -197,7 +197,7 @@ def _total_table(usage: StoreUsage) -> Table:
     for label, size_bytes, remark in rows:
         table.add_row(label, format_bytes(size_bytes), remark)
     table.add_row(
-        Text("all of it", style="bold"),
+        Text("total", style="bold"),
         Text(format_bytes(usage.total_bytes), style="bold"),
         Text(usage.store_root, overflow="fold"),
     )

@@ -58,8 +58,8 @@ def edit(
 
     if {name, notes, archived} == {None} and not any((tag, untag, group, ungroup, field, unfield)):
         raise click.UsageError(
-            "nothing to change: give --name, --notes, --tag, --untag, --group, --ungroup, --field, "
-            "--unfield, --archive or --unarchive"
+            "Nothing to change. Pass --name, --notes, --tag, --untag, --group, --ungroup, --field, "
+            "--unfield, --archive or --unarchive."
         )
     fields = _read_fields(field)
     store = open_store(storage_dir)
@@ -100,7 +100,7 @@ def _read_fields(given: tuple[str, ...]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise click.UsageError(f"--field must be NAME=VALUE, got {text[:60]!r}")
+            raise click.UsageError(f"--field {text[:60]!r} is not NAME=VALUE.")
         try:
             fields[name] = json.loads(value)
         except ValueError:

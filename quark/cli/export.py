@@ -240,7 +240,7 @@ class FileSet:
 
     def _check_free(self, target: Path) -> None:
         if not self._force and os.path.lexists(target):
-            raise click.ClickException(f"{target} exists; --force overwrites it")
+            raise click.ClickException(f"{target} already exists. To overwrite it, pass --force.")
 
 
 def _list_cells(columns: Columns, field: TableField) -> list[Any]:
@@ -283,7 +283,8 @@ def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) 
     known = _list_kinds()
     for kind in kinds:
         if kind not in known:
-            raise click.BadParameter(f"{kind!r} is no kind of record; kinds are {', '.join(known)}")
+            choices = ", ".join(map(repr, known))
+            raise click.BadParameter(f"{kind!r} is not a kind of record. Choose {choices}.")
     return tuple(dict.fromkeys(kinds))
 
 
@@ -343,7 +344,7 @@ def export(
                     click.echo(f"quark: {kind} records are not exported: {error}", err=True)
             files.write_json(targets.name_run(), _describe(stored, files.rows))
     except KeyboardInterrupt:
-        click.echo("Broken off. What had been begun is removed.", err=True)
+        click.echo("quark: interrupted; the incomplete files are removed", err=True)
         sys.exit(130)
     except OSError as error:
         # Without its file names, which are temporary ones.
@@ -355,9 +356,7 @@ def export(
         f"{format_count(len(files.written), 'file')}: {', '.join(map(str, files.written))}"
     )
     if (not kinds or "artifact" in kinds) and files.rows.get(targets.name("artifact")):
-        click.echo(
-            f"The payloads of its artifacts: quark artifacts {run} --output DIR{source.arguments}"
-        )
+        click.echo(f"To copy its artifacts: quark artifacts {run} --output DIR{source.arguments}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,21 +379,24 @@ class _Targets:
         suffix = f".{file_format}"
         if str(output) == "-":
             raise click.UsageError(
-                "--output - : nothing is written to stdout; give a directory, or a file"
+                "--output - is not supported: export does not write to stdout. "
+                "Pass a directory or a file."
             )
         if output is not None and output.suffix[1:] not in FORMATS and output.is_file():
             raise click.UsageError(
-                f"--output {output} is a file that exists; give a directory, "
-                f"or with one --kind a file that ends in {suffix}"
+                f"--output {output} is an existing file. Pass a directory, or with one --kind "
+                f"a file that ends in '{suffix}'."
             )
         if output is None or output.is_dir() or output.suffix[1:] not in FORMATS:
             return cls(output, suffix)
         if output.suffix != suffix:
-            raise click.UsageError(f"--output {output} is no file of --format {file_format}")
+            raise click.UsageError(
+                f"--output {output} does not end in '{suffix}', as --format {file_format} requires."
+            )
         if len(kinds) != 1:
             raise click.UsageError(
-                f"--output {output} is one file, so it needs exactly one --kind; "
-                "give a directory for several"
+                f"--output {output} is a single file, which needs exactly one --kind. "
+                "Pass a directory for several."
             )
         return cls(output.parent, suffix, output.name)
 

@@ -162,7 +162,7 @@ _ANALYSIS_S = 60.0
 _LAST_ANALYSIS_S = 10.0
 _END_S = 0.5
 _FRAME = 100  # columns, where no terminal says how many
-_NOTE = "Ctrl-C ends this; the run goes on"
+_NOTE = "Ctrl-C exits; the run continues"
 
 
 @click.command()
@@ -318,7 +318,7 @@ def _follow_on_screen(followed: FollowedRun, console: Console, interval_s: float
     warnings = _LastWarning(logging.WARNING)
 
     def show(look: Look, trouble: str | None) -> None:
-        note = f"{trouble}; trying again" if trouble else warnings.text or _NOTE
+        note = f"{trouble}; retrying" if trouble else warnings.text or _NOTE
         width, height = console.size
         ascii_only = console.options.ascii_only
         frame = Frame(width=width, height=height, ascii_only=ascii_only, note=note)

@@ -85,9 +85,8 @@ def list_groups(
         _print_tree(found, metric, best)
     else:
         click.echo(
-            f"No run in {source.store} is in a group. "
-            'start_run(group="paper/fig3") puts one there, and so does '
-            "`quark edit RUN --group PATH`."
+            f"No groups in {source.store}. To add a run to a group, use "
+            'start_run(group="paper/fig3") or `quark edit RUN --group PATH`.'
         )
 
 
@@ -115,7 +114,7 @@ def describe(
         projects.project(name, storage_dir=storage_dir).group(path).update(description=text)
     click.echo(clean_line(f"{path} of {name}: {text or 'no description'}"))
     if not _has_runs(name, path, storage_dir):
-        click.echo("So far no run is in it.")
+        click.echo("The group has no runs yet.")
 
 
 def _has_runs(project: str, path: str, storage_dir: Path | None) -> bool:
@@ -136,10 +135,8 @@ def _find_project(path: str, storage_dir: Path | None) -> str:
     finally:
         reader.close()
     if len(names) != 1:
-        listed = ", ".join(sorted(names)[:_MOST_NAMES]) or "none"
-        raise click.UsageError(
-            f"--project must say of which project the group {path!r} is; there are: {listed}"
-        )
+        listed = ", ".join(map(repr, sorted(names)[:_MOST_NAMES])) or "none"
+        raise click.UsageError(f"Pass the project of group {path!r} with --project: {listed}.")
     return next(iter(names))
 
 
@@ -190,7 +187,7 @@ def _choose_figure(field: Field, written: str, *, downwards: bool) -> Field:
 def _print_tree(found: Sequence[StoredGroup], metric: str | None, best: _Best) -> None:
 
     newest = ("newest",) if metric is None else ("newest", f"best {metric}")
-    heads = {"group": FOLD, "runs": RIGHT, newest: WHOLE, "what it is": FOLD}
+    heads = {"group": FOLD, "runs": RIGHT, newest: WHOLE, "description": FOLD}
     table = make_table(heads, padding=(0, 1, 0, 0))
     project = None
     for group in found:
@@ -268,8 +265,8 @@ def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> T
         {
             by: FOLD | {"style": "bold", "min_width": len(by)},
             ("runs", measured): RIGHT,
-            ("from … to", "newest"): WHOLE,
-            "which": FOLD,
+            ("range", "newest"): WHOLE,
+            "members": FOLD,
         },
         padding=(0, 1, 0, 0),
     )

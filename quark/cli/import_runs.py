@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from quark.importing.neutral_run import ForeignRun
 
 _LEAST_INTERVAL_S = 0.1
-# As of other mistakes in the command line.
-_NOTHING_READ = 2
 
 
 # By the name: what the command takes, and what it says of itself.
@@ -250,7 +248,7 @@ def run_import(
     else:
         _print_results(results, time.monotonic() - began_s, root)
     if any(result.failure for result in results):
-        sys.exit(1 if any(result.run_id for result in results) else _NOTHING_READ)
+        sys.exit(1)
 
 
 def _find_first(
@@ -281,12 +279,15 @@ def _find_first(
         else:
             return chain([run], runs), broken
     if not broken and not is_awaited:
-        raise ImportFailure(f"there are no runs of {tool} at this place")
+        raise ImportFailure(f"no runs of {tool} found here")
     return (), broken
 
 
 def _say_progress(result: RunImport) -> None:
-    told = result.failure or f"{result.points} points, {result.files} files"
+    told = (
+        result.failure
+        or f"{format_count(result.points, 'point')}, {format_count(result.files, 'file')}"
+    )
     click.echo(clean_line(f"{result.name or result.identity}: {told}"), err=True)
 
 
@@ -294,7 +295,7 @@ def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
 
     console = Console()
     if not results:
-        console.print("No runs came.")
+        console.print("No runs imported.")
         return
     table = make_table(
         {("run", "name", "project"): PLAIN, _COUNTS: {"justify": "right"}, "": PLAIN}
@@ -318,9 +319,7 @@ def _print_losses(results: list[RunImport], console: Any) -> None:
 
     if not any(one.losses for one in results):
         return
-    table = make_table(
-        {("run", "what", "name", "count", "why"): FOLD}, title="What could not be taken"
-    )
+    table = make_table({("run", "what", "name", "count", "why"): FOLD}, title="Not imported")
     for one in results:
         for loss in one.losses:
             texts = (one.name or one.identity, loss.kind, loss.name, str(loss.count), loss.reason)

@@ -60,7 +60,7 @@ def create(
     lifetime_s = None if expires is None else _parse_duration(expires, "--expires")
     with closing(_open(store)) as deployment:
         if deployment.add_workspace(workspace):
-            click.echo(f"The workspace {workspace} is new.", err=True)
+            click.echo(f"Created the workspace {workspace!r}.", err=True)
         from quark_backends.service.server.keys import make_key
 
         key, _ = make_key(
@@ -92,7 +92,7 @@ def list_keys(
 
     console = Console()
     if not found:
-        console.print("There are no keys; `quark keys create` makes one.")
+        console.print("No API keys. `quark keys create` creates one.")
         return
     table = Table(box=None, pad_edge=False)
     # What is copied from here into a command is never cut.
@@ -127,7 +127,7 @@ def revoke(*, store: str = STORE, key_id: str = argument()) -> None:
     with closing(_open(store)) as deployment:
         found = _find(deployment.control, key_id)
         deployment.control.end_key(found.id, revoked_us=now_us())
-    click.echo(f"Key {found.id} ({found.name}, workspace {found.workspace}) is revoked.")
+    click.echo(f"Revoked key {found.id} ({found.name}, workspace {found.workspace}).")
 
 
 @keys.command()
@@ -141,9 +141,8 @@ def rotate(
     """Replace an API key, and print the new key once.
 
     The new key has the same name, scopes and workspace. The old key stays valid
-    for the time of --overlap.
-    KEY_ID is the key's ID, or at least its first 4 characters if no other key has
-    them.
+    for the time of --overlap. KEY_ID is the key's ID, or at least its first 4
+    characters if no other key has them.
     """
     overlap_s = _parse_duration(overlap, "--overlap")
     with closing(_open(store)) as deployment:
@@ -151,7 +150,7 @@ def rotate(
 
         old = _find(deployment.control, key_id)
         key, _ = rotate_key(deployment.control, old, overlap_s=overlap_s)
-    click.echo(f"Key {old.id} ends in {overlap}; this one takes its place:", err=True)
+    click.echo(f"Key {old.id} expires in {overlap}. New key:", err=True)
     click.echo(key)
 
 
@@ -177,21 +176,23 @@ def _find(control: ControlDatabase, given: str) -> StoredKey:
     if len(fitting) == 1 and len(key_id) >= _LEAST_PREFIX:
         return fitting[0]
     if not key_id or not fitting:
-        raise SessionStoreError(f"there is no key {key_id[:40]!r}; `quark keys list` lists them")
+        raise SessionStoreError(
+            f"no key matches {key_id[:40]!r}. `quark keys list` lists the keys."
+        )
     listed = "".join(
         f"\n  {each.id}  {each.workspace}  {each.name}" for each in fitting[:_SHOWN_KEYS]
     )
     more = len(fitting) - _SHOWN_KEYS
     raise SessionStoreError(
-        f"key_id {key_id} is not enough to tell a key; say at least {_LEAST_PREFIX} characters "
-        f"that no other has:{listed}" + (f"\n  and {more} more" if more > 0 else "")
+        f"KEY_ID {key_id!r} is ambiguous. Pass at least {_LEAST_PREFIX} characters that no other "
+        f"key has:{listed}" + (f"\n  and {more} more" if more > 0 else "")
     )
 
 
 def _parse_duration(text: str, option: str) -> int:
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise SchemaValidationError(f"{option} must be a number and s, m, h, d or w: 30d")
+        raise SchemaValidationError(f"{option} is not a duration, such as '12h' or '30d'.")
     return int(match[1]) * _UNITS_S[match[2]]
 
 

@@ -95,8 +95,8 @@ def logs(
 def _say_nothing(source: RunSource, run_id: str) -> str:
     unstored = source.describe_unstored(run_id)
     told = (
-        f"quark: run {shorten_run_id(run_id)} of {source.store} has no such line: it printed none, "
-        "or start_run(capture=None) kept none"
+        f"quark: no matching console output in run {shorten_run_id(run_id)} of {source.store}. "
+        "It printed none, or it was started with capture=None."
     )
     return f"{told}\n{unstored}" if unstored else told
 
@@ -116,7 +116,7 @@ def _follow(
         except StoreUnavailableError as error:
             if str(error) != told:
                 told = str(error)
-                click.echo(f"quark: {told}; trying again", err=True)
+                click.echo(f"quark: {told}; retrying", err=True)
             time.sleep(_LOOK_S)
             continue
         told = None
@@ -161,7 +161,7 @@ def _read_since(text: str | None) -> int | None:
         return parse_time(text.strip())
     except (ValueError, OverflowError):
         raise click.BadParameter(
-            f"{text!r:.60} is neither an age such as 10m nor an ISO 8601 time",
+            f"{text!r:.60} is not an age such as '10m' or an ISO 8601 time.",
             param_hint="--since",
         ) from None
 

@@ -146,14 +146,14 @@ def find_plugin_commands(own: Container[str]) -> dict[str, PluginCommand]:
         warnings.simplefilter("ignore", RuntimeWarning)  # printed below, in a line each
         registry = default_registry()
     for item in registry.left_out:
-        _print(f"left out the plugin {item.name!r} of {item.origin}: {item.reason}")
+        _print(f"ignored the plugin {item.name!r} of {item.origin}: {item.reason}")
     found: dict[str, PluginCommand] = {}
     for plugin, declared in registry.collect("quark_register_commands"):
         try:
             commands = dict(declared)
         except (TypeError, ValueError):
             kind = type(declared).__name__
-            _print(f"left out the commands of the plugin {plugin!r}: a {kind} is not a mapping")
+            _print(f"ignored the commands of the plugin {plugin!r}: a {kind} is not a mapping")
             continue
         for name, place in commands.items():
             reason = _find_fault(name, place)
@@ -164,7 +164,7 @@ def find_plugin_commands(own: Container[str]) -> dict[str, PluginCommand]:
             if reason is None:
                 found[name] = PluginCommand(name, place, plugin)
             else:
-                _print(f"left out the command {name!r} of the plugin {plugin!r}: {reason}")
+                _print(f"ignored the command {name!r} of the plugin {plugin!r}: {reason}")
     return found
 
 

@@ -22,8 +22,7 @@ def mcp(*, source: RunSource = SOURCE) -> None:
         import mcp.server.lowlevel.server  # noqa: F401
     except ImportError as error:
         raise SessionStoreError(
-            f"{error.name} is missing, which the Model Context Protocol needs: "
-            'pip install "quark-tracker[mcp]"'
+            f'`quark mcp` needs {error.name}: `pip install "quark-tracker[mcp]"`.'
         ) from None
     from quark.cli.mcp_server import serve_stdio
     from quark.cli.mcp_tools import Workbench

@@ -16,7 +16,7 @@ from quark.cli.store_access import (
     print_json,
 )
 from quark_core.config.arguments import resolve_storage_dir
-from quark_core.runs.run_ids import name_store
+from quark_core.runs.run_ids import name_store, shorten_run_id
 
 
 @click.command()
@@ -41,4 +41,4 @@ def restore(
         print_json({"restored": chosen})
         return
     for run_id in chosen:
-        click.echo(f"{run_id} is back.")
+        click.echo(f"Restored {shorten_run_id(run_id)}.")

@@ -60,7 +60,7 @@ def samples(
         return
     is_asked = search or where or name or step is not None
     if not found.count:
-        what = "no text samples that fit" if is_asked else "no text samples"
+        what = "no matching text samples" if is_asked else "no text samples"
         click.echo(f"Run {shorten_run_id(str(reader.run_id))} of {source.store} has {what}.")
         return
 
@@ -92,9 +92,9 @@ def _print_rows(console: Console, rows: Columns, *, characters: int | None) -> N
             line = Text("  ").append(f"{column}: ", "cyan")
             line.append(text if not left else text[:characters], lines=True)
             if left:
-                line.append(f" … {left} characters more; --full shows them", "dim")
+                line.append(f" … {left} more characters; --full prints them", "dim")
             lost = (sample.cut or {}).get(column)
             if lost is not None:
-                line.append(f" (cut when it was logged; it had {lost} characters)", "dim")
+                line.append(f" (truncated when logged, from {lost} characters)", "dim")
             console.print(line)
         console.print()

@@ -99,7 +99,7 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = load_config(options, os.environ, config_path)
     if config.allow_edit and not config.ui:
-        raise click.UsageError("--allow-edit is about the page: give --ui too")
+        raise click.UsageError("--allow-edit requires --ui.")
     deployment = Deployment(config)
     try:
         # A place that cannot be is told before anything is made.
@@ -115,14 +115,14 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
     url = f"http://{show_host(config.host)}:{port}"
     if not is_loopback(config.host):
         click.echo(
-            f"quark: warning: {config.host} can be reached from other machines, and keys would "
-            "cross the network as they are: put a proxy that speaks TLS before this server",
+            f"quark: warning: {config.host} is reachable from other machines, and API keys are "
+            "sent unencrypted. Put a TLS proxy in front of this server.",
             err=True,
         )
         if not config.allowed_hosts:
             click.echo(
-                "quark: clients may call this server by its addresses and by "
-                f"{find_own_name(config.host)}; --allowed-host NAME lets in another name",
+                "quark: clients may use this server's addresses and the name "
+                f"{find_own_name(config.host)}. --allowed-host NAME allows another name.",
                 err=True,
             )
     _tell_key(first_key, f"http://{show_host(find_own_name(config.host))}:{port}", config)
@@ -131,8 +131,8 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
         f"processes: {config.workers}; API: {url}/docs)"
     )
     if config.ui:
-        changes = "; keys with the scope write may change runs" if config.allow_edit else ""
-        click.echo(f"The page is on {url}/: log in with a key{changes}.")
+        changes = "; keys with the scope write may edit runs" if config.allow_edit else ""
+        click.echo(f"Web UI: {url}/ (log in with an API key{changes}).")
     sys.stdout.flush()
     try:
         run_server(config, bound, make_page=_find_page(config))
@@ -188,20 +188,18 @@ def _tell_key(key: str | None, url: str, config: ServiceConfig) -> None:
     create = f"  quark keys create --store {shlex.quote(_show_store(config.store_url))}"
     if key:
         click.echo(
-            "This key is for you, and is shown once. It may make and revoke keys: keep it\n"
-            "off the machines that train.\n"
+            "Admin key, shown once. It can create and revoke keys: do not store it on\n"
+            "training machines.\n"
             f"  {key}"
         )
     else:
-        click.echo(
-            f"The workspace `default` is new. Make a key for yourself:\n{create} --scope admin"
-        )
+        click.echo(f"Created the workspace `default`. Create an admin key:\n{create} --scope admin")
     click.echo(
-        "For a training, make a key that may write and read runs, and nothing else:\n"
+        "For training jobs, create a key that can only log and read runs:\n"
         f"{create} --name training\n"
-        "and on the machine that trains:\n"
+        "and on the training machine, set:\n"
         f"  export QUARK_PERSISTENCE_URL={url}\n"
-        "  export QUARK_USER_KEY=<the key that it prints>"
+        "  export QUARK_USER_KEY=<the printed key>"
     )
 
 

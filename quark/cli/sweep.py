@@ -168,9 +168,9 @@ def new(
     if as_json:
         print_json(stored.to_dict())
         return
-    _say(f"The sweep {stored.name} of {stored.project} is there.")
+    _say(f"Sweep {stored.name!r} of project {stored.project!r} is ready.")
     where = _repeat(stored, storage_dir)
-    _say(f"quark sweep run {where} -- python train.py runs it, here and anywhere")
+    _say(f"To start a worker: quark sweep run {where} -- python train.py")
 
 
 def _read_space(settings: tuple[str, ...], space_file: Path | None) -> dict[str, object]:
@@ -182,7 +182,7 @@ def _read_space(settings: tuple[str, ...], space_file: Path | None) -> dict[str,
         space[name] = values
     if not space:
         raise SchemaValidationError(
-            f"--set or --space must say what to search: --set NAME=VALUES with {FORMS}"
+            f"Pass the parameters with --set NAME=VALUES or --space FILE. VALUES is {FORMS}."
         )
     return space
 
@@ -192,7 +192,7 @@ def _find_modes(metrics: tuple[str, ...], modes: tuple[str, ...]) -> str | list[
 
     if len(modes) not in (0, 1, len(metrics)):
         raise SchemaValidationError(
-            f"--mode must be given once, or once for each of the {len(metrics)} metrics"
+            f"Pass --mode once, or once for each of the {len(metrics)} metrics."
         )
     chosen = list(modes) * len(metrics) if len(modes) == 1 else list(modes)
     try:
@@ -272,9 +272,9 @@ def _say_standing(joined: Sweep, storage_dir: Path | None) -> None:
     said = f"{stored.name}: {describe_counts(stored.counts).plain}"
     if best is not None:
         metrics = [goal.metric for goal in joined.definition.goals]
-        said += f"; the best is {describe_best(best, metrics)}"
+        said += f"; best: {describe_best(best, metrics)}"
     _tell(said)
-    _tell(f"quark sweep show {_repeat(stored, storage_dir)} shows it")
+    _tell(f"to see the sweep: quark sweep show {_repeat(stored, storage_dir)}")
 
 
 @sweep.command()
@@ -319,10 +319,7 @@ def _print_sweeps(found: list[StoredSweep], where: str) -> None:
         console = Console()
         console.print(make_sweeps_table(found, console.width))
     else:
-        click.echo(
-            f"There is no sweep in {where}. `quark sweep new` opens one, and so does "
-            "quark.sweep(…)."
-        )
+        click.echo(f"No sweeps in {where}. `quark sweep new` or quark.sweep(…) creates one.")
 
 
 def _print_sweep(
@@ -339,7 +336,7 @@ def pause(
     *, name: str = _NAME, project: str | None = _PROJECT, storage_dir: Path | None = STORAGE_DIR
 ) -> None:
     """Pause a sweep: start no new trials."""
-    _change(name, project, storage_dir, "paused", "is paused: quark sweep resume goes on with it")
+    _change(name, project, storage_dir, "paused", "is paused. `quark sweep resume` resumes it")
 
 
 @sweep.command()
@@ -348,7 +345,7 @@ def resume(
     *, name: str = _NAME, project: str | None = _PROJECT, storage_dir: Path | None = STORAGE_DIR
 ) -> None:
     """Resume a paused sweep."""
-    _change(name, project, storage_dir, "running", "goes on")
+    _change(name, project, storage_dir, "running", "is running again")
 
 
 @sweep.command()
@@ -374,13 +371,13 @@ def retry(
         finally:
             joined.close()
     if not added:
-        _say(f"The sweep {joined.name} has no broken trial that is not tried again already.")
+        _say(f"Sweep {joined.name!r} has no broken trials to retry.")
         return
     pairs = ", ".join(
         f"{each.origin.get('retry_of')} as {each.number}" for each in added[:_MOST_NAMED]
     )
     more = len(added) - _MOST_NAMED
-    _say(f"Tried again: {pairs}{f' and {more} more' if more > 0 else ''}.")
+    _say(f"Retrying trials: {pairs}{f' and {more} more' if more > 0 else ''}.")
 
 
 @sweep.command()
@@ -397,8 +394,14 @@ def cancel(
     Trials that are running continue until they end.
     """
     if not yes:
-        click.confirm(f"Cancel the sweep {name} for good?", abort=True)
-    _change(name, project, storage_dir, "cancelled", "is cancelled; trials that run end by it")
+        click.confirm(f"Cancel the sweep {name!r} permanently?", abort=True)
+    _change(
+        name,
+        project,
+        storage_dir,
+        "cancelled",
+        "is canceled. Running trials continue until they end",
+    )
 
 
 def _change(
@@ -417,7 +420,7 @@ def _change(
             changed = link.store.update_sweep(found.id, state, by=find_user())
         finally:
             link.close()
-    _say(f"The sweep {changed.name} {said} ({describe_counts(changed.counts).plain}).")
+    _say(f"Sweep {changed.name!r} {said} ({describe_counts(changed.counts).plain}).")
 
 
 def _join(name: str, project: str | None, storage_dir: Path | None) -> Sweep:
@@ -439,15 +442,15 @@ def _find(store: SupportsCoordination, name: str, project: str | None) -> Stored
     if len(found) == 1:
         return found[0]
     if found:
-        projects = ", ".join(sorted(each.project for each in found)[:_NEAR])
+        projects = ", ".join(sorted(repr(each.project) for each in found)[:_NEAR])
         raise SchemaValidationError(
-            f"{len(found)} projects have a sweep {name!r}: say which by --project ({projects})"
+            f"{len(found)} projects have a sweep {name!r}. Choose one with --project: {projects}."
         )
     near = get_close_matches(name, [each.name for each in known], n=_NEAR)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise SchemaValidationError(
-        f"there is no sweep {name!r} in {_name_place(store, project)}; `quark sweep show` lists "
-        f"the sweeps{hint}"
+        f"no sweep {name!r} in {_name_place(store, project)}. `quark sweep show` lists the "
+        f"sweeps.{hint}"
     )
 
 

@@ -27,6 +27,7 @@ from quark_core.errors import SessionStoreError
 from quark_core.formatting import format_bytes
 from quark_core.runs import recovery
 from quark_core.runs.backend_choice import choose_backend, open_reader, remember
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
     from quark_core.delivery.sync import LaneSync
@@ -81,7 +82,7 @@ def sync(
     if as_json:
         print_json([result.to_dict() for result in results])
     else:
-        print_lanes(results, nothing="Nothing waits here.")
+        print_lanes(results, nothing="No records are waiting.")
     if not dry_run:
         _settle(root)
     if any(result.damage or result.quarantined for result in results):
@@ -102,8 +103,8 @@ def _allow(places: tuple[str, ...], root: Path) -> None:
     choices = [choose_backend(place, default_registry()) for place in places]
     if not remember(choices, root):
         click.echo(
-            "quark: this is allowed now, but cannot be remembered: "
-            "there is no home directory that can be written (HOME, XDG_CONFIG_HOME)",
+            "quark: warning: the backend is allowed for this call only, because the config folder "
+            "is not writable (HOME, XDG_CONFIG_HOME)",
             err=True,
         )
 
@@ -130,8 +131,8 @@ def _settle(root: Path) -> None:
         return
     if left_bytes:
         click.echo(
-            f"{layout.db_path} is in use: its newest {format_bytes(left_bytes)} are beside it, "
-            "in its log, until that ends",
+            f"{layout.db_path} is in use: its newest {format_bytes(left_bytes)} stay in the "
+            "write-ahead log until then",
             err=True,
         )
 
@@ -162,11 +163,11 @@ def print_lanes(lanes: list[LaneSync], *, nothing: str) -> None:
     )
     for lane in lanes:
         why = [lane.reason] if lane.reason else []
-        why += [f"{count} refused: {reason}" for reason, count in lane.quarantined.items()]
-        why += [f"{lane.unknown} may be there already"] if lane.unknown else []
+        why += [f"{count} rejected: {reason}" for reason, count in lane.quarantined.items()]
+        why += [f"{lane.unknown} may already be delivered"] if lane.unknown else []
         why += lane.damage
         table.add_row(
-            Text(lane.run_id[:12]),
+            Text(shorten_run_id(lane.run_id)),
             Text(lane.backend),
             lane.state,
             str(lane.delivered),

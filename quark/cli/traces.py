@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _SHOWN_DIGITS = 8
 _LEVELS = {
-    "text": "its text was not kept: comments count as changes",
-    "bytecode": "there was no text: every version of Python counts as a change",
+    "text": "source text not saved: comments count as changes",
+    "bytecode": "no source text: each Python version counts as a change",
 }
 
 
@@ -66,11 +66,7 @@ def traces(
         print_json({"project": project, "traces": [each.to_dict() for each in found]})
         return
     if not found:
-        click.echo(
-            clean_line(
-                f"No run of project {project!r} in {source.store} has a function under quark.trace."
-            )
-        )
+        click.echo(clean_line(f"No traced functions in project {project!r} of {source.store}."))
     for each in found:
         _print_trace(each, with_diff=diff)
 
@@ -82,7 +78,7 @@ def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
     count = len(statistics.versions)
     measured = () if statistics.metric is None else (f"mean {statistics.metric}", "best")
     heads = {"version": RIGHT, "digest": WHOLE, "runs": RIGHT, ("first", "last"): WHOLE}
-    table = make_table({**heads, measured: RIGHT, "what changed": FOLD}, padding=(0, 1, 0, 0))
+    table = make_table({**heads, measured: RIGHT, "changes": FOLD}, padding=(0, 1, 0, 0))
     for number, version in enumerate(statistics.versions, 1):
         figures = (
             []
@@ -122,7 +118,7 @@ def _describe(version: TraceVersion, *, is_first: bool) -> list[str]:
         said.append("another version")
     said += [change.describe() for change in version.called or ()]
     if version.reach_versions is not None and version.reach_versions > 1:
-        said.append(f"what it calls had {version.reach_versions} states")
+        said.append(f"its callees had {version.reach_versions} versions")
     if trace.level in _LEVELS:
         said.append(_LEVELS[trace.level])
     return said

@@ -51,11 +51,10 @@ def ui(
     waits for the first one. Ctrl-C stops the server.
     """
     if directory is not None and storage_dir is not None:
-        raise click.UsageError("give DIRECTORY or --storage-dir, not both")
+        raise click.UsageError("Pass DIRECTORY or --storage-dir, not both.")
     if allow_edit and backend is not None:
         raise click.UsageError(
-            "--allow-edit changes runs of the store of DIRECTORY, so it cannot be given with "
-            "--backend"
+            "--allow-edit cannot be combined with --backend, which is read-only."
         )
     # Late: what serves is only loaded by who looks.
     from quark.page.routes.page_source import open_source
@@ -69,7 +68,7 @@ def ui(
     bound = bind_socket(host, port)
 
     def show_next() -> None:
-        click.echo(f"Opened. For another browser: {server.make_link()}")
+        click.echo(f"Opened in the browser. Link for another browser: {server.make_link()}")
         sys.stdout.flush()
 
     server = PageServer(
@@ -83,12 +82,12 @@ def ui(
     )
     if not is_loopback(host):
         click.echo(
-            f"quark: warning: {host} can be reached from other machines, and whatever crosses the "
-            "network can be read on its way; `ssh -L` to a server on 127.0.0.1 is safer",
+            f"quark: warning: {host} is reachable from other machines, and the connection is not "
+            "encrypted. `ssh -L` to a server on 127.0.0.1 is safer.",
             err=True,
         )
     link = server.make_link()
-    click.echo(f"Quark shows {source.place} on {link}\nCtrl-C ends it.")
+    click.echo(f"Web UI of {source.place}: {link}\nCtrl-C stops it.")
     sys.stdout.flush()
     if not no_open:
         _open_browser(link)
@@ -98,7 +97,7 @@ def ui(
         pass
     finally:
         source.close()
-    click.echo("\nThe page is closed.")
+    click.echo("\nStopped the web UI.")
 
 
 def _open_browser(link: str) -> None:

@@ -108,7 +108,7 @@ def why(
     first = source.open_side(before)
     second = None if after is None else source.open_side(after)
     if check_runs is not None and (as_json or (len(first), len(second or ())) != (1, 1)):
-        raise click.UsageError("--check takes one run on each side, and no --json")
+        raise click.UsageError("--check needs one run on each side, and does not support --json.")
     try:
         with usage_mistakes():
             result = explain_change(first, second, metric)
@@ -121,7 +121,7 @@ def why(
         good = shorten_run_id(result.before.run_id)
         if result.before.name:
             good += f' "{result.before.name}"'
-        click.echo(clean_line(f"Held against {good}, the last good run of its configuration."))
+        click.echo(clean_line(f"Compared with {good}, the last good run of its configuration."))
     if as_json:
         print_json(result.to_dict())
     else:
@@ -135,7 +135,7 @@ def why(
         result = explain_change(first, second, metric)
         print_explanation(result)
     if fail_on_worse:
-        ends = ("the first", result.before), ("the second", result.after)
+        ends = ("OLD", result.before), ("NEW", result.after)
         fail_where_worse(
             tell_ends(*ends, running=True),
             is_worse=result.verdict == "worse",
@@ -188,7 +188,7 @@ def check_causes(
     if not confirmed:
         for parts in split_causes(causes):
             checker.plan(parts)
-        click.echo("Nothing was run; --yes runs them, here, one after the other.")
+        click.echo("No runs were started. --yes starts them now, one after another.")
         return False
     checker.isolate(causes)
     return checker.did_run
@@ -247,7 +247,7 @@ class _Checker:
                 waiting += split_causes(parts)
         if waiting:
             names = ", ".join(cause.place for parts in waiting for cause in parts)
-            click.echo(clean_line(f"These are too many; not run: {names}"))
+            click.echo(clean_line(f"Too many differences. Not run: {names}"))
         if not is_found and len(causes) > 1:
             self._check(causes)
 
@@ -306,8 +306,8 @@ def _run(
             if data is None:
                 click.echo(
                     clean_line(
-                        f"  cannot be run: {path} cannot be put together so that "
-                        f"{', '.join(filter(None, names)) or 'this'} alone differs"
+                        f"  cannot be run: {path} cannot be merged so that only "
+                        f"{', '.join(filter(None, names)) or 'this'} differs"
                     )
                 )
                 return False
@@ -339,7 +339,7 @@ def _write(folder: Path, path: str, data: bytes | None) -> None:
     """Write a file of the sources, or take it away; never beyond the folder."""
     parts = split_path(path)
     if parts is None or any(make_file_name(part) != part for part in parts):
-        raise click.ClickException(f"{path!r} is no path that is written")
+        raise click.ClickException(f"{path!r} is not a safe path to write.")
     if data is None:
         folder.joinpath(*parts).unlink(missing_ok=True)
         return
@@ -379,7 +379,7 @@ def _start_all(
             check=False,
         ).returncode
         if status:
-            click.echo(clean_line(f"  it ended with status {status}: no evidence of {places}"))
+            click.echo(clean_line(f"  exited with code {status}: no evidence for {places}"))
             return done
         try:
             edit_run(
@@ -393,7 +393,7 @@ def _start_all(
                 storage_dir=before.context.storage_dir,
             )
         except RunNotFoundError:
-            click.echo("  it is not in the store of the first run, so it is no evidence")
+            click.echo("  not in the store of OLD: no evidence")
             return done
         done = True
     return done
