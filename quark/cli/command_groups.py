@@ -61,5 +61,7 @@ class SuggestingGroup(click.Group):
         except click.MissingParameter as error:
             if error.param is None or error.param.name not in _RUN_ARGUMENTS:
                 raise
-            told = f"{error.format_message()} `quark runs` lists them."
+            # What is optional in `quark why [OLD] NEW` is the first one.
+            told = error.format_message().replace("'[OLD]'", "'NEW'")
+            told = f"{told} `quark runs` lists the runs."
             raise click.UsageError(told, error.ctx) from None

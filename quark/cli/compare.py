@@ -89,8 +89,8 @@ def compare(
     takes its runs in the same order.
 
     OLD and NEW are each a run ID, unique prefix or name. To compare groups of seeds,
-    separate runs with commas: quark compare a1,a2,a3 b1,b2,b3. Each run counts with
-    the last value of its own curve. With one run on each side, seed noise is unknown,
+    separate runs with commas: quark compare a1,a2,a3 b1,b2,b3. The last value of each
+    run counts. With one run on each side, seed noise is unknown,
     and most verdicts are "inconclusive".
 
     Nothing is stored: a run without an analysis is analyzed in memory. With --backend,

@@ -344,7 +344,7 @@ def export(
                     click.echo(f"quark: {kind} records are not exported: {error}", err=True)
             files.write_json(targets.name_run(), _describe(stored, files.rows))
     except KeyboardInterrupt:
-        click.echo("quark: interrupted; the incomplete files are removed", err=True)
+        click.echo("quark: interrupted; incomplete files were removed", err=True)
         sys.exit(130)
     except OSError as error:
         # Without its file names, which are temporary ones.

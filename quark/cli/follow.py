@@ -139,7 +139,7 @@ class _Alarm:
         """
         ready = dict(self._poll.poll(timeout_s * 1e3))
         if self._stdout in ready:
-            raise BrokenPipeError("nobody reads what is printed")
+            raise BrokenPipeError("the output is closed")
         if self._reading not in ready:
             return False
         with suppress(BlockingIOError):

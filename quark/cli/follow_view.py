@@ -111,7 +111,9 @@ def build_frame(look: Look, keys: Sequence[str], frame: Frame) -> Group:
 
 def _title(look: Look) -> Text:
     stored = look.summary.stored
-    line = Text.assemble((f"{stored.project.name} ", "bold"), (look.summary.run_id, "bold cyan"))
+    line = Text.assemble(
+        (f"{stored.project.name} ", "bold"), (shorten_run_id(look.summary.run_id), "bold cyan")
+    )
     if stored.run.name:
         line.append(f"  {stored.run.name}")
     line.append("  ")

@@ -46,7 +46,7 @@ def create(
         "Workspace of the key. Created if it does not exist.", default="default"
     ),
     scopes: tuple[Literal["read", "ingest", "write", "admin"], ...] = option(
-        "What the key may do. Repeatable.", "--scope", show_default="read and ingest"
+        "Permission of the key. Repeatable.", "--scope", show_default="read and ingest"
     ),
     name: str = option("Name of the key.", default="key"),
     expires: str | None = option(

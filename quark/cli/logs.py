@@ -43,8 +43,9 @@ def logs(
     follows: bool = option("Continue until the run ends.", "-f", "--follow"),
     stream: str | None = option("Only this stream.", type=click.Choice(list(_STREAMS))),
     rank: int | None = option("Only the output of this rank.", least=0),
-    tail: int | None = option(
+    limit: int | None = option(
         "Number of newest lines to print.",
+        "-n",
         least=0,
         show_default=f"all, or {_TAIL} with --follow",
     ),
@@ -73,16 +74,16 @@ def logs(
         None if stream is None else _STREAMS[stream], rank, _read_since(since), search
     )
     printer = _Printer(with_time=with_time, as_json=as_json)
-    if follows and tail is None:
-        tail = _TAIL
+    if follows and limit is None:
+        limit = _TAIL
     try:
         if not follows and not with_events:
             lines: list[Any] = list(
-                read_lines(source.reader, run_id, rank=rank, tail=tail, is_wanted=is_wanted)
+                read_lines(source.reader, run_id, rank=rank, tail=limit, is_wanted=is_wanted)
             )
         else:
             follower = ConsoleFollower(source.reader, run_id, ("event",) if with_events else ())
-            lines = follower.read_first(rank=rank, tail=tail, is_wanted=is_wanted)
+            lines = follower.read_first(rank=rank, tail=limit, is_wanted=is_wanted)
         printer.print_first(lines)
         if follows:
             _follow(source, run_id, follower.read, is_wanted, printer)

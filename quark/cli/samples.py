@@ -12,6 +12,7 @@ from quark.cli.store_access import (
     SOURCE,
     RunSource,
     print_json,
+    usage_mistakes,
 )
 from quark.cli.texts import Console, Text
 from quark_core.formatting import format_count
@@ -51,7 +52,8 @@ def samples(
     from quark_core.runs.sample_search import find_samples, order_samples
 
     reader = source.open(run)
-    found = find_samples(reader, search=search, where=where, name=name, step=step)
+    with usage_mistakes():
+        found = find_samples(reader, search=search, where=where, name=name, step=step)
     is_descending = sort is not None and sort.startswith("-")
     column = sort[1:] if sort is not None and is_descending else sort
     shown = found.take(order_samples(found, column, descending=is_descending, near=near)[:limit])

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "--allow-edit",
     is_flag=True,
     default=None,
-    help="Let keys with the scope write edit and stop runs in the web UI.",
+    help="Allow keys with the scope write to edit and stop runs.",
 )
 @click.option(
     "--keep-sources",

@@ -21,7 +21,13 @@ from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionSt
 from quark_core.formatting import format_count, join_first
 from quark_core.records import AlertRecord, HealthScoreRecord
 from quark_core.runs.backend_choice import open_reader
-from quark_core.runs.run_ids import describe_near, find_labels, name_store, shorten_run_id
+from quark_core.runs.run_ids import (
+    LEAST_CHARACTERS,
+    describe_near,
+    find_labels,
+    name_store,
+    shorten_run_id,
+)
 from quark_core.system.terminal_text import clean_line, escape_json
 
 if TYPE_CHECKING:
@@ -85,7 +91,7 @@ def find_run(store: SupportsRead, text: str, place: str | None = None) -> Stored
                 f"({', '.join(map(shorten_run_id, trashed[:5]))}). "
                 f"`quark restore {text}` restores it."
             )
-        near = describe_near(store, text) if text else ""
+        near = describe_near(store, text) if len(text) >= LEAST_CHARACTERS else ""
         raise RunNotFoundError(
             f"no run matches {text!r} (ID, unique prefix or name) in {where}. "
             f"`quark runs` lists the runs{near}"

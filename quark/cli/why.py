@@ -79,15 +79,15 @@ def why(
 ) -> None:
     """Explain why the result of NEW differs from that of OLD.
 
-    Reports if the difference is larger than seed noise, the first step at which the
-    runs diverge, what differs (config, code, data, packages, hardware), what is ruled
-    out, what was not recorded, and the likely cause.
+    Reports if the difference is larger than seed noise, and the first step at which
+    the runs diverge. Lists what differs (config, code, data, packages, hardware), what
+    is ruled out, what was not recorded, and the likely cause.
 
     OLD and NEW are each a run ID, unique prefix or name. To compare groups of seeds,
     separate runs with commas: quark why a1,a2,a3 b1,b2,b3. Without OLD, NEW is
-    compared with the last good run of its configuration: the newest completed run
-    that started earlier, has no critical alert, and has a result at least as good as
-    that of NEW and of half of the runs of this configuration.
+    compared with the last good run of its configuration. This is the newest earlier
+    run that completed without a critical alert. Its result is at least as good as
+    that of NEW, and as that of half of the runs of this configuration.
 
     Nothing is stored, except the new runs of --check N --yes. They repeat OLD, each
     with one difference of NEW, from the source code that OLD has saved.

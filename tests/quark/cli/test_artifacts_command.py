@@ -34,7 +34,7 @@ def test_a_key_or_a_type_chooses(storage_dir, invoke):
     by_key = json.loads(invoke("artifacts", "r1", "scores", "-d", storage_dir, "--json").output)
     assert [record["artifact_type"] for record in by_key] == ["table"]
     by_type = json.loads(
-        invoke("artifacts", "r1", "-t", "blob", "-d", storage_dir, "--json").output
+        invoke("artifacts", "r1", "--type", "blob", "-d", storage_dir, "--json").output
     )
     assert [record["step"] for record in by_type] == [3, 4]
     nothing = invoke("artifacts", "r1", "absent", "-d", storage_dir)
@@ -46,7 +46,7 @@ def test_a_key_or_a_type_chooses(storage_dir, invoke):
 
 def test_payloads_are_copied_out_whole_and_none_is_overwritten(storage_dir, invoke, tmp_path):
     output = tmp_path / "out"
-    arguments = ("artifacts", "r1", "-t", "blob", "-d", storage_dir, "-o", output)
+    arguments = ("artifacts", "r1", "--type", "blob", "-d", storage_dir, "-o", output)
     result = invoke(*arguments)
     assert result.exit_code == 0
     assert f"2 of 2 payloads are in {output}" in result.output
@@ -63,7 +63,7 @@ def test_a_damaged_payload_is_told_and_not_copied(storage_dir, invoke, tmp_path)
     (damaged,) = Path(storage_dir).glob(f".quark/runs/r1/artifacts/.objects/*/{digest}")
     damaged.chmod(0o600)
     damaged.write_bytes(b"\x03")
-    result = invoke("artifacts", "r1", "-t", "blob", "-d", storage_dir, "-o", tmp_path / "out")
+    result = invoke("artifacts", "r1", "--type", "blob", "-d", storage_dir, "-o", tmp_path / "out")
     assert result.exit_code == 1
     assert "is damaged" in result.output
     assert "1 of 2 payloads" in result.output
@@ -179,7 +179,7 @@ def test_lineage_of_a_run_is_told_both_ways(versioned, invoke):
 
 def test_parts_of_others_are_not_listed_unless_asked_for(versioned, invoke):
     assert "directory_file" not in invoke("artifacts", "maker", "-d", versioned).output
-    parts = invoke("artifacts", "list", "maker", "-t", "directory_file", "-d", versioned)
+    parts = invoke("artifacts", "list", "maker", "--type", "directory_file", "-d", versioned)
     assert "one.txt" in parts.output
 
 

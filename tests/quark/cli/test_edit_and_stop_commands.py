@@ -59,7 +59,7 @@ def test_archived_runs_are_left_out_until_they_are_restored(tmp_path, log_run, i
     assert invoke("rm", "--list", "-d", tmp_path).output == (
         f"The trash of the store {tmp_path} is empty.\n"
     )
-    invoke("edit", "run-a", "-d", tmp_path, "--restore")
+    invoke("edit", "run-a", "-d", tmp_path, "--unarchive")
     assert list_runs() == ["run-b", "run-a"]
 
 

@@ -252,7 +252,7 @@ def test_gc_asks_first(tmp_path, make_run, invoke, store):
     assert [usage.run_id for usage in store.trash.list_trash()] == ["go"]
     result = invoke("gc", "-d", tmp_path, answer="y\n")
     assert "1 run removed. The store took" in result.stdout
-    assert "are free again." in result.stdout
+    assert " freed)." in result.stdout
     assert "0 runs removed" in invoke("gc", "-d", tmp_path).stdout  # nothing to ask about
 
 
