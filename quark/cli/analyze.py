@@ -93,7 +93,7 @@ def analyze(
       0    analyzed
       1    the run or the store cannot be read or written
       2    usage error
-      3    --fail-on: an alert is at least this severe, the health is not known,
+      3    with --fail-on: an alert is at least this severe, the health is not known,
            or the run did not complete
     """  # noqa: D301 - click wants the character
     from quark.analysis.outputs import gather_outputs

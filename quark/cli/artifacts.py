@@ -203,7 +203,7 @@ def _tell_missing(source: RunSource, project: str | None, name: str) -> str:
 
     versions = list_versions(source.reader, choose_project(source, project))
     known = list(dict.fromkeys(decode_name(version.key) for version in versions))
-    there = f" Artifacts: {join_first(known, _MOST_NAMES)}." if known else ""
+    there = f" Artifacts: {join_first([*map(repr, known)], _MOST_NAMES)}." if known else ""
     return f"no artifact {name!r:.200} in {source.store}.{there}"
 
 

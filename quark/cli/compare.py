@@ -101,7 +101,7 @@ def compare(
       0    compared
       1    a run or the store cannot be read
       2    usage error
-      3    --fail-on-worse: NEW is worse or may be worse in a metric, or a run did
+      3    with --fail-on-worse: NEW is worse or may be worse in a metric, or a run did
            not complete
     """  # noqa: D301 - click wants the character
     from quark.analysis.comparison.engine import ComparisonEngine

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from quark.importing.neutral_run import ForeignRun
 
 _LEAST_INTERVAL_S = 0.1
+# As of other mistakes in the command line.
+_NOTHING_READ = 2
 
 
 # By the name: what the command takes, and what it says of itself.
@@ -248,7 +250,7 @@ def run_import(
     else:
         _print_results(results, time.monotonic() - began_s, root)
     if any(result.failure for result in results):
-        sys.exit(1)
+        sys.exit(1 if any(result.run_id for result in results) else _NOTHING_READ)
 
 
 def _find_first(
@@ -279,7 +281,7 @@ def _find_first(
         else:
             return chain([run], runs), broken
     if not broken and not is_awaited:
-        raise ImportFailure(f"no runs of {tool} found here")
+        raise ImportFailure(f"no runs of {tool} found at this place")
     return (), broken
 
 

@@ -337,7 +337,7 @@ class RunSource:
         unknown = [record.score_key for record in records if not record.is_known]
         if unknown:
             told += f"; health not known: {', '.join(dict.fromkeys(unknown))}"
-        return f"alerts: {told}, analysis {number}: quark analyze {shorten_run_id(run_id)}"
+        return f"alerts: {told} (analysis {number}): quark analyze {shorten_run_id(run_id)}"
 
     def describe_unstored(self, run_id: str) -> str | None:
         """A line that says that a run is not whole in its store, or None.

@@ -97,7 +97,7 @@ def why(
       0    explained
       1    a run or the store cannot be read
       2    usage error
-      3    --fail-on-worse: NEW is worse, may be worse, or did not complete
+      3    with --fail-on-worse: NEW is worse, may be worse, or did not complete
     """  # noqa: D301 - click wants the character
     _load_numpy()
     from quark.analysis.comparison.summary import tell_ends

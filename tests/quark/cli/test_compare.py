@@ -10,7 +10,7 @@ from diagnosed_runs import overfit, succeed
 
 import quark
 
-SECTIONS = ["Changes", "Metrics", "Health", "Alerts", "Phases", "To know before"]
+SECTIONS = ["Changes", "Metrics", "Health", "Alerts", "Phases", "Notes"]
 
 
 @pytest.fixture

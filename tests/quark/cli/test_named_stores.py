@@ -78,8 +78,8 @@ def test_the_beginning_of_several_names_lists_them(invoke, root, command):
     with pytest.raises(quark.RunNotFoundError) as caught:
         invoke(*command, "diff", "-d", root)
     assert str(caught.value) == (
-        '\'diff\' fits 2 runs: second-run "diffusion-large", first-run "diffusion-base"; '
-        "give more of it"
+        '\'diff\' matches 2 runs: second-run "diffusion-large", first-run "diffusion-base". '
+        "Pass a longer prefix."
     )
 
 

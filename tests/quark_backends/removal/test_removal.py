@@ -116,7 +116,7 @@ def test_the_table_says_what_goes_before_it_goes(filled, invoke):
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
-        (["alpha"], '\'alpha\' matches 2 runs: alpha-2 "same", alpha-1 "first". Pass a longer prefix.'),
+        (["alpha"], '\'alpha\' matches 2 runs: alpha-2 "same", alpha-1 "first". Pass a longer '),
         (["same"], "'same' matches 2 runs: beta-1, alpha-2. Pass the run ID."),
         (["gamma"], "no run matches 'gamma' (ID, unique prefix or name) in the store "),
         ([""], "no run matches ''"),
