@@ -197,7 +197,7 @@ def test_exit_statuses_say_how_runs_have_ended(tmp_path, train, log_run, invoke)
         run.end(failing="it broke")
         lines = process.stdout.read().splitlines()
         assert process.wait(DEADLINE_S) == 3
-    assert lines[-1].startswith(f"run {run.run_id} is failed (ValueError: it broke) after ")
+    assert lines[-1].startswith(f"run {run.run_id[:8]} is failed (ValueError: it broke) after ")
 
 
 def test_a_pipe_gets_lines(tmp_path, train):

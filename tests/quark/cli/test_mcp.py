@@ -143,9 +143,9 @@ def test_what_cannot_be_is_a_tool_error_that_says_what_to_do(tmp_path, log_run):
     assert "limit" in limit
     assert "limits" in field
     assert "where, order_by, columns" in field
-    assert "ask for fewer entries" in much
+    assert "Ask for fewer entries" in much
     assert "low must not be above high" in window
-    assert "there are search_runs, show_run" in tool
+    assert "Tools: search_runs, show_run" in tool
     assert found == "r1"
 
 
