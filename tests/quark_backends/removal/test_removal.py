@@ -152,7 +152,7 @@ def test_an_exact_id_wins_over_longer_ones(tmp_path, make_run, invoke):
 def test_what_is_in_the_trash_already_is_said_to_be(filled, invoke, refuse):
     invoke("rm", "alpha-1", "-y", "-d", filled.root)
     assert "is already in the trash (alpha-1)" in refuse("rm", "first", "-y", "-d", filled.root)
-    assert "no run in the trash begins with 'beta-1'" in refuse(
+    assert "matches 'beta-1'. `quark rm --list` lists the runs in the trash." in refuse(
         "restore", "beta-1", "-d", filled.root
     )
     with pytest.raises(RunNotFoundError, match="beta-1 is not in the trash"):
@@ -162,7 +162,7 @@ def test_what_is_in_the_trash_already_is_said_to_be(filled, invoke, refuse):
 
 @pytest.mark.long
 def test_without_a_run_it_is_a_usage_error(filled, invoke):
-    assert "name at least one RUN" in invoke("rm", "-d", filled.root, code=2).output
+    assert "Missing argument 'RUN...'" in invoke("rm", "-d", filled.root, code=2).output
     invoke("restore", "-d", filled.root, code=2)
 
 
@@ -171,7 +171,7 @@ def test_a_living_run_is_refused_and_with_it_the_others(filled, invoke, refuse, 
     child = spawn(TRAINING, filled.root)
     run_id = child.stdout.readline().strip()
     reason = refuse("rm", run_id, "alpha-1", "-y", "--force", "-d", filled.root)
-    assert f"{run_id} is still running; nothing was removed. Stop the training" in reason
+    assert f"{run_id[:8]} is still running; nothing was removed. Stop the training" in reason
     with pytest.raises(InvalidRunStateError, match=rf"{run_id} is alive \(process {child.pid}\)"):
         filled.trash.trash_runs(["alpha-1", run_id])
     assert list_trash(invoke, filled.root) == set()
@@ -211,7 +211,7 @@ def test_undelivered_records_are_not_removed_unawares(
     assert [*journal.iterdir()]
 
     reason = refuse("rm", "waits", "-y", "-d", tmp_path)
-    assert "records wait for csv" in reason
+    assert "records waiting for csv" in reason
     assert list_trash(invoke, tmp_path) == set()
     (usage,) = json.loads(invoke("rm", "waits", "-y", "--force", "--json", "-d", tmp_path).stdout)[
         "trashed"
@@ -366,7 +366,7 @@ def test_many_are_not_all_named(tmp_path, make_run, invoke, store):
         make_run(tmp_path, f"run-{index:02}", points=1)
     result = invoke("rm", *[f"run-{index:02}" for index in range(22)], "-y", "-d", tmp_path)
     assert "20 of 22 runs, the largest." in result.stdout
-    assert "22 runs in the trash" in result.stdout
+    assert "Moved 22 runs to the trash" in result.stdout
     assert "quark restore" in result.stdout
     assert "run-21 " not in result.stdout.splitlines()[-2]
     assert len(invoke("rm", "--list", "-d", tmp_path).stdout.splitlines()) > 22

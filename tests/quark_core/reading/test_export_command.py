@@ -193,14 +193,22 @@ def test_a_directory_may_look_like_a_file(invoke, root, elsewhere):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["abc", "-f", "xml"], 2, "'xml' is not one of 'parquet', 'csv', 'jsonl'"),
+        (["abc", "--format", "xml"], 2, "'xml' is not one of 'parquet', 'csv', 'jsonl'"),
         (["abc"], 2, "--format"),
-        (["abc", "-f", "csv", "-k", "image"], 2, "metric, event, telemetry, layer"),
-        (["abc", "-f", "csv", "-k", "lifecycle"], 2, "metric, event, telemetry, layer"),
-        (["abc", "-f", "csv", "-o", "x.csv"], 2, "exactly one --kind"),
-        (["abc", "-f", "csv", "-k", "metric", "-o", "x.jsonl"], 2, "no file of --format csv"),
-        (["zzz", "-f", "csv"], 2, "no run begins with 'zzz'"),
-        (["abc", "-f", "csv", "-o", "a-file/out"], 1, "a-file/out cannot be written"),
+        (["abc", "--format", "csv", "-k", "image"], 2, "'metric', 'event', 'telemetry', 'layer'"),
+        (
+            ["abc", "--format", "csv", "-k", "lifecycle"],
+            2,
+            "'metric', 'event', 'telemetry', 'layer'",
+        ),
+        (["abc", "--format", "csv", "-o", "x.csv"], 2, "exactly one --kind"),
+        (
+            ["abc", "--format", "csv", "-k", "metric", "-o", "x.jsonl"],
+            2,
+            "does not end in '.csv', as --format csv requires.",
+        ),
+        (["zzz", "--format", "csv"], 2, "no run matches 'zzz'"),
+        (["abc", "--format", "csv", "-o", "a-file/out"], 1, "a-file/out cannot be written"),
     ],
 )
 def test_mistakes_are_told_and_leave_nothing(root, elsewhere, arguments, status, message):
@@ -220,7 +228,7 @@ def test_what_is_there_is_overwritten_only_by_force(invoke, root, elsewhere):
         Path("out", name).write_text("mine")
         done = invoke("export", "abc", "-d", root, "--format", "csv", "-o", "out")
         assert done.exit_code == 1
-        assert f"out/{name} exists; --force overwrites it" in done.output
+        assert f"out/{name} already exists. To overwrite it, pass --force." in done.output
         assert os.listdir("out") == [name]
         assert Path("out", name).read_text() == "mine"
         if name == "metric.csv":
@@ -378,6 +386,17 @@ def test_hidden_points_come_only_when_all_attempts_are_asked_for(invoke, tmp_pat
             parts = metrics.iterate(all_attempts=all_attempts)
             assert [value for part in parts for value in part["value"].tolist()] == values
     for flags, steps in (([], [0, 1]), (["--all-attempts"], [0, 1, 1])):
-        arguments = ["-d", root, "-f", "csv", "-k", "metric", "-o", "m.csv", "--force", *flags]
+        arguments = [
+            "-d",
+            root,
+            "--format",
+            "csv",
+            "-k",
+            "metric",
+            "-o",
+            "m.csv",
+            "--force",
+            *flags,
+        ]
         assert invoke("export", session.run_id, *arguments).exit_code == 0
         assert pd.read_csv("m.csv")["step"].tolist() == steps
