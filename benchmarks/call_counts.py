@@ -54,7 +54,7 @@ TARGETS = {"log": (100, 16), "analyze": (500, 75), "why": (380, 60)}
 COMMANDS = {
     "analyze": ("analyze", "{new}"),
     "why": ("why", "{old}", "{new}"),
-    "compare": ("compare", "{new}", "{old}"),
+    "compare": ("compare", "{old}", "{new}"),
     "show": ("show", "{new}"),
     "runs": ("runs",),
 }

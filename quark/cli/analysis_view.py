@@ -48,7 +48,7 @@ PHASE_STYLES = {
 }
 _STATUS_STYLES = {"healthy": "green", "watch": "yellow", "degraded": "red", "critical": "bold red"}
 _STATE_STYLES = {"fired": "red", "quiet": "green", "no_data": "dim"}
-_STATE_WORDS = {"fired": "fired", "quiet": "quiet", "no_data": "could not look"}
+_STATE_WORDS = {"fired": "fired", "quiet": "quiet", "no_data": "lacks data"}
 _BAR = 20
 _EVIDENCE = 4
 _NAMES = 5
@@ -146,7 +146,7 @@ def _headline(stored: StoredRun, result: AnalyzerResult) -> Text:
         text.append(f"{stored.run.name}  ")
     text.append_text(describe_run_state(stored))
     if stored.state == "running":
-        text.append(" (what it has up to now)", style="dim")
+        text.append(" (so far)", style="dim")
     return text
 
 
@@ -182,13 +182,13 @@ def _describe_judgement(overall: HealthScoreRecord) -> str:
     if learning.get("metric") is None:
         return f"Judged by alerts alone: {learning.get('reason')}."
     way = "lower" if learning["mode"] == "min" else "higher"
-    named = "named as the objective" if learning["named"] else "recognised by its name"
+    named = "the objective" if learning["named"] else "recognized by its name"
     metric = decode_name(str(learning["metric"]))
     said = f"Judged by {metric} ({way} is better; {named}): {learning['reason']}."
     if (call := metadata.get(LITTLE_SEEN)) is None:
         return said
     ran = f"{metadata.get('rules_with_data')} of {metadata.get('rules')} checks ran"
-    return f"{said} No problem found; {ran}. {call} lets more run."
+    return f"{said} No problem found; {ran}. To run more: {call}."
 
 
 def _count_alerts(result: AnalyzerResult) -> str:
@@ -200,7 +200,7 @@ def _count_alerts(result: AnalyzerResult) -> str:
     if count := len(result.alerts) - notes:
         return f"{format_count(count, 'alert')}{said}"
     if not looked:
-        return f"No alerts{said}, but no rule had the data it needs."
+        return f"No alerts{said}, but no rule had the data that it needs."
     return f"No alerts{said}: {looked} of {rules} checks ran and found no problem."
 
 
@@ -224,10 +224,10 @@ def _alert_block(
     titles = {item.id: item.title for item, _ in alerts}
     cause = metadata.get("caused_by")
     if cause in numbers:
-        grid.add_row("cause", Text(f"follows from {numbers[cause]}, {titles[cause]}"))
+        grid.add_row("cause", Text(f"alert {numbers[cause]}, {titles[cause]}"))
     effects = [numbers[item] for item in metadata.get("consequences") or () if item in numbers]
     if effects:
-        grid.add_row("effect", Text(f"leads to {', '.join(map(str, sorted(effects)))}"))
+        grid.add_row("effect", Text(f"alert {', '.join(map(str, sorted(effects)))}"))
     if not ascii_only:
         found = find_culprit_curve(case, alert)
         if found is not None:
@@ -260,7 +260,7 @@ def _describe_place(alert: AlertRecord, metadata: dict[str, Any]) -> Text:
     if affected:
         text.append(f"; also {join_first(affected, _NAMES)}", style="not bold")
     if metadata.get("hard_limit"):
-        text.append("; a limit that was set", style="not bold")
+        text.append("; a configured limit", style="not bold")
     confidence = metadata.get("confidence", 1.0)
     if confidence < 1.0:
         text.append(f"  ({100 * confidence:.0f} % sure)", style="not bold dim")
@@ -271,7 +271,7 @@ def _evidence_lines(alert: AlertRecord) -> Iterator[Text]:
     for piece in alert.evidence[:_EVIDENCE]:
         yield _describe_evidence(piece, alert.fact)
     if len(alert.evidence) > _EVIDENCE:
-        yield Text(f"{len(alert.evidence) - _EVIDENCE} more; --json has them all", style="dim")
+        yield Text(f"{len(alert.evidence) - _EVIDENCE} more; --json prints all", style="dim")
 
 
 def _describe_evidence(piece: EvidenceRecord, fact: str) -> Text:
@@ -297,7 +297,7 @@ def _phase_parts(
     phases = [(*_bounds(phase), phase) for phase in result.phases if _bounds(phase)[0] is not None]
     notes = [note for note in result.notes if not note.startswith("not stored")]
     if not phases:
-        yield Text("No phases: " + ("; ".join(notes) or "nothing to tell them by") + ".")
+        yield Text("No phases: " + ("; ".join(notes) or "no data to detect them") + ".")
         yield Text()
         return
     unit = "step" if phases[0][2].step_start is not None else "epoch"
@@ -382,26 +382,26 @@ def _missing_parts(result: AnalyzerResult) -> Iterator[RenderableType]:
     missing: set[str] = set()
     for rule_id, verdict in result.verdicts.items():
         if verdict.state == "no_data":
-            reason = verdict.reason or f"it lacks {', '.join(verdict.missing)}"
+            reason = verdict.reason or f"lacks {', '.join(verdict.missing)}"
             groups.setdefault(reason, []).append(rule_id)
             missing.update(verdict.missing)
     if not groups:
         return
     count = sum(map(len, groups.values()))
-    yield Text(f"{count} of {len(result.verdicts)} rules could not look", style="bold")
+    yield Text(f"{count} of {len(result.verdicts)} rules lack data", style="bold")
     grid = make_grid(FOLD | {"ratio": 1}, FOLD | {"style": "dim", "ratio": 1})
     for reason, names in groups.items():
         grid.add_row(Text(", ".join(names)), Text(reason))
     yield indent(grid, 2)
     if _WATCHED in missing:
-        yield Text("  Layers, parameters and gradients are seen once the script says:")
+        yield Text("  To record layers, parameters and gradients, add to the training script:")
         yield Text("  quark.watch(session, model, optimizer)", style="bold")
     yield Text()
 
 
 def _describe_storing(result: AnalyzerResult) -> str:
     if result.stored:
-        return f"Stored with the run as generation {result.generation}."
+        return f"Stored with the run as analysis {result.generation}."
     return f"Not stored: {result.refusal.rstrip('.')}." if result.refusal else "Not stored."
 
 
@@ -561,10 +561,10 @@ def _find_figure(case: Case, name: str, place: str, alert: AlertRecord) -> Culpr
         return _take(layer, "norm", "gradient norm")
     said = " ".join((alert.title, *(piece.summary for piece in alert.evidence[:1]))).lower()
     if "dead" in said:
-        return _take(layer, "dead_unit_ratio", "share of dead units")
+        return _take(layer, "dead_unit_ratio", "fraction of dead units")
     if "saturat" in said:
-        return _take(layer, "saturation_ratio", "share of saturated outputs")
-    return _take(layer, "std", "deviation of the outputs")
+        return _take(layer, "saturation_ratio", "fraction of saturated outputs")
+    return _take(layer, "std", "standard deviation of the outputs")
 
 
 def _take(history: History, figure: str, words: str) -> CulpritCurve | None:

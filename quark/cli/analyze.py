@@ -47,63 +47,54 @@ def analyze(
     run: str = RUN,
     source: RunSource = SOURCE,
     fail_on: str | None = option(
-        "Exit with status 3 where an alert is as severe as this, or more, or the run broke off.",
-        type=click.Choice(_LEVELS),
+        "Exit with code 3 if an alert is at least this severe.", type=click.Choice(_LEVELS)
     ),
     mode: Literal["adaptive", "absolute"] = option(
-        "Judge the run by its own history, or read the documented thresholds literally.",
-        default="adaptive",
+        "Compare with the run's own history, or use the documented thresholds.", default="adaptive"
     ),
-    rules: tuple[str, ...] = option(
-        "Ask only this rule; repeat for several. Stores nothing.", "--rule", metavar="ID"
-    ),
-    explain: str | None = option(
-        "Say only why a rule, or each of them, fired or did not. Stores nothing.", metavar="ID|all"
-    ),
+    rules: tuple[str, ...] = option("Apply only this rule. Repeatable.", "--rule", metavar="ID"),
+    explain: str | None = option("Print only why a rule fired or did not fire.", metavar="ID|all"),
     objective: str | None = option(
-        "Judge the run by this metric; by default what it was started with, else its loss.",
+        "Metric to judge the run by.",
         metavar="METRIC[:min|max]",
         shell_complete=complete_metrics,
+        show_default="the run's objective, else its loss",
     ),
-    allow_unknown: bool = option("With --fail-on: pass although nothing could be judged."),
+    allow_unknown: bool = option("With --fail-on: pass if the health is not known."),
     against: tuple[str, ...] = option(
-        "Hold RUN against this one, which went well; repeat for several.",
-        metavar="RUN",
-        shell_complete=complete_runs,
+        "Healthy run to compare with. Repeatable.", metavar="RUN", shell_complete=complete_runs
     ),
-    report_path: Path | None = option(
-        "Write an HTML file, as `quark report` does, also where --fail-on fails.",
-        "--report",
-        type=FILE,
-    ),
+    report_path: Path | None = option("Write an HTML report to this file.", "--report", type=FILE),
     summary_path: Path | None = option(
-        "Append a summary in Markdown to this file, such as $GITHUB_STEP_SUMMARY.",
+        "Append a Markdown summary to this file, such as $GITHUB_STEP_SUMMARY.",
         "--summary",
         type=FILE,
     ),
-    no_store: bool = option("Do not keep what is found in the run's store."),
+    no_store: bool = option("Do not store the result with the run."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Say what is wrong with RUN (its ID, unique prefix or name).
+    """Diagnose RUN: alerts, health scores and training phases.
 
-    Shows health scores, alerts with what shows them, and the phases of the
-    training, and stores them with the run in place of those of an earlier
-    analysis, also in the run's mirrors. Works on a run that still goes on, too.
-    Healthy runs of the project that are trained alike are held against it, for
-    notes; --against names some, for alerts. With --backend nothing is stored.
+    RUN is a run ID, unique prefix or name. It may still be running. The result is
+    stored with the run, replaces the previous analysis, and is sent to the run's
+    mirrors. With --backend, --rule, --explain or --no-store, it is not stored.
 
-    A run whose loss is not recognised, or that is too short, has a health that
-    is not known: name its metric by --objective. With --fail-on that fails too,
-    and so does a run that failed, was lost or interrupted, at each severity.
-    In CI: quark analyze RUN --fail-on error --report report.html --summary FILE.
+    RUN is also compared with similar healthy runs of the project, which adds notes.
+    To add alerts, name healthy runs with --against.
+
+    If no loss is recognized or the run is too short, its health is "not known".
+    Name the metric with --objective. With --fail-on, "not known" fails too, unless
+    you pass --allow-unknown. A failed, interrupted or lost run fails as well.
+
+    In CI: quark analyze RUN --fail-on error --report report.html --summary FILE
 
     \b
-    Exit status:
-      0    analyzed; nothing is as severe as --fail-on, or it was not given
-      1    the run or its store cannot be read, or not be written
-      2    a mistake in the command line
-      3    an alert is as severe as --fail-on, or more, or nothing could be judged,
-           or the run broke off
+    Exit codes:
+      0    analyzed
+      1    the run or the store cannot be read or written
+      2    usage error
+      3    with --fail-on: an alert is at least this severe, the health is not known,
+           or the run did not complete
     """  # noqa: D301 - click wants the character
     from quark.analysis.outputs import gather_outputs
 
@@ -111,7 +102,7 @@ def analyze(
     run_id = str(stored.run.id)
     reader = source.read(stored)
     if allow_unknown and fail_on is None:
-        raise click.UsageError("--allow-unknown goes with --fail-on")
+        raise click.UsageError("--allow-unknown requires --fail-on.")
     config = _configure(mode, rules, objective)
     if config.objective is not None:
         _check_objective(source, run_id, config.objective)
@@ -234,17 +225,17 @@ def _check_rules(rules: tuple[str, ...], explain: str | None, mode: str) -> None
     known = [rule.rule_id for rule in list_rules()]
     if mode == "absolute":
         known = [rule_id for rule_id in known if rule_id in DOCUMENTED_RULES]
-    has = f"there are {', '.join(known)}"
+    choices = ", ".join(map(repr, known))
     for name in rules:
         if name not in known:
             where = " in the absolute mode" if mode == "absolute" else ""
-            raise click.UsageError(f"--rule: there is no rule {name!r}{where}; {has}")
+            raise click.UsageError(f"--rule: no rule {name!r}{where}. Choose {choices}.")
     if explain is None or explain == "all":
         return
     if explain not in known and explain not in read_fixes():
-        raise click.UsageError(f"--explain: there is no rule {explain!r}; {has}, and all")
+        raise click.UsageError(f"--explain: no rule {explain!r}. Choose {choices}, or 'all'.")
     if rules and explain not in rules:
-        raise click.UsageError(f"--explain {explain}: --rule leaves it out")
+        raise click.UsageError(f"--explain {explain!r} is not among the rules of --rule.")
 
 
 def _analyze(

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from quark.cli.command_groups import ListingGroup, LongInHelp
+from quark.cli.command_groups import ListingGroup
 from quark.cli.completion import RUN
 from quark.cli.options import FOLDER, argument, option, takes_options
 from quark.cli.store_access import (
@@ -27,6 +27,7 @@ from quark_core.config.arguments import resolve_storage_dir
 from quark_core.errors import ArtifactNotFoundError, QuarkError, RunNotFoundError, SessionStoreError
 from quark_core.formatting import format_bytes, format_count, join_first
 from quark_core.records.names import ARTIFACT_STORAGE_LAYOUT, decode_name, parse_artifact_name
+from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _MOST_PROJECTS = 10
 _MOST_NAMES = 10
 
 
-PROJECT = option("Of this project; needed where the store has several.", "-p")
+PROJECT = option("Project; required if the store has several.", "-p")
 
 
 @click.command()
@@ -54,7 +55,11 @@ def versions(
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the versions of a project's artifacts, or those of NAME: numbers, aliases, users."""
+    """List the artifact versions of a project.
+
+    With NAME, list only the versions of this artifact. The table shows each
+    version's number, aliases and users.
+    """
     from quark_core.runs.artifact_versions import list_versions
 
     chosen = choose_project(source, project)
@@ -66,7 +71,7 @@ def versions(
     if as_json:
         print_json([version.to_dict() for version in found])
     elif not found:
-        click.echo(clean_line(f"There is no artifact of project {chosen!r} in {source.store}."))
+        click.echo(clean_line(f"No artifacts of project {chosen!r} in {source.store}."))
     else:
         _print_versions(found)
 
@@ -78,17 +83,18 @@ def get(
     name: str = argument(),
     project: str | None = PROJECT,
     output: Path = option(
-        "Into this directory [default: the working directory].",
+        "Directory to copy to.",
         "-o",
         type=FOLDER,
-        show_default=False,
+        show_default="the working directory",
         default=Path(),
     ),
     source: RunSource = SOURCE,
 ) -> None:
-    """Copy an artifact out: NAME is model:best, model:v3, or model for the newest.
+    """Copy the files of an artifact version to a directory.
 
-    Each payload is checked against its SHA-256; nothing that exists is replaced.
+    NAME is model:best, model:v3, or model for the newest version. Each file is
+    checked against its SHA-256. Existing files are kept.
     """
     from quark_core.writers.artifact_links import copy_version
 
@@ -98,27 +104,30 @@ def get(
         place = copy_version(run, version.record, output)
     except OSError as error:
         raise click.ClickException(f"{version.name}: {error}") from error
-    click.echo(f"{version.name} is in {place}")
+    click.echo(f"Copied {version.name} to {place}.")
 
 
 @click.command()
 @takes_options
 def lineage(
     *,
-    what: str = argument(),
+    target: str = argument(),
     project: str | None = PROJECT,
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Say where artifacts come from and go: WHAT is a run, or a version such as model:best."""
+    """Show which runs made and used artifacts.
+
+    TARGET is a run, or an artifact version such as model:best.
+    """
     from quark_core.runs.artifact_versions import list_lineage
 
     try:
-        run_id = None if ":" in what else str(source.find(what).run.id)
+        run_id = None if ":" in target else str(source.find(target).run.id)
     except RunNotFoundError:
         run_id = None
     if run_id is None:
-        version = find(source, what, project)
+        version = find(source, target, project)
         if as_json:
             print_json(version.to_dict())
         else:
@@ -135,11 +144,11 @@ def lineage(
         )
         return
     for title, listed in (("Used by this run", found.used), ("Made by this run", found.made)):
-        click.echo(f"{title}:{'' if listed else ' nothing'}")
+        click.echo(f"{title}:{'' if listed else ' none'}")
         if listed:
             _print_versions(listed)
     for gone in found.gone:
-        click.echo(f"used, and no longer there: {gone}")
+        click.echo(f"Used, but deleted: {gone}")
 
 
 @click.command()
@@ -148,14 +157,15 @@ def alias(
     *,
     name: str = argument(),
     alias: str = argument(),
-    remove: bool = option("Take the alias away."),
+    remove: bool = option("Remove the alias."),
     project: str | None = PROJECT,
     storage_dir: Path | None = STORAGE_DIR,
 ) -> None:
-    """Let ALIAS name a version from now on: NAME is model:v3, or any other name of it.
+    """Add ALIAS to an artifact version, or remove it.
 
-    Who did, and when, is an event of the run that has made it. With QUARK_PERSISTENCE_URL
-    the key in QUARK_USER_KEY needs the scopes read and write.
+    NAME is a version such as model:v3, or another alias of it. The change is
+    recorded as an event of the run that made the version. On a Quark server, the
+    key in QUARK_USER_KEY needs the scopes read and write.
     """
     from quark_core.runs.run_editing import find_user, open_editor
 
@@ -174,7 +184,7 @@ def alias(
     checked = check_edit(RunEdit(alias=edit))
     with open_editor(resolve_storage_dir(storage_dir), run_id, "aliases") as editor:
         editor.edit_run(run_id, checked, by=find_user())
-    click.echo(f"{alias} {'no longer names' if remove else 'names'} {version.name}")
+    click.echo(f"{'Removed' if remove else 'Set'} the alias {alias!r} of {version.name}.")
 
 
 def find(source: RunSource, name: str, project: str | None) -> ArtifactVersion:
@@ -193,8 +203,8 @@ def _tell_missing(source: RunSource, project: str | None, name: str) -> str:
 
     versions = list_versions(source.reader, choose_project(source, project))
     known = list(dict.fromkeys(decode_name(version.key) for version in versions))
-    there = f"there are {join_first(known, _MOST_NAMES)}" if known else "there is none at all"
-    return f"NAME: there is no artifact {name!r:.200} in {source.store}; {there}"
+    there = f" Artifacts: {join_first([*map(repr, known)], _MOST_NAMES)}." if known else ""
+    return f"no artifact {name!r:.200} in {source.store}.{there}"
 
 
 def choose_project(source: RunSource, project: str | None) -> str:
@@ -208,11 +218,11 @@ def choose_project(source: RunSource, project: str | None) -> str:
     found = sorted({stored.project.name for stored in source.reader.list_runs()})
     if len(found) == 1:
         return found[0]
-    told = ", ".join(found[:_MOST_PROJECTS])
+    told = ", ".join(map(repr, found[:_MOST_PROJECTS]))
     raise QuarkError(
-        f"{source.store} has {len(found)} projects: choose one with --project ({told})"
+        f"{source.store} has {len(found)} projects. Choose one with --project: {told}."
         if found
-        else f"there is no run in {source.store}"
+        else f"no runs in {source.store}"
     )
 
 
@@ -225,8 +235,8 @@ def _print_versions(found: Sequence[ArtifactVersion]) -> None:
             Text(version.name),
             Text(", ".join(version.aliases)),
             Text(record.artifact_type),
-            Text(version.run_name or str(record.run_id)),
-            Text(", ".join(version.used_by)),
+            Text(version.run_name or shorten_run_id(str(record.run_id))),
+            Text(", ".join(map(shorten_run_id, version.used_by))),
             Text(format_bytes(record.size_bytes)),
         )
     Console().print(table)
@@ -234,10 +244,10 @@ def _print_versions(found: Sequence[ArtifactVersion]) -> None:
 
 @click.group(cls=ListingGroup, subcommand_metavar="RUN [KEY] | COMMAND [ARGS]...")
 def artifacts() -> None:
-    """List the artifacts of RUN, or see to their versions.
+    """List and copy artifacts, or manage their versions.
 
-    `quark artifacts RUN` is `quark artifacts list RUN`; a run that is called as one of the
-    commands needs the `list`.
+    `quark artifacts RUN` is short for `quark artifacts list RUN`. If a run has the
+    name of a subcommand, write the long form.
     """
 
 
@@ -247,19 +257,18 @@ def list_artifacts(
     *,
     run: str = RUN,
     key: str | None = argument(),
-    artifact_type: str | None = option(
-        "Only artifacts of this type.", "-t", "--type", cls=LongInHelp
-    ),
+    artifact_type: str | None = option("Only artifacts of this type.", "--type"),
     output: Path | None = option(
-        "Copy the payloads into this directory, by type and key.", "-o", type=FOLDER
+        "Copy the files into this directory, by type and key.", "-o", type=FOLDER
     ),
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the artifacts of RUN (its ID, unique prefix or name).
+    """List the artifacts of RUN.
 
-    With KEY only those under that key. With --output their payloads are copied
-    out, each checked against its SHA-256; a file that exists is left alone.
+    RUN is a run ID, unique prefix or name. With KEY, list only the artifacts of
+    this key. With --output, also copy their files. Each file is checked against
+    its SHA-256. Existing files are kept.
     """
     from quark_core.runs.artifact_versions import HIDDEN_TYPES
     from quark_core.writers.artifact_reading import ArtifactReading
@@ -273,19 +282,21 @@ def list_artifacts(
     if as_json:
         print_json([record.to_dict() for record in found])
     elif not found:
-        what = "artifacts that fit" if key or artifact_type else "artifacts"
-        click.echo(f"Run {reader.run_id} of {source.store} has no {what}.")
+        what = "matching artifacts" if key or artifact_type else "artifacts"
+        click.echo(f"Run {shorten_run_id(str(reader.run_id))} of {source.store} has no {what}.")
         if source.backend is not None:
-            click.echo("A mirror may have files without records; MLflow has both with quark=full.")
+            click.echo(
+                "A mirror may store files without records. MLflow stores both with quark=full."
+            )
     elif output is None:
         Console().print(make_artifact_table(found))
         total = sum({record.sha256: record.size_bytes for record in found}.values())
         counted = format_count(len(found), "artifact")
-        click.echo(f"{counted}, {format_bytes(total)}; --output DIR copies them out.")
+        click.echo(f"{counted}, {format_bytes(total)}. To copy the files, pass --output DIR.")
         if isinstance(reader.context.run_path, Path):
-            click.echo(f"They lie in {reader.context.run_path / ARTIFACT_STORAGE_LAYOUT['root']}")
+            click.echo(f"Stored in {reader.context.run_path / ARTIFACT_STORAGE_LAYOUT['root']}")
         else:
-            click.echo(f"They lie with {reader.context.run_path}")
+            click.echo(f"Stored in {reader.context.run_path}")
     if output is not None:
         _copy(store, found, output)
 
@@ -303,7 +314,7 @@ def make_artifact_table(records: Sequence[ArtifactRecord]) -> Table:
     for record in records:
         size = Text(format_bytes(record.size_bytes))
         if record.payload_relative_path is None:
-            size.append(" not kept", style="red")
+            size.append(" not stored", style="red")
         counts = [getattr(record, name) for name in counters]
         table.add_row(
             Text(record.artifact_key),
@@ -326,7 +337,7 @@ def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Pat
                     if _holds(found, record):
                         copied += 1
                     else:
-                        click.echo(f"{target} exists and is left alone", err=True)
+                        click.echo(f"{target} already exists and was not changed.", err=True)
                     continue
             with store.open(record) as source, folder.write(parts) as file:
                 copyfileobj(source, file, 1024 * 1024)
@@ -335,7 +346,7 @@ def _copy(store: ArtifactReading, records: Sequence[ArtifactRecord], output: Pat
             click.echo(f"quark: {target}: {error}", err=True)
         else:
             copied += 1
-    click.echo(f"{copied} of {len(records)} payloads are in {output}", err=True)
+    click.echo(f"Copied {copied} of {format_count(len(records), 'file')} to {output}.", err=True)
     if failed:
         raise SystemExit(1)
 

@@ -24,7 +24,7 @@ from quark_core.errors import SchemaValidationError
 @takes_options
 @click.pass_context
 def backends(context: click.Context, *, as_json: bool = AS_JSON) -> None:
-    """List the storage backends, and the plugins that were left out."""
+    """List storage backends and plugins, or create a backend."""
     if context.invoked_subcommand is None:
         _list(as_json)
 
@@ -35,25 +35,25 @@ def new(
     *,
     name: str = argument(),
     into: Path = option(
-        "Folder in which quark-NAME is made [default: the working directory].",
+        "Directory in which the folder quark-NAME is created.",
         type=FOLDER,
-        show_default=False,
+        show_default="the working directory",
         default=Path(),
     ),
 ) -> None:
-    """Write a new backend: a distribution that works, with its tests.
+    """Create a backend package with its tests.
 
-    NAME is what users write in `backends=`; the distribution is called quark-NAME, which
-    may be given as well.
+    NAME is the name that users pass to `backends=`. The package is called
+    quark-NAME. You can also pass quark-NAME here.
     """
     name = check_backend_name(name, _discover())
     target = write_skeleton(name, into)
     for path in sorted(path for path in target.rglob("*") if path.is_file()):
         click.echo(f"  {path}")
     click.echo(
-        f"This is the backend {name}, in the distribution quark-{name}. Its tests pass as it is:\n"
+        f"Created the backend {name!r} in the package quark-{name}. Its tests pass:\n"
         f'  cd {shlex.quote(str(target))} && pip install -e ".[test]" && python -m pytest\n'
-        "Then put your store in place of the files in backend.py."
+        "Next, edit backend.py: write to your store instead of to files."
     )
 
 
@@ -90,7 +90,7 @@ def _list(as_json: bool) -> None:
         return
 
     table = make_table(
-        {"backend": BOLD, "what it is, and what it can do": PLAIN, ("ranks", "from"): WHOLE}
+        {"backend": BOLD, "description and capabilities": PLAIN, ("ranks", "from"): WHOLE}
     )
     for definition in registry.definitions:
         can = ", ".join(["write", *sorted(definition.capabilities)])
@@ -105,7 +105,7 @@ def _list(as_json: bool) -> None:
     for item in registry.left_out:
         console.print(
             Text.assemble(
-                ("left out: ", "yellow"), (item.name, "bold"), f" of {item.origin}: {item.reason}"
+                ("ignored: ", "yellow"), (item.name, "bold"), f" of {item.origin}: {item.reason}"
             )
         )
 
@@ -147,15 +147,19 @@ def check_backend_name(name: str, registry: BackendRegistry) -> str:
     name = _OWN_PREFIX.sub("", name)
     if not _NAME.fullmatch(name):
         raise SchemaValidationError(
-            f"NAME {name!r}: a backend's name begins with a lowercase letter and goes on with "
-            "lowercase letters and digits, with single '-', '_' or '.' between, such as my-store"
+            f"NAME {name!r} is not a valid backend name. Start with a lowercase letter, and use "
+            "lowercase letters, digits and single '-', '_' or '.' in between, as in 'my-store'."
         )
     if len(name) > _MAX_LENGTH:
-        raise SchemaValidationError(f"NAME has {len(name)} characters; {_MAX_LENGTH} are allowed")
+        raise SchemaValidationError(
+            f"NAME has {len(name)} characters. At most {_MAX_LENGTH} are allowed."
+        )
     schemes = {scheme for definition in registry.definitions for scheme in definition.schemes}
     left_out = {item.name for item in registry.left_out}
     if name in {*registry.names, *schemes, *left_out, *_TAKEN}:
-        raise SchemaValidationError(f"NAME {name!r} is taken; `quark backends` lists what exists")
+        raise SchemaValidationError(
+            f"NAME {name!r} is already in use. `quark backends` lists the backends."
+        )
     return name
 
 
@@ -181,7 +185,7 @@ def write_skeleton(name: str, into: Path) -> Path:
     }
     target = into / f"quark-{name}"
     if os.path.lexists(target):
-        raise SchemaValidationError(f"{target} exists already, and nothing in it was changed")
+        raise SchemaValidationError(f"{target} already exists. Nothing was changed.")
     into.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".quark-{name}-", dir=into))
     try:

@@ -14,7 +14,7 @@ from quark_core.config.arguments import resolve_storage_dir
 from quark_core.formatting import format_bytes, format_count
 from quark_core.runs import recovery
 
-KEEP_GOING = option("Make a backup also where payloads are missing or damaged, and say which.")
+KEEP_GOING = option("Back up even if artifact files are missing or damaged, and list them.")
 
 
 @click.command()
@@ -24,17 +24,19 @@ def backup(
     directory: Path = argument(),
     storage_dir: Path | None = STORAGE_DIR,
     keep_going: bool = KEEP_GOING,
-    verify: bool = option("Read the backup in DIRECTORY, and hold it against its hashes."),
+    verify: bool = option("Check the backup in DIRECTORY against its hashes."),
 ) -> None:
-    """Copy the store with its artifacts and journals into DIRECTORY, while trainings write to it.
+    """Back up a store to DIRECTORY, or verify a backup.
 
-    DIRECTORY must not be there yet. It is there once all is copied and verified, and is a
-    storage root itself: `quark runs -d DIRECTORY` lists its runs. To restore it, copy its
-    folder .quark to where the store was, and call `quark sync` there.
+    Copies the store with its artifacts and journals. Runs may write to it
+    meanwhile. DIRECTORY must not exist. It appears when all files are copied and
+    verified, and is a storage folder itself: `quark runs -d DIRECTORY` lists its
+    runs. To restore it, copy its folder .quark to the place of the store, and run
+    `quark sync` there.
     """
     if verify:
         manifest = verify_backup(directory)
-        click.echo(f"{directory} is whole: {describe_backup(manifest)}.")
+        click.echo(f"{directory} is complete and undamaged: {describe_backup(manifest)}.")
         print_lacking(manifest)
         return
     root = resolve_storage_dir(storage_dir)
@@ -42,7 +44,7 @@ def backup(
     manifest = back_up_store(root, directory, keep_going=keep_going)
     click.echo(f"{directory}: {describe_backup(manifest)}, verified.")
     print_lacking(manifest)
-    click.echo(f"Check it again with: quark backup --verify {shlex.quote(str(directory))}")
+    click.echo(f"To check it later: quark backup --verify {shlex.quote(str(directory))}")
 
 
 def describe_backup(manifest: BackupManifest) -> str:
@@ -60,4 +62,4 @@ def describe_backup(manifest: BackupManifest) -> str:
 def print_lacking(manifest: BackupManifest) -> None:
     """Say what the store lacked when its backup was made."""
     for line in manifest.lacking:
-        click.echo(f"It lacks what the store lacked: {line}", err=True)
+        click.echo(f"quark: warning: missing in the store and the backup: {line}", err=True)

@@ -20,19 +20,7 @@ _CALLED_ELSEWHERE = {
     "server": "ui",
     "dashboard": "ui",
 }
-_RUN_ARGUMENTS = ("run", "runs", "primary", "reference")
-
-
-class LongInHelp(click.Option):
-    """An option whose short form works and is in no help: most commands mean another by it."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """See `click.Option`."""
-        given, self.opts = self.opts, [each for each in self.opts if each.startswith("--")]
-        try:
-            return super().get_help_record(ctx)
-        finally:
-            self.opts = given
+_RUN_ARGUMENTS = ("run", "runs", "old", "new", "before", "after")
 
 
 class ListingGroup(click.Group):
@@ -73,5 +61,7 @@ class SuggestingGroup(click.Group):
         except click.MissingParameter as error:
             if error.param is None or error.param.name not in _RUN_ARGUMENTS:
                 raise
-            told = f"{error.format_message()} `quark runs` lists them."
+            # What is optional in `quark why [OLD] NEW` is the first one.
+            told = error.format_message().replace("'[OLD]'", "'NEW'")
+            told = f"{told} `quark runs` lists the runs."
             raise click.UsageError(told, error.ctx) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,6 @@ from quark.cli.analysis_view import (
     print_trimmed,
 )
 from quark.cli.analyze import FAILED_CHECK, show_warnings
-from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import complete_runs
 from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import (
@@ -66,49 +66,42 @@ if TYPE_CHECKING:
 @takes_options
 def compare(
     *,
-    primary: str = argument(metavar="RUN", shell_complete=complete_runs),
-    reference: str = argument(metavar="BASELINE", shell_complete=complete_runs),
+    old: str = argument(shell_complete=complete_runs),
+    new: str = argument(shell_complete=complete_runs),
     source: RunSource = SOURCE,
     reference_backend: str | None = option(
-        "Read only the reference from here, and the primary from the store or --backend.",
+        "Read only OLD from this backend.",
         metavar="URI",
     ),
-    baseline: bool = option("The second side is the baseline."),
+    baseline: bool = option("Label OLD as the baseline in the output."),
     targets: tuple[tuple[str, str, float], ...] = option(
-        "Say when each side's metric reached a value; repeat for several.",
-        "-t",
+        "Show when each side reached a target value of a metric. Repeatable.",
         "--target",
-        cls=LongInHelp,
         type=(str, click.Choice(("at_least", "at_most")), float),
         metavar="KEY at_least|at_most VALUE",
     ),
-    fail_on_worse: bool = option(
-        "Exit with status 3 where a metric is worse or may be, or a run did not complete."
-    ),
+    fail_on_worse: bool = option("Exit with code 3 if NEW is worse or may be worse."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Compare RUN, the primary, with BASELINE, the reference.
+    """Compare NEW with OLD, the baseline.
 
-    The order is the new run first; `quark why OLD NEW` takes that of time.
+    NEW is judged: "better" means that NEW is better than OLD. `quark why OLD NEW`
+    takes its runs in the same order.
 
-    Each is a run ID, unique prefix or name; several by comma are a group,
-    such as the seeds of one configuration: quark compare a1,a2,a3 b1,b2,b3.
-    Each run counts with the last value of its own curve. Better and worse are
-    said of the primary, and only where more than chance can be seen: with one
-    run a side the answer is inconclusive. A run that broke off is worse or
-    inconclusive; with --fail-on-worse it fails, and so does one that goes on.
-    Nothing is stored; a run that was not analyzed is analyzed in memory. With
-    --backend both sides are another tool's, with --reference-backend the second
-    one is.
+    OLD and NEW are each a run ID, unique prefix or name. To compare groups of seeds,
+    separate runs with commas: quark compare a1,a2,a3 b1,b2,b3. The last value of each
+    run counts. With one run on each side, seed noise is unknown,
+    and most verdicts are "inconclusive".
+
+    Nothing is stored: a run without an analysis is analyzed in memory. With --backend,
+    both sides are read from this backend. With --reference-backend, only OLD is.
 
     \b
-    Exit status:
-      0    compared; nothing is worse and all runs completed, or --fail-on-worse
-           was not given
+    Exit codes:
+      0    compared
       1    a run or the store cannot be read
-      2    a mistake in the command line
-      3    with --fail-on-worse: a metric of the primary is worse, the main one is
-           inconclusive and ends worse by more than the tolerance, or a run did
+      2    usage error
+      3    with --fail-on-worse: NEW is worse or may be worse in a metric, or a run did
            not complete
     """  # noqa: D301 - click wants the character
     from quark.analysis.comparison.engine import ComparisonEngine
@@ -117,20 +110,19 @@ def compare(
     other = source
     if reference_backend is not None:
         other = RunSource(source.storage_dir, reference_backend)
-    first, second = source.open_side(primary), other.open_side(reference)
-    _check_targets(targets, [*first, *second])
+    reference, primary = other.open_side(old), source.open_side(new)
+    _check_targets(targets, [*reference, *primary])
     with show_warnings():
-        result = ComparisonEngine.compare_runs(first, second, baseline=baseline, config=config)
+        result = ComparisonEngine.compare_runs(primary, reference, baseline=baseline, config=config)
     if as_json:
         print_json(result.to_dict())
     else:
         print_comparison(result, config.metric_targets)
         if source is other and source.backend is None:
             # Settings are compared here, not functions and data.
-            said = f"Code, data, and what is to blame: quark why {reference} {primary}"
-            click.echo(clean_line(said))
+            click.echo(clean_line(f"To find the cause of a difference: quark why {old} {new}"))
     if fail_on_worse:
-        compared = ("the primary", result.primary), ("the reference", result.reference)
+        compared = ("NEW", result.primary), ("OLD", result.reference)
         diffs = result.metric_diffs
         fail_where_worse(
             tell_ends(*compared, running=True),
@@ -162,11 +154,11 @@ def _tell_doubt(diff: MetricDiff) -> str:
     """Why a check fails although nobody can tell that the metric is worse."""
     ends = (
         "no number" if value is None else f"{value:.4g}"
-        for value in (diff.last.primary, diff.last.reference)
+        for value in (diff.last.reference, diff.last.primary)
     )
     return clean_line(
-        f"{decode_name(diff.metric_key)} ends at {' against '.join(ends)}: nobody can tell that "
-        f"it is not worse ({diff.reason})"
+        f"quark: --fail-on-worse: {decode_name(diff.metric_key)} {' -> '.join(ends)} may be worse "
+        f"({name_sides(diff.reason)})"
     )
 
 
@@ -206,6 +198,15 @@ _FIGURES = 2
 _ALIKE = 0.1  # of natural logarithms
 _VALUE_CHARACTERS = 120
 _SECTIONS = {"config": "configuration", "code": "code", "environment": "environment"}
+_SIDES = {"reference": "old", "primary": "new"}
+"""Side of a result -> its name in the terminal, in the order of the arguments."""
+
+
+def name_sides(text: str) -> str:
+    """A sentence of a comparison in which the sides are OLD and NEW, as on the command line."""
+    for side, label in _SIDES.items():
+        text = re.sub(rf"\b[Tt]he {side}\b", label.upper(), text)
+    return text
 
 
 def print_comparison(
@@ -243,8 +244,8 @@ def print_comparison(
 
 def _sides(result: RunComparisonResult) -> Table:
     grid = make_grid(DIM, FOLD)
-    second = "baseline" if result.mode == "baseline" else "reference"
-    for label, side in (("primary", result.primary), (second, result.reference)):
+    first = "baseline" if result.mode == "baseline" else _SIDES["reference"]
+    for label, side in ((first, result.reference), (_SIDES["primary"], result.primary)):
         members = side.members or (side,)
         grid.add_row(label, Group(*(_describe_run(run) for run in members)))
     return grid
@@ -272,9 +273,9 @@ def _change_parts(
         yield Text(describe_agreement(agreeing))
         yield Text()
         return
-    yield Text("What changed", style="bold")
+    yield Text("Changes", style="bold")
     grid = make_grid(FOLD | {"max_width": 34}, FOLD | {"ratio": 1}, FOLD | {"ratio": 1})
-    grid.add_row("", Text("primary", style="dim"), Text("reference", style="dim"))
+    grid.add_row("", *(Text(side, style="dim") for side in _SIDES.values()))
     for section, name in _SECTIONS.items():
         found = [change for change in changes if change.section == section]
         if not found:
@@ -284,11 +285,11 @@ def _change_parts(
             absent = {"added": "reference", "removed": "primary"}.get(change.kind)
             grid.add_row(
                 Text(f"  {change.path}"),
-                _show_value(change.primary, is_absent=absent == "primary"),
                 _show_value(change.reference, is_absent=absent == "reference"),
+                _show_value(change.primary, is_absent=absent == "primary"),
             )
         if len(found) > _CHANGES:
-            more = f"  {len(found) - _CHANGES} more; --json has all"
+            more = f"  {len(found) - _CHANGES} more; --json prints all"
             grid.add_row(Text(more, style="dim"), "", "")
     yield indent(grid, 2)
     yield Text()
@@ -315,8 +316,8 @@ def _alert_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
     grid = make_grid(WHOLE, WHOLE, FOLD)
     runs = result.primary.run_count, result.reference.run_count
     for label, style, sightings, count in (
-        ("gained", "red", diff.primary_only, runs[0]),
-        ("lost", "green", diff.reference_only, runs[1]),
+        ("only new", "red", diff.primary_only, runs[0]),
+        ("only old", "green", diff.reference_only, runs[1]),
     ):
         for sighting in _worst_first(sightings):
             grid.add_row(
@@ -333,7 +334,7 @@ def _alert_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
             text.append(f", {match.severity_change} than {match.reference.severity}", style="dim")
         style = SEVERITY_STYLES.get(match.primary.severity, "")
         grid.add_row(
-            Text("common", style="dim"), Text(match.primary.severity.upper(), style=style), text
+            Text("both", style="dim"), Text(match.primary.severity.upper(), style=style), text
         )
     yield indent(grid, 2)
     yield Text()
@@ -372,16 +373,16 @@ def _health_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
         if diff.primary is None or diff.reference is None:
             sides = (
                 "not known" if score is None else f"{score:.0f}"
-                for score in (diff.primary, diff.reference)
+                for score in (diff.reference, diff.primary)
             )
-            line.append(f" {diff.score_key} {' against '.join(sides)},")
+            line.append(f" {diff.score_key} {' -> '.join(sides)},")
             continue
         gap = diff.difference or 0.0
         if diff.score_key != "overall" and abs(gap) < 1.0:
             continue
         style = "" if abs(gap) < 1.0 else ("green" if gap > 0 else "red")
         line.append(f" {diff.score_key} ")
-        line.append(f"{diff.primary:.0f} against {diff.reference:.0f}", style=style)
+        line.append(f"{diff.reference:.0f} -> {diff.primary:.0f}", style=style)
         line.append(",")
     line.right_crop(1)
     yield line
@@ -408,8 +409,8 @@ def _phase_parts(
     yield Text.assemble(("Phases", "bold"), (f"  {unit}s {low:g} to {high:g}", "dim"))
     room = max(10, width - 15)
     for label, ends in (
-        ("primary", [(diff.primary_start, diff.primary_end) for diff in diffs]),
-        ("reference", [(diff.reference_start, diff.reference_end) for diff in diffs]),
+        ("old", [(diff.reference_start, diff.reference_end) for diff in diffs]),
+        ("new", [(diff.primary_start, diff.primary_end) for diff in diffs]),
     ):
         # Of groups the medians, which may overlap.
         spans = [(*span, diff.phase_name) for span, diff in zip(ends, diffs, strict=True)]
@@ -418,15 +419,15 @@ def _phase_parts(
     grid = make_grid(WHOLE, FOLD)
     for _ in range(3):
         grid.add_column(no_wrap=True, style="dim")
-    grid.add_row("", "", "primary", "reference", "")
+    grid.add_row("", "", *_SIDES.values(), "")
     for index, diff in enumerate(diffs):
         style = PHASE_STYLES.get(diff.phase_name, "")
         overlap = "" if diff.overlap is None else f"{100 * diff.overlap:.0f} % the same"
         grid.add_row(
             Text(MARKS[index % len(MARKS)], style=style),
             Text(diff.display_name, style=style),
-            _describe_span(diff.primary_start, diff.primary_end),
             _describe_span(diff.reference_start, diff.reference_end),
+            _describe_span(diff.primary_start, diff.primary_end),
             overlap,
         )
     yield indent(grid, 2)
@@ -454,8 +455,8 @@ def _layer_parts(result: RunComparisonResult) -> Iterator[RenderableType]:
     for name, diff in notable[:_LAYERS]:
         grid.add_row(Text(name), Text(_describe_layer(diff)))
     for presence, words in (
-        ("primary_only", "only on the primary"),
-        ("reference_only", "only on the reference"),
+        ("primary_only", "only new"),
+        ("reference_only", "only old"),
     ):
         names = [name for name, diff in items if diff.presence == presence]
         if names:
@@ -473,7 +474,7 @@ def _describe_layer(diff: LayerSummaryDiff | ParameterDiff) -> str:
         name, factor = figure.name.replace("_", " "), figure.log_ratio
         if factor is None:
             if figure.primary is not None and figure.reference is not None:
-                told.append(f"{name} {figure.primary:.3g} against {figure.reference:.3g}")
+                told.append(f"{name} {figure.reference:.3g} -> {figure.primary:.3g}")
         elif all(abs(factor - other) > _ALIKE for other in factors):
             factors.append(factor)
             word = "larger" if factor > 0 else "smaller"
@@ -496,18 +497,15 @@ def _rank_layer(diff: LayerSummaryDiff | ParameterDiff) -> float:
 def _note_parts(notes: Sequence[str]) -> Iterator[RenderableType]:
     if not notes:
         return
-    yield Text("To know before trusting this", style="bold")
+    yield Text("Notes", style="bold")
     for note in notes:
         grid = Table.grid(padding=(0, 1))
-        grid.add_row("-", Text(note))
+        grid.add_row("-", Text(name_sides(note)))
         yield indent(grid, 2)
 
 
 _STYLES = {"better": "bold green", "worse": "bold red", "equivalent": "cyan"}
-_PRESENCES = {
-    "primary_only": "only the primary has it",
-    "reference_only": "only the reference has it",
-}
+_PRESENCES = {"primary_only": "only new", "reference_only": "only old"}
 _ARROWS = {"higher": "\u2191 ", "lower": "\u2193 "}
 _SHOWN = 24
 _LABEL = 13
@@ -542,7 +540,7 @@ def metric_parts(
         yield from _block(diff, width, ascii_only=ascii_only)
     hidden = len(diffs) - len(told[:_SHOWN])
     if hidden:
-        more = f"{hidden} more metrics, of the machine or without a difference; --json has all."
+        more = f"{hidden} more metrics (system metrics, or no difference); --json prints all."
         yield Text(f"  {more}", style="dim")
     yield Text()
 
@@ -564,11 +562,12 @@ def target_parts(
             yield indent(Text("neither side has this metric", style="yellow"), 4)
             continue
         reached = found.time_to_target
-        for label, outcome in (("primary", reached.primary), ("reference", reached.reference)):
-            style = "green" if reached.earlier == label else ""
-            yield indent(Text.assemble((f"{label:<11}", "dim"), (outcome.summary, style)), 4)
+        for side, label in _SIDES.items():
+            style = "green" if reached.earlier == side else ""
+            summary = getattr(reached, side).summary
+            yield indent(Text.assemble((f"{label:<11}", "dim"), (summary, style)), 4)
         if reached.p_value is not None:
-            said = "" if reached.earlier else ": neither side is certainly earlier"
+            said = "" if reached.earlier else ": no significant difference"
             yield Text(f"    p = {reached.p_value:.2g}{said}", style="dim")
     yield Text()
 
@@ -598,10 +597,10 @@ def _block(diff: MetricDiff, width: int, *, ascii_only: bool) -> Iterator[Render
     if detail := _describe_effect(diff):
         head.append(f"  {detail}", style="dim" if is_grey else "")
     yield indent(head, 2)
-    for side in ("primary", "reference"):
+    for side, label in _SIDES.items():
         if diff.presence not in ("both", f"{side}_only"):
             continue
-        line = Text(f"    {side:<{_LABEL - 4}}", style="dim")
+        line = Text(f"    {label:<{_LABEL - 4}}", style="dim")
         for figure in (diff.last, diff.best, diff.tail_median, diff.area):
             text = _describe_figure(figure, side)
             if figure is not None and figure is diff.best and not ascii_only:
@@ -613,7 +612,7 @@ def _block(diff: MetricDiff, width: int, *, ascii_only: bool) -> Iterator[Render
         line.no_wrap = width >= _LABEL + 4 * _CELL + 16
         yield line
     if diff.reason and diff.presence == "both":
-        yield indent(Text(diff.reason, style="dim"), 4)
+        yield indent(Text(name_sides(diff.reason), style="dim"), 4)
     if early := tell_common_step(diff):
         yield indent(Text(early, style="dim"), 4)
 

@@ -202,7 +202,7 @@ def install_option(command: Callable[..., T]) -> Callable[..., T]:
         is_eager=True,
         metavar="[bash|zsh|fish]",
         callback=_install,
-        help="Have the shell complete commands, options, runs and names.",
+        help="Install shell completion of commands, options, runs and names.",
     )(command)
 
 
@@ -213,8 +213,8 @@ def _install(ctx: click.Context, param: click.Parameter, value: str | None) -> N
     shell = value or Path(os.environ.get("SHELL", "")).name
     if shell not in _SHELLS:
         raise click.BadParameter(
-            f"{shell or 'no shell'!r} is none of {', '.join(_SHELLS)}: name one of them, as in "
-            "quark --install-completion bash",
+            f"{shell!r} is not supported. Choose 'bash', 'zsh' or 'fish': "
+            "`quark --install-completion bash`.",
             param_hint="--install-completion",
         )
     for line in install_completion(shell):
@@ -240,14 +240,14 @@ def install_completion(shell: str) -> list[str]:
     if shell == "fish":
         path = config / "fish" / "completions" / "quark.fish"
         done = [_put(path, script)]
-        undo = f"To undo it: rm {path}"
+        undo = f"To remove it: rm {path}"
     else:
         path = config / "quark" / f"completion.{shell}"
         folder = os.environ.get("ZDOTDIR") if shell == "zsh" else None
         start = Path(folder or Path.home()) / f".{shell}rc"
         done = [_put(path, script), _add_block(start, path)]
-        undo = f"To undo it: rm {path}, and delete the lines from {_BEGIN!r} on in {start}"
-    return [*done, undo, f"It works in each {shell} that is started from now on."]
+        undo = f"To remove it: rm {path}, and delete the lines from {_BEGIN!r} on in {start}"
+    return [*done, undo, f"Start a new {shell} to use it."]
 
 
 def _write_script(shell: str) -> str:
@@ -278,7 +278,7 @@ def _put(path: Path, text: str) -> str:
         pass
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")
-    return f"{path} written."
+    return f"Wrote {path}."
 
 
 def _add_block(start: Path, script: Path) -> str:
@@ -290,7 +290,7 @@ def _add_block(start: Path, script: Path) -> str:
     begin, end = f"{_BEGIN}\n".encode(), f"{_END}\n".encode()
     block = begin + f"[ -f {place} ] && . {place}\n".encode() + end
     if block in known:
-        return f"{start} reads it already."
+        return f"{start} already loads it."
     before, has_begin, rest = known.partition(begin)
     _, has_end, after = rest.partition(end)
     if has_begin and has_end:
@@ -303,7 +303,7 @@ def _add_block(start: Path, script: Path) -> str:
             os.replace(scratch, target)
         finally:
             scratch.unlink(missing_ok=True)
-        return f"{start} reads it: the three lines that were there are for this file now."
+        return f"{start} loads it: the existing three lines were updated."
     with start.open("ab") as file:
         file.write((b"\n" if known and not known.endswith(b"\n") else b"") + block)
-    return f"{start} reads it: three lines at its end."
+    return f"{start} loads it: three lines were added at the end."

@@ -21,13 +21,16 @@ from quark_backends.store.databases.sqlite import SCHEMA_VERSION
 
 @click.group(cls=SuggestingGroup)
 def db() -> None:
-    """Migrate, back up or restore a persistence service, or tell its versions."""
+    """Back up, restore or upgrade the server's databases."""
 
 
 @db.command()
 @takes_options
 def upgrade(*, store: str = STORE) -> None:
-    """Bring all databases to this version; a newer one is refused and left as it is."""
+    """Upgrade all databases to this version of Quark.
+
+    A database of a newer version is rejected and is not changed.
+    """
     with closing(open_deployment(store)) as deployment:
         for name, version in deployment.upgrade().items():
             what = f"workspace {name}" if name else "control"
@@ -37,7 +40,7 @@ def upgrade(*, store: str = STORE) -> None:
 @db.command()
 @takes_options
 def version(*, store: str = STORE) -> None:
-    """Tell the versions of the control database and of this Quark."""
+    """Show the versions of the server's databases."""
     with closing(open_deployment(store)) as deployment:
         from quark_backends.service.server.deployment import CONTROL_VERSION
 
@@ -57,23 +60,24 @@ def backup(
     store: str = STORE,
     artifacts: str = ARTIFACTS,
     keep_going: bool = KEEP_GOING,
-    into: Path | None = option("As DIRECTORY.", hidden=True),
+    into: Path | None = option("Same as DIRECTORY.", hidden=True),
 ) -> None:
-    """Copy all of a service into DIRECTORY while it runs: keys, runs, payloads of artifacts.
+    """Back up the server's databases to DIRECTORY.
 
-    DIRECTORY must not be there yet; it is there once all is copied and verified.
-    `quark backup --verify DIRECTORY` reads it again.
+    Copies keys, runs and artifact files while the server runs. DIRECTORY must not
+    exist. It appears when all files are copied and verified. To check it later, run
+    `quark backup --verify DIRECTORY`.
     """
     target = directory or into
     if target is None:
-        raise click.UsageError("name a folder to make: quark db backup DIRECTORY")
+        raise click.UsageError("Missing argument 'DIRECTORY'.")
     with closing(open_deployment(store, artifacts=artifacts)) as deployment:
         from quark_backends.service.server.service_backup import back_up_service
 
         manifest = back_up_service(deployment, target, keep_going=keep_going)
     click.echo(f"{target}: {describe_backup(manifest)}, verified.")
     print_lacking(manifest)
-    click.echo(f"Put it back with: quark db restore {shlex.quote(str(target))} --store URL")
+    click.echo(f"To restore it: quark db restore {shlex.quote(str(target))} --store URL")
 
 
 @db.command()
@@ -83,11 +87,12 @@ def restore(
     directory: Path = argument(),
     store: str = STORE,
     artifacts: str = ARTIFACTS,
-    replace: bool = option("Let what is there make way: it is renamed, not deleted."),
+    replace: bool = option("Rename existing databases and files instead of failing."),
 ) -> None:
-    """Put the backup in DIRECTORY where the service's store is to be; the server must not run.
+    """Restore the server's databases from DIRECTORY.
 
-    All of the backup is verified first, and each file again where it goes.
+    Stop the server first. The whole backup is verified before anything is written,
+    and each file again after it is written.
     """
     with closing(open_deployment(store, artifacts=artifacts, make=True)) as deployment:
         from quark_backends.service.server.service_backup import restore_service
@@ -95,6 +100,6 @@ def restore(
         restored = restore_service(directory, deployment, replace=replace)
         place = deployment.control.name
     for old, new in restored.aside.items():
-        click.echo(f"{old} is now {new}; delete it when nobody misses anything.")
+        click.echo(f"Renamed {old} to {new}. Delete it when you no longer need it.")
     click.echo(f"{place}: restored, {describe_backup(restored.manifest)}, verified.")
     print_lacking(restored.manifest)

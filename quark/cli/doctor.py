@@ -26,12 +26,16 @@ from quark_core.errors import SessionStoreError
 from quark_core.formatting import format_bytes
 from quark_core.runs import recovery
 from quark_core.runs.backend_choice import open_reader
+from quark_core.runs.run_ids import shorten_run_id
 
 
 @click.command()
 @takes_options
 def doctor(*, storage_dir: Path | None = STORAGE_DIR, as_json: bool = AS_JSON) -> None:
-    """Say what waits in the journals, what is in quarantine or damaged, and why."""
+    """Check for undelivered, rejected or damaged records.
+
+    Shows the reason for each, and the command that delivers the records.
+    """
     root = resolve_storage_dir(storage_dir)
     unreadable: str | None = None
     damaged: list[DamagedRecords] = []
@@ -72,29 +76,28 @@ def doctor(*, storage_dir: Path | None = STORAGE_DIR, as_json: bool = AS_JSON) -
         click.echo(f"Store {place}: cannot be read: {unreadable}")
     if log_bytes:
         click.echo(
-            f"{layout.db_path.name} alone is not the store: up to {format_bytes(log_bytes)} of "
-            f"the newest are in {find_log(layout.db_path).name}. To copy a store that is in use: "
-            f"quark backup DIR; after its last run has ended or was killed, quark sync "
-            f"{shlex.quote(str(root))} makes the file whole."
+            f"{find_log(layout.db_path).name} holds up to {format_bytes(log_bytes)} of new data "
+            f"that {layout.db_path.name} lacks. To copy a store in use, run `quark backup DIR`. "
+            f"When no run is running, `quark sync {shlex.quote(str(root))}` merges the files."
         )
-    print_lanes(lanes, nothing="Nothing waits in a journal.")
+    print_lanes(lanes, nothing="No records are waiting in journals.")
     if any(lane.state == "pending" for lane in lanes):
-        click.echo(f"Deliver it with: quark sync {shlex.quote(str(root))}")
+        click.echo(f"To deliver them: quark sync {shlex.quote(str(root))}")
     if refused:
         _print_table(
-            "refused by",
+            "rejected by",
             [(item.run_id, item.backend, item.records, item.reason) for item in refused],
         )
     else:
-        click.echo("Nothing is in quarantine.")
+        click.echo("No rejected records.")
     if lost:
-        click.echo("Journals that were damaged; what could be read is delivered, the files stay:")
+        click.echo("Damaged journals (readable records are delivered, the files are kept):")
         for item in lost:
             click.echo(f"  {item.path}")
             for what in (*item.missing, *item.damage):
                 click.echo(f"    {what}")
     if damaged:
-        click.echo("Damaged in the store, set aside, and left out of every read:")
+        click.echo("Damaged records in the store, which readers skip:")
         _print_table(
             "kind", [(item.run_id, item.kind, item.records, item.reason) for item in damaged]
         )
@@ -115,5 +118,5 @@ def _print_table(what: str, rows: Sequence[tuple[str, str, int, str]]) -> None:
 
     table = make_table({"run": BOLD, what: PLAIN, "records": {"justify": "right"}, "why": FOLD})
     for run_id, of, records, reason in rows:
-        table.add_row(Text(run_id[:12]), Text(of), str(records), Text(reason))
+        table.add_row(Text(shorten_run_id(run_id)), Text(of), str(records), Text(reason))
     Console().print(table)

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 def du(
     *,
     storage_dir: Path | None = STORAGE_DIR,
-    limit: int = option("Runs to show.", "-n", least=0, default=20),
+    limit: int = option("Number of runs to show.", "-n", least=0, default=20),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Say what takes up the disk: projects, runs, trash and overhead, the largest first.
+    """Show disk usage by project and run, largest first.
 
-    Counts what lies under .quark as `du` does, once. What mirrors keep
-    elsewhere (MLflow, csv:DIR) is theirs.
+    Counts each file below .quark once, as `du` does. Data that mirrors store
+    elsewhere (MLflow, csv:DIR) is not counted.
     """
     usage = measure(open_store(storage_dir)).measure_store()
     projects = _sum_up_projects(usage.runs)
@@ -86,7 +86,7 @@ def measure(store: object) -> SupportsRemoval:
     if isinstance(store, SupportsRemoval):
         return store
     place = describe_place(store) if isinstance(store, SupportsPrimary) else type(store).__name__
-    raise SessionStoreError(f"the store ({place}) can neither measure nor remove runs")
+    raise SessionStoreError(f"the store {place} cannot measure or remove runs")
 
 
 def shorten_ids(ids: Sequence[str], known: Iterable[str]) -> list[str]:
@@ -197,7 +197,7 @@ def _total_table(usage: StoreUsage) -> Table:
     for label, size_bytes, remark in rows:
         table.add_row(label, format_bytes(size_bytes), remark)
     table.add_row(
-        Text("all of it", style="bold"),
+        Text("total", style="bold"),
         Text(format_bytes(usage.total_bytes), style="bold"),
         Text(usage.store_root, overflow="fold"),
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import RUN, complete_groups, complete_tags
 from quark.cli.options import option, takes_options
 from quark.cli.store_access import (
@@ -29,51 +28,38 @@ def edit(
     *,
     run: str = RUN,
     storage_dir: Path | None = STORAGE_DIR,
-    name: str | None = option('The new name; "" takes it away.'),
-    notes: str | None = option('The new notes; "" takes them away.'),
-    tag: tuple[str, ...] = option(
-        "Add this tag; repeat for several.", "-t", shell_complete=complete_tags
-    ),
-    untag: tuple[str, ...] = option(
-        "Remove this tag; repeat for several.", shell_complete=complete_tags
-    ),
+    name: str | None = option('New name; "" removes it.'),
+    notes: str | None = option('New notes; "" removes them.'),
+    tag: tuple[str, ...] = option("Tag to add. Repeatable.", "-t", shell_complete=complete_tags),
+    untag: tuple[str, ...] = option("Tag to remove. Repeatable.", shell_complete=complete_tags),
     group: tuple[str, ...] = option(
-        "Put it into this group; repeat for several.",
-        "-g",
-        metavar="PATH",
-        shell_complete=complete_groups,
+        "Group to add the run to. Repeatable.", "-g", metavar="PATH", shell_complete=complete_groups
     ),
     ungroup: tuple[str, ...] = option(
-        "Take it out of this group; repeat for several.",
-        metavar="PATH",
-        shell_complete=complete_groups,
+        "Group to remove the run from. Repeatable.", metavar="PATH", shell_complete=complete_groups
     ),
     field: tuple[str, ...] = option(
-        "Note this field; the value is read as JSON, else as text. Repeat for several.",
-        "-f",
-        cls=LongInHelp,
-        metavar="NAME=VALUE",
+        "Custom field to set; the value is JSON or else text. Repeatable.", metavar="NAME=VALUE"
     ),
-    unfield: tuple[str, ...] = option("Take this field away; repeat for several.", metavar="NAME"),
+    unfield: tuple[str, ...] = option("Custom field to remove. Repeatable.", metavar="NAME"),
     archived: bool | None = option(
-        "Leave the run out of lists that do not ask for archived runs, or take it back.",
-        "--archive/--restore",
-        default=None,
+        "Hide the run in lists, or show it again.", "--archive/--unarchive", default=None
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Change what is said of RUN (its ID, unique prefix or name).
+    """Edit a run's name, notes, tags and groups, or archive it.
 
-    Who changed what, and what was before, is among the run's events. An archived run
-    keeps everything (`quark rm` is what removes one): `quark runs --archived` lists it.
-    With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the scopes read and write.
+    RUN is a run ID, unique prefix or name. Each change is recorded as an event of
+    the run, with the user and the previous value. An archived run keeps its data:
+    `quark runs --archived` lists it, and `quark rm` removes a run. On a Quark
+    server, the key in QUARK_USER_KEY needs the scopes read and write.
     """
     from quark_core.runs.run_editing import edit_run
 
     if {name, notes, archived} == {None} and not any((tag, untag, group, ungroup, field, unfield)):
         raise click.UsageError(
-            "nothing to change: give --name, --notes, --tag, --untag, --group, --ungroup, --field, "
-            "--unfield, --archive or --restore"
+            "Nothing to change. Pass --name, --notes, --tag, --untag, --group, --ungroup, --field, "
+            "--unfield, --archive or --unarchive."
         )
     fields = _read_fields(field)
     store = open_store(storage_dir)
@@ -114,7 +100,7 @@ def _read_fields(given: tuple[str, ...]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise click.UsageError(f"--field must be NAME=VALUE, got {text[:60]!r}")
+            raise click.UsageError(f"--field {text[:60]!r} is not NAME=VALUE.")
         try:
             fields[name] = json.loads(value)
         except ValueError:

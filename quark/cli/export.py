@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import click
 import msgspec
 
-from quark.cli.command_groups import LongInHelp
 from quark.cli.completion import RUN
 from quark.cli.options import option, takes_options
 from quark.cli.store_access import SOURCE, RunSource
@@ -241,7 +240,7 @@ class FileSet:
 
     def _check_free(self, target: Path) -> None:
         if not self._force and os.path.lexists(target):
-            raise click.ClickException(f"{target} exists; --force overwrites it")
+            raise click.ClickException(f"{target} already exists. To overwrite it, pass --force.")
 
 
 def _list_cells(columns: Columns, field: TableField) -> list[Any]:
@@ -284,7 +283,8 @@ def _check_kinds(_context: click.Context, _option: click.Parameter, kinds: Any) 
     known = _list_kinds()
     for kind in kinds:
         if kind not in known:
-            raise click.BadParameter(f"{kind!r} is no kind of record; kinds are {', '.join(known)}")
+            choices = ", ".join(map(repr, known))
+            raise click.BadParameter(f"{kind!r} is not a kind of record. Choose {choices}.")
     return tuple(dict.fromkeys(kinds))
 
 
@@ -294,34 +294,29 @@ def export(
     *,
     run: str = RUN,
     file_format: str = option(
-        "What the files are to be; parquet needs pyarrow.",
-        "-f",
-        "--format",
-        cls=LongInHelp,
-        type=click.Choice(FORMATS),
-        required=True,
+        "File format; parquet needs pyarrow.", "--format", type=click.Choice(FORMATS), required=True
     ),
     kinds: tuple[str, ...] = option(
-        "Only records of this kind (metric, event, layer …); may be repeated "
-        "[default: every kind that the run has].",
+        "Only records of this kind (metric, event, layer …). Repeatable.",
         "-k",
         "--kind",
         callback=_check_kinds,
+        show_default="every kind of the run",
     ),
     output: Path | None = option(
-        "A directory, or the file of a single --kind [default: a directory of the run's id].", "-o"
+        "Output directory, or the file of a single --kind.",
+        "-o",
+        show_default="a directory with the run's ID",
     ),
     source: RunSource = SOURCE,
-    all_attempts: bool = option(
-        "Also points that a later attempt, resumed from an earlier step, has hidden."
-    ),
-    force: bool = option("Overwrite files that exist."),
+    all_attempts: bool = option("Include points that a later attempt replaced."),
+    force: bool = option("Overwrite existing files."),
 ) -> None:
-    """Write RUN (its ID, unique prefix or name) to files.
+    """Export a run to Parquet, CSV or JSON Lines.
 
-    One file for each kind of record, and run.json with the run itself, its
-    config and its environment. The files appear together and whole, or not at
-    all, and none is overwritten without --force.
+    RUN is a run ID, unique prefix or name. Writes one file for each kind of record,
+    and run.json with the run, its config and its environment. The files appear
+    together or not at all. Existing files are kept, unless you pass --force.
     """
     from quark_core.runs.reading import iterate
 
@@ -349,7 +344,7 @@ def export(
                     click.echo(f"quark: {kind} records are not exported: {error}", err=True)
             files.write_json(targets.name_run(), _describe(stored, files.rows))
     except KeyboardInterrupt:
-        click.echo("Broken off. What had been begun is removed.", err=True)
+        click.echo("quark: interrupted; incomplete files were removed", err=True)
         sys.exit(130)
     except OSError as error:
         # Without its file names, which are temporary ones.
@@ -361,9 +356,7 @@ def export(
         f"{format_count(len(files.written), 'file')}: {', '.join(map(str, files.written))}"
     )
     if (not kinds or "artifact" in kinds) and files.rows.get(targets.name("artifact")):
-        click.echo(
-            f"The payloads of its artifacts: quark artifacts {run} --output DIR{source.arguments}"
-        )
+        click.echo(f"To copy its artifacts: quark artifacts {run} --output DIR{source.arguments}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,21 +379,24 @@ class _Targets:
         suffix = f".{file_format}"
         if str(output) == "-":
             raise click.UsageError(
-                "--output - : nothing is written to stdout; give a directory, or a file"
+                "--output - is not supported: export does not write to stdout. "
+                "Pass a directory or a file."
             )
         if output is not None and output.suffix[1:] not in FORMATS and output.is_file():
             raise click.UsageError(
-                f"--output {output} is a file that exists; give a directory, "
-                f"or with one --kind a file that ends in {suffix}"
+                f"--output {output} is an existing file. Pass a directory, or with one --kind "
+                f"a file that ends in '{suffix}'."
             )
         if output is None or output.is_dir() or output.suffix[1:] not in FORMATS:
             return cls(output, suffix)
         if output.suffix != suffix:
-            raise click.UsageError(f"--output {output} is no file of --format {file_format}")
+            raise click.UsageError(
+                f"--output {output} does not end in '{suffix}', as --format {file_format} requires."
+            )
         if len(kinds) != 1:
             raise click.UsageError(
-                f"--output {output} is one file, so it needs exactly one --kind; "
-                "give a directory for several"
+                f"--output {output} is a single file, which needs exactly one --kind. "
+                "Pass a directory for several."
             )
         return cls(output.parent, suffix, output.name)
 

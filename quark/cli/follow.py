@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.analyze import FAILED_CHECK
 from quark.cli.completion import RUN, complete_metrics
 from quark.cli.options import option, takes_options
 from quark.cli.store_access import (
@@ -138,7 +139,7 @@ class _Alarm:
         """
         ready = dict(self._poll.poll(timeout_s * 1e3))
         if self._stdout in ready:
-            raise BrokenPipeError("nobody reads what is printed")
+            raise BrokenPipeError("the output is closed")
         if self._reading not in ready:
             return False
         with suppress(BlockingIOError):
@@ -152,8 +153,7 @@ class _Alarm:
         os.close(self._writing)
 
 
-EXIT_STATUSES = {"failed": 3, "interrupted": 4, "lost": 5}
-"""By how a run has ended; 0 where it is completed, or goes on and --once was given."""
+_BROKEN_OFF = ("failed", "interrupted", "lost")
 
 _INTERRUPTED = 130  # as a shell says of Ctrl-C
 _SCREEN_S = 1.0
@@ -162,7 +162,7 @@ _ANALYSIS_S = 60.0
 _LAST_ANALYSIS_S = 10.0
 _END_S = 0.5
 _FRAME = 100  # columns, where no terminal says how many
-_NOTE = "Ctrl-C ends this; the run goes on"
+_NOTE = "Ctrl-C exits; the run continues"
 
 
 @click.command()
@@ -172,39 +172,41 @@ def follow(
     run: str = RUN,
     source: RunSource = SOURCE,
     metrics: tuple[str, ...] = option(
-        "Show this metric; repeat for several [default: objective and loss first].",
+        "Metric to show. Repeatable.",
         "-m",
         "--metric",
         shell_complete=complete_metrics,
+        show_default="the objective and the loss first",
     ),
     interval: float | None = option(
-        f"Time between looks [default: {_SCREEN_S:g}, where lines are printed {_LINES_S:g}].",
+        "Time between refreshes.",
+        show_default=f"{_SCREEN_S:g}, or {_LINES_S:g} when lines are printed",
         least=0.05,
         most=3600,
         metavar="SECONDS",
     ),
-    once: bool = option("Say how the run stands, and end."),
-    lines: bool = option("Print lines as things come, also on a terminal."),
-    no_analyze: bool = option("Analyze nothing; show what is stored of it."),
+    once: bool = option("Print the current state and exit."),
+    lines: bool = option("Print lines, also on a terminal."),
+    no_analyze: bool = option("Do not analyze; show only stored results."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Follow RUN (its ID, unique prefix or name) while it goes on.
+    """Follow a running run in the terminal.
 
-    Shows curves, step, pace, time to go, phase, health, alerts and log lines as
-    they come, on a screen of the terminal's size. Where there is none (a pipe, a
-    dumb terminal), and with --lines, each thing that comes is a line; with
-    --json each look is one. Of a run that no monitor watches an analysis is made
-    once a minute, and not stored. Ends with the run; Ctrl-C ends it before.
+    RUN is a run ID, unique prefix or name. Shows curves, step, speed, remaining
+    time, phase, health, alerts and log lines. In a pipe, in a terminal without
+    cursor control, or with --lines, each new item is printed as a line. With
+    --json, each refresh is a line.
+
+    If no monitor checks the run, Quark analyzes it once a minute and does not
+    store the result. The command ends with the run, or with Ctrl-C.
 
     \b
-    Exit status:
-      0    the run is completed, or goes on and --once was given
+    Exit codes:
+      0    the run completed, or is running and --once was passed
       1    the run or the store cannot be read
-      2    a mistake in the command line
-      3    the run has failed
-      4    the run was interrupted
-      5    the run is lost: its process is gone without a word
-      130  Ctrl-C; the run goes on
+      2    usage error
+      3    the run failed, was interrupted or was lost
+      130  Ctrl-C; the run continues
     """  # noqa: D301 - click wants the character
     from quark.cli.follow_view import FollowedRun
 
@@ -227,7 +229,7 @@ def follow(
                 page.close()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
-    status = EXIT_STATUSES.get(look.summary.state, 0)
+    status = FAILED_CHECK if look.summary.state in _BROKEN_OFF else 0
     sys.exit(status if look.has_ended or once else _INTERRUPTED)
 
 
@@ -316,7 +318,7 @@ def _follow_on_screen(followed: FollowedRun, console: Console, interval_s: float
     warnings = _LastWarning(logging.WARNING)
 
     def show(look: Look, trouble: str | None) -> None:
-        note = f"{trouble}; trying again" if trouble else warnings.text or _NOTE
+        note = f"{trouble}; retrying" if trouble else warnings.text or _NOTE
         width, height = console.size
         ascii_only = console.options.ascii_only
         frame = Frame(width=width, height=height, ascii_only=ascii_only, note=note)

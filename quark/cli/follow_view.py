@@ -30,6 +30,7 @@ from quark_core.records.query import Query
 from quark_core.runs.console_lines import sort_by_time
 from quark_core.runs.following import read_changes, read_heads, read_mark, read_series_many
 from quark_core.runs.reading import encode_key
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,7 +111,9 @@ def build_frame(look: Look, keys: Sequence[str], frame: Frame) -> Group:
 
 def _title(look: Look) -> Text:
     stored = look.summary.stored
-    line = Text.assemble((f"{stored.project.name} ", "bold"), (look.summary.run_id, "bold cyan"))
+    line = Text.assemble(
+        (f"{stored.project.name} ", "bold"), (shorten_run_id(look.summary.run_id), "bold cyan")
+    )
     if stored.run.name:
         line.append(f"  {stored.run.name}")
     line.append("  ")
@@ -263,7 +266,7 @@ def _plots(look: Look, keys: Sequence[str], frame: Frame, room: int | None) -> l
         row = [_plot(look, key, width, height, frame) for key in shown[start : start + across]]
         lines += [_join_cells(cells, width) for cells in zip(*row, strict=True)]
     if rest and lines and (room is None or len(lines) < room):
-        lines.append(Text(f"{len(rest)} more have no room", style="dim"))
+        lines.append(Text(f"{len(rest)} more do not fit", style="dim"))
     return lines
 
 
@@ -367,13 +370,13 @@ def describe_judgement(look: Look) -> list[str]:
 
 def describe_end(look: Look) -> str:
     """How a run stands, in a line."""
-    stored = look.summary.stored
+    stored, run_id = look.summary.stored, shorten_run_id(look.summary.run_id)
     duration = format_duration(measure_duration_s(stored, look.summary.last_metric_at))
     if stored.state == "running":
-        return f"run {look.summary.run_id} goes on, at step {look.progress.get('step')}"
+        return f"run {run_id} is running, at step {look.progress.get('step')}"
     reason = "" if stored.ending is None else f" ({stored.ending.describe()})"
     code = "" if stored.exit_code is None else f", exit code {stored.exit_code}"
-    return f"run {look.summary.run_id} is {stored.state}{reason} after {duration}{code}"
+    return f"run {run_id} is {stored.state}{reason} after {duration}{code}"
 
 
 def describe_look(look: Look, keys: Sequence[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from quark.cli.store_access import (
 from quark.cli.texts import make_progress
 from quark_core.config.arguments import resolve_storage_dir
 from quark_core.formatting import format_bytes, format_count
-from quark_core.runs.run_ids import name_store
+from quark_core.runs.run_ids import name_store, shorten_run_id
 
 if TYPE_CHECKING:
     from quark_core.backends.edits import Collection, SupportsRemoval
@@ -36,21 +36,21 @@ def gc(
     *,
     storage_dir: Path | None = STORAGE_DIR,
     older_than: float = option(
-        "Only what has been in the trash for so long.",
+        "Only runs that have been in the trash for this long.",
         least=0,
         metavar="DAYS",
         show_default=False,
         default=0.0,
     ),
     yes: bool = YES,
-    dry_run: bool = option("Only say what would go."),
+    dry_run: bool = option("Show what would be deleted, and delete nothing."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Remove what is in the trash for good, and give its space back to the disk.
+    """Delete the runs in the trash permanently.
 
-    Works in small steps, beside trainings that write. May be broken off at
-    any moment; the next call goes on. Of a service, with QUARK_PERSISTENCE_URL,
-    it is the trash of the whole workspace, and needs the scope admin.
+    Their disk space becomes free. The command works in small steps while other
+    runs are writing. You can interrupt it: the next call continues. On a Quark
+    server, it empties the trash of the whole workspace and needs the scope admin.
     """
     older_than_s = older_than * _DAY_S
     store = open_store(storage_dir)
@@ -65,25 +65,25 @@ def gc(
         _print_plan(plan, name_store(store))
     if plan.runs and not yes:
         total = format_bytes(sum(usage.total_bytes for usage in plan.runs))
-        question = f"Remove {format_count(len(plan.runs), 'run')} ({total}) for good?"
+        question = f"Permanently delete {format_count(len(plan.runs), 'run')} ({total})?"
         click.confirm(question, abort=True, err=as_json)
     with open_for_removal(resolve_storage_dir(storage_dir)) as removal:
         try:
             # What somebody else puts into the trash meanwhile was agreed to by nobody.
             done = _collect(removal, older_than_s, [usage.run_id for usage in plan.runs])
         except KeyboardInterrupt:
-            click.echo("Broken off. The store is whole; `quark gc` goes on from here.", err=True)
+            click.echo("quark: interrupted; the store is intact and `quark gc` continues", err=True)
             sys.exit(130)
     if as_json:
         # Those that the plan left out were not asked for a second time.
         print_json(replace(done, skipped={**plan.skipped, **done.skipped}).to_dict())
         return
     for run_id, reason in done.skipped.items():
-        click.echo(f"{run_id} stays: {reason}.")
+        click.echo(f"Kept {shorten_run_id(run_id)}: {reason}.")
     click.echo(
-        f"{format_count(len(done.runs), 'run')} removed. "
-        f"The store took {format_bytes(done.before_bytes)} and takes "
-        f"{format_bytes(done.after_bytes)}: {format_bytes(done.freed_bytes)} are free again."
+        f"Deleted {format_count(len(done.runs), 'run')}. "
+        f"Store size: {format_bytes(done.before_bytes)} before, "
+        f"{format_bytes(done.after_bytes)} now ({format_bytes(done.freed_bytes)} freed)."
     )
     for note in done.notes:
         click.echo(note)
@@ -109,8 +109,8 @@ def _print_plan(plan: Collection, where: str) -> None:
     if plan.runs:
         print_usages(plan.runs, limit=SHOWN_RUNS)
     else:
-        click.echo(f"No run in the trash of {where} is to be removed.")
+        click.echo(f"No runs to delete in the trash of {where}.")
     for run_id, reason in plan.skipped.items():
-        click.echo(f"{run_id} stays: {reason}.")
+        click.echo(f"Kept {shorten_run_id(run_id)}: {reason}.")
     for path, size_bytes in plan.leftovers.items():
         click.echo(f"left over: {path} ({format_bytes(size_bytes)})")

@@ -49,10 +49,11 @@ _MOST_NAMES = 5
 
 @click.group(cls=ListingGroup, subcommand_metavar="[PROJECT] | COMMAND [ARGS]...")
 def groups() -> None:
-    """List the groups that runs are in, or say what one is.
+    """List groups of runs, or describe one.
 
-    `quark groups PROJECT` is `quark groups list PROJECT`. A run gets into a group by
-    `start_run(group="paper/fig3")`, `session.add_to_group` or `quark edit RUN --group PATH`.
+    `quark groups PROJECT` is short for `quark groups list PROJECT`. To add a run to a
+    group, use `start_run(group="paper/fig3")`, `session.add_to_group` or
+    `quark edit RUN --group PATH`.
     """
 
 
@@ -63,16 +64,16 @@ def list_groups(
     project: str | None = argument(shell_complete=complete_projects),
     source: RunSource = SOURCE,
     metric: str | None = option(
-        'Say which run of each group is best by this, such as "val/acc" or "max(val/acc)".',
+        'Show the best run of each group by this metric, such as "val/acc".',
         metavar="EXPR",
         shell_complete=complete_metrics,
     ),
     mode: Literal["min", "max"] | None = option(
-        "Which way the metric is better [default: by its name]."
+        "Direction in which the metric improves.", show_default="by its name"
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the groups of PROJECT, or of all, each with what lies in it."""
+    """List the groups of PROJECT, or of all projects."""
     reader = source.reader
     best = {} if metric is None else _find_best(reader, project, metric, mode)
     found = projects.list_groups(reader, project)
@@ -84,9 +85,8 @@ def list_groups(
         _print_tree(found, metric, best)
     else:
         click.echo(
-            f"No run in {source.store} is in a group. "
-            'start_run(group="paper/fig3") puts one there, and so does '
-            "`quark edit RUN --group PATH`."
+            f"No groups in {source.store}. To add a run to a group, use "
+            'start_run(group="paper/fig3") or `quark edit RUN --group PATH`.'
         )
 
 
@@ -97,22 +97,24 @@ def describe(
     path: str = argument(shell_complete=complete_groups),
     text: str = argument(),
     project: str | None = option(
-        "Of this project [default: the one that has the group, or the only one].",
+        "Project of the group.",
         "-p",
         shell_complete=complete_projects,
+        show_default="the one that has the group, or the only one",
     ),
     storage_dir: Path | None = STORAGE_DIR,
 ) -> None:
-    """Say in TEXT what the group at PATH is; "" takes it away.
+    """Edit the description of the group at PATH.
 
-    With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the scopes read and write.
+    An empty TEXT removes the description. On a Quark server, the key in
+    QUARK_USER_KEY needs the scopes read and write.
     """
     with usage_mistakes():
         name = _find_project(path, storage_dir) if project is None else project
         projects.project(name, storage_dir=storage_dir).group(path).update(description=text)
     click.echo(clean_line(f"{path} of {name}: {text or 'no description'}"))
     if not _has_runs(name, path, storage_dir):
-        click.echo("So far no run is in it.")
+        click.echo("The group has no runs yet.")
 
 
 def _has_runs(project: str, path: str, storage_dir: Path | None) -> bool:
@@ -133,10 +135,8 @@ def _find_project(path: str, storage_dir: Path | None) -> str:
     finally:
         reader.close()
     if len(names) != 1:
-        listed = ", ".join(sorted(names)[:_MOST_NAMES]) or "none"
-        raise click.UsageError(
-            f"--project must say of which project the group {path!r} is; there are: {listed}"
-        )
+        listed = ", ".join(map(repr, sorted(names)[:_MOST_NAMES])) or "none"
+        raise click.UsageError(f"Pass the project of group {path!r} with --project: {listed}.")
     return next(iter(names))
 
 
@@ -187,7 +187,7 @@ def _choose_figure(field: Field, written: str, *, downwards: bool) -> Field:
 def _print_tree(found: Sequence[StoredGroup], metric: str | None, best: _Best) -> None:
 
     newest = ("newest",) if metric is None else ("newest", f"best {metric}")
-    heads = {"group": FOLD, "runs": RIGHT, newest: WHOLE, "what it is": FOLD}
+    heads = {"group": FOLD, "runs": RIGHT, newest: WHOLE, "description": FOLD}
     table = make_table(heads, padding=(0, 1, 0, 0))
     project = None
     for group in found:
@@ -265,8 +265,8 @@ def make_group_table(groups: Sequence[GroupedRuns], by: str, measured: str) -> T
         {
             by: FOLD | {"style": "bold", "min_width": len(by)},
             ("runs", measured): RIGHT,
-            ("from … to", "newest"): WHOLE,
-            "which": FOLD,
+            ("range", "newest"): WHOLE,
+            "members": FOLD,
         },
         padding=(0, 1, 0, 0),
     )

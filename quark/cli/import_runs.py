@@ -33,34 +33,60 @@ _NOTHING_READ = 2
 _PLACES = {
     "tensorboard": (
         "directory",
-        """The event files under DIRECTORY, whatever wrote them; each folder of them is a run.
+        """Import runs from TensorBoard event files.
 
-        Folders called train, validation, test and the like are one run, with metrics of that name.
+        Reads the event files under DIRECTORY. Each folder is a run. Folders named train,
+        validation, test and similar are one run, and the folder is part of the metric's name.
         """,
     ),
-    "aim": ("directory", "The repository of Aim's in DIRECTORY (where .aim is)."),
+    "aim": (
+        "directory",
+        """Import runs from an Aim repository.
+
+        DIRECTORY is the folder that contains .aim.
+        """,
+    ),
     "ato": (
         "path",
-        "Experiments in the SQLite database PATH of Ato's, or in those of the folder PATH.",
+        """Import experiments from Ato's SQLite databases.
+
+        PATH is a database, or a folder with databases.
+        """,
     ),
     "clearml": (
         "path",
-        "Archives of ClearML's offline mode: PATH, or those under it (~/.clearml/cache/offline).",
+        """Import runs from ClearML's offline archives.
+
+        PATH is an archive or a folder with archives, such as ~/.clearml/cache/offline.
+        """,
     ),
-    "comet": ("path", "Archives of Comet's OfflineExperiment: PATH, or those under it."),
+    "comet": (
+        "path",
+        """Import runs from Comet's offline archives.
+
+        PATH is an archive of OfflineExperiment, or a folder with archives.
+        """,
+    ),
     "track": (
         "path",
-        "Trials in the file PATH of Track's (file:FILE.json), or in those below the folder PATH.",
+        """Import trials from Track's files.
+
+        PATH is a file that Track wrote (file:FILE.json), or a folder with such files.
+        """,
     ),
     "trackio": (
         "directory",
-        "Trackio's databases in DIRECTORY, such as ~/.cache/huggingface/trackio.",
+        """Import runs from Trackio's databases.
+
+        DIRECTORY is the folder of the databases, such as ~/.cache/huggingface/trackio.
+        """,
     ),
     "wandb": (
         "directory",
-        """The runs in W&B's own files under DIRECTORY, such as ./wandb, offline ones or not.
+        """Import runs from W&B's local files.
 
-        Tables that W&B lets one download (.csv) are taken as well.
+        Reads the online and offline runs under DIRECTORY, such as ./wandb, and the tables (.csv)
+        that W&B exports.
         """,
     ),
 }
@@ -68,9 +94,11 @@ _PLACES = {
 
 @click.group("import")
 def import_runs() -> None:
-    """Take in the runs of another tool: metrics, config, tags, notes, times, status, files.
+    """Import runs from TensorBoard, W&B, MLflow and others.
 
-    A run that was imported before gets what is new. What could not be taken is listed.
+    Imports metrics, config, tags, notes, times, states and files. If a run was
+    imported before, only new records are added. Data that cannot be imported is
+    listed.
     """
 
 
@@ -78,13 +106,16 @@ _CHOSEN: Any = Combined(
     dict,
     {
         "storage_dir": (Path | None, STORAGE_DIR),
-        "project": (str | None, option("Project of all runs [default: as the tool has it].", "-p")),
-        "tags": (tuple[str, ...], option("A tag for each run; repeat.", "-t", "--tag")),
-        "watch": (bool, option("Go on with what comes, until Ctrl-C.")),
+        "project": (
+            str | None,
+            option("Project of all runs.", "-p", show_default="the project in the tool"),
+        ),
+        "tags": (tuple[str, ...], option("Tag to add to each run. Repeatable.", "-t", "--tag")),
+        "watch": (bool, option("Continue to import new records until Ctrl-C.")),
         "interval_s": (
             float,
             option(
-                "With --watch: seconds between two looks.",
+                "With --watch: seconds between two checks.",
                 "--interval",
                 least=_LEAST_INTERVAL_S,
                 default=5.0,
@@ -116,15 +147,20 @@ for _tool, (_kind, _told) in _PLACES.items():
 def csv_files(
     *,
     path: Path = argument(),
-    step: str | None = option("Column of the step [default: found by its name]."),
-    moment: str | None = option("Column of the time [default: found by its name].", "--time"),
-    run_column: str | None = option("Column that tells runs apart [default: found by its name]."),
+    step: str | None = option("Column with the step.", show_default="found by its name"),
+    moment: str | None = option(
+        "Column with the time.", "--time", show_default="found by its name"
+    ),
+    run_column: str | None = option(
+        "Column that distinguishes runs.", show_default="found by its name"
+    ),
     chosen: dict[str, Any] = _CHOSEN,
 ) -> None:
-    """Tables of metrics: the CSV file PATH, or those under the folder PATH.
+    """Import metrics from CSV files.
 
-    One point a row or one metric a column; exports of W&B, TensorBoard and MLflow, logs of
-    Lightning and Keras, and Quark's own mirror are known.
+    PATH is a CSV file, or a folder with CSV files. A row is one point, or a column
+    is one metric. Exports of W&B, TensorBoard and MLflow, logs of Lightning and
+    Keras, and Quark's CSV mirror are recognized.
     """
     from quark.importing.sources.csv import ColumnChoice, find_runs
 
@@ -137,11 +173,16 @@ def csv_files(
 def mlflow(
     *,
     uri: str = argument(),
-    experiments: tuple[str, ...] = option("Only this one; repeat.", "-e", "--experiment"),
-    limit: int | None = option("Only the newest N runs.", "-n", least=1),
+    experiments: tuple[str, ...] = option(
+        "Only this experiment. Repeatable.", "-e", "--experiment"
+    ),
+    limit: int | None = option("Import only the newest N runs.", "-n", least=1),
     chosen: dict[str, Any] = _CHOSEN,
 ) -> None:
-    """The runs of MLflow at URI: http://…, sqlite:///…, or a folder of MLflow's."""
+    """Import runs from MLflow.
+
+    URI is http://…, sqlite:///… or a folder with MLflow's files.
+    """
     from quark.importing.sources.mlflow import find_runs
 
     run_import("mlflow", lambda: find_runs(uri, experiments=experiments, limit=limit), **chosen)
@@ -152,13 +193,11 @@ def mlflow(
 def neptune(
     *,
     directory: Path = argument(),
-    files: Path | None = option("Folder of the export's files."),
-    step_multiplier: int = option(
-        "Multiply steps by this, where they have a fraction.", least=1, default=1
-    ),
+    files: Path | None = option("Folder with the exported files."),
+    step_multiplier: int = option("Factor for steps, if they have fractions.", least=1, default=1),
     chosen: dict[str, Any] = _CHOSEN,
 ) -> None:
-    """The Parquet files under DIRECTORY that Neptune's exporter has written."""
+    """Import runs from Neptune's exported Parquet files."""
     from quark.importing.sources.neptune import find_runs
 
     project = chosen["project"]
@@ -242,12 +281,15 @@ def _find_first(
         else:
             return chain([run], runs), broken
     if not broken and not is_awaited:
-        raise ImportFailure(f"there are no runs of {tool} at this place")
+        raise ImportFailure(f"no runs of {tool} found at this place")
     return (), broken
 
 
 def _say_progress(result: RunImport) -> None:
-    told = result.failure or f"{result.points} points, {result.files} files"
+    told = (
+        result.failure
+        or f"{format_count(result.points, 'point')}, {format_count(result.files, 'file')}"
+    )
     click.echo(clean_line(f"{result.name or result.identity}: {told}"), err=True)
 
 
@@ -255,7 +297,7 @@ def _print_results(results: list[RunImport], took_s: float, root: Path) -> None:
 
     console = Console()
     if not results:
-        console.print("No runs came.")
+        console.print("No runs imported.")
         return
     table = make_table(
         {("run", "name", "project"): PLAIN, _COUNTS: {"justify": "right"}, "": PLAIN}
@@ -279,9 +321,7 @@ def _print_losses(results: list[RunImport], console: Any) -> None:
 
     if not any(one.losses for one in results):
         return
-    table = make_table(
-        {("run", "what", "name", "count", "why"): FOLD}, title="What could not be taken"
-    )
+    table = make_table({("run", "what", "name", "count", "why"): FOLD}, title="Not imported")
     for one in results:
         for loss in one.losses:
             texts = (one.name or one.identity, loss.kind, loss.name, str(loss.count), loss.reason)

@@ -30,10 +30,10 @@ _SHOWN_KEYS = 10
 
 @click.group(cls=SuggestingGroup)
 def keys() -> None:
-    """Make, list, rotate and revoke keys of a persistence service.
+    """Create, list, rotate and revoke API keys.
 
-    Works on the service's databases, whether it runs or not; a running one notices
-    within half a minute.
+    Works on the server's databases, also while the server is not running. A
+    running server applies the changes within 30 seconds.
     """
 
 
@@ -42,20 +42,25 @@ def keys() -> None:
 def create(
     *,
     store: str = STORE,
-    workspace: str = option("Made where it is new.", default="default"),
-    scopes: tuple[Literal["read", "ingest", "write", "admin"], ...] = option(
-        "What it may do; repeat for several [default: read and ingest].", "--scope"
+    workspace: str = option(
+        "Workspace of the key. Created if it does not exist.", default="default"
     ),
-    name: str = option("For people.", default="key"),
+    scopes: tuple[Literal["read", "ingest", "write", "admin"], ...] = option(
+        "Permission of the key. Repeatable.", "--scope", show_default="read and ingest"
+    ),
+    name: str = option("Name of the key.", default="key"),
     expires: str | None = option(
-        "How long it lives: 12h, 30d, 8w [default: ever].", metavar="TIME"
+        "Lifetime of the key: 12h, 30d, 8w.", metavar="TIME", show_default="unlimited"
     ),
 ) -> None:
-    """Make a key, and print it: nobody can tell it again."""
+    """Create an API key, and print it once.
+
+    The server stores only a hash, so the key cannot be shown again.
+    """
     lifetime_s = None if expires is None else _parse_duration(expires, "--expires")
     with closing(_open(store)) as deployment:
         if deployment.add_workspace(workspace):
-            click.echo(f"The workspace {workspace} is new.", err=True)
+            click.echo(f"Created the workspace {workspace!r}.", err=True)
         from quark_backends.service.server.keys import make_key
 
         key, _ = make_key(
@@ -76,7 +81,7 @@ def list_keys(
     workspace: str | None = option("Only keys of this workspace."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """List keys, oldest first; their secrets are nowhere."""
+    """List API keys, oldest first, without their secrets."""
     with closing(_open(store)) as deployment:
         found = deployment.control.list_keys(workspace)
     moment_us = now_us()
@@ -87,7 +92,7 @@ def list_keys(
 
     console = Console()
     if not found:
-        console.print("There are no keys; `quark keys create` makes one.")
+        console.print("No API keys. `quark keys create` creates one.")
         return
     table = Table(box=None, pad_edge=False)
     # What is copied from here into a command is never cut.
@@ -113,14 +118,16 @@ def list_keys(
 @keys.command()
 @takes_options
 def revoke(*, store: str = STORE, key_id: str = argument()) -> None:
-    """Revoke the key KEY_ID; a running service refuses it within half a minute.
+    """Revoke an API key.
 
-    The first characters of the id do, from four on, where no other key has them.
+    A running server rejects the key within 30 seconds.
+    KEY_ID is the key's ID, or at least its first 4 characters if no other key has
+    them.
     """
     with closing(_open(store)) as deployment:
         found = _find(deployment.control, key_id)
         deployment.control.end_key(found.id, revoked_us=now_us())
-    click.echo(f"Key {found.id} ({found.name}, workspace {found.workspace}) is revoked.")
+    click.echo(f"Revoked key {found.id} ({found.name}, workspace {found.workspace}).")
 
 
 @keys.command()
@@ -129,11 +136,13 @@ def rotate(
     *,
     store: str = STORE,
     key_id: str = argument(),
-    overlap: str = option("How long the old key lives on: 0s, 2h, 1d.", default="1d"),
+    overlap: str = option("Time for which the old key stays valid: 0s, 2h, 1d.", default="1d"),
 ) -> None:
-    """Make a key like KEY_ID, and print it; the old one lives on for a time.
+    """Replace an API key, and print the new key once.
 
-    The first characters of the id do, from four on, where no other key has them.
+    The new key has the same name, scopes and workspace. The old key stays valid
+    for the time of --overlap. KEY_ID is the key's ID, or at least its first 4
+    characters if no other key has them.
     """
     overlap_s = _parse_duration(overlap, "--overlap")
     with closing(_open(store)) as deployment:
@@ -141,7 +150,7 @@ def rotate(
 
         old = _find(deployment.control, key_id)
         key, _ = rotate_key(deployment.control, old, overlap_s=overlap_s)
-    click.echo(f"Key {old.id} ends in {overlap}; this one takes its place:", err=True)
+    click.echo(f"Key {old.id} expires in {overlap}. New key:", err=True)
     click.echo(key)
 
 
@@ -167,21 +176,23 @@ def _find(control: ControlDatabase, given: str) -> StoredKey:
     if len(fitting) == 1 and len(key_id) >= _LEAST_PREFIX:
         return fitting[0]
     if not key_id or not fitting:
-        raise SessionStoreError(f"there is no key {key_id[:40]!r}; `quark keys list` lists them")
+        raise SessionStoreError(
+            f"no key matches {key_id[:40]!r}. `quark keys list` lists the keys."
+        )
     listed = "".join(
         f"\n  {each.id}  {each.workspace}  {each.name}" for each in fitting[:_SHOWN_KEYS]
     )
     more = len(fitting) - _SHOWN_KEYS
     raise SessionStoreError(
-        f"key_id {key_id} is not enough to tell a key; say at least {_LEAST_PREFIX} characters "
-        f"that no other has:{listed}" + (f"\n  and {more} more" if more > 0 else "")
+        f"KEY_ID {key_id!r} is ambiguous. Pass at least {_LEAST_PREFIX} characters that no other "
+        f"key has:{listed}" + (f"\n  and {more} more" if more > 0 else "")
     )
 
 
 def _parse_duration(text: str, option: str) -> int:
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise SchemaValidationError(f"{option} must be a number and s, m, h, d or w: 30d")
+        raise SchemaValidationError(f"{option} is not a duration, such as '12h' or '30d'.")
     return int(match[1]) * _UNITS_S[match[2]]
 
 

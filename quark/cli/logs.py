@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.command_groups import LongInHelp
 from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import AS_JSON, SOURCE, RunSource
 from quark_core.errors import StoreUnavailableError
@@ -41,24 +40,32 @@ def logs(
     *,
     run: str = argument(),
     source: RunSource = SOURCE,
-    follows: bool = option("Go on until the run ends.", "-f", "--follow"),
-    stream: str | None = option("Only this one of the two.", type=click.Choice(list(_STREAMS))),
-    rank: int | None = option("Only what this rank has printed.", least=0),
-    tail: int | None = option(
-        f"The newest so many lines [default: all, with -f {_TAIL}].", "-n", least=0
+    follows: bool = option("Continue until the run ends.", "-f", "--follow"),
+    stream: str | None = option("Only this stream.", type=click.Choice(list(_STREAMS))),
+    rank: int | None = option("Only the output of this rank.", least=0),
+    limit: int | None = option(
+        "Number of newest lines to print.",
+        "-n",
+        least=0,
+        show_default=f"all, or {_TAIL} with --follow",
     ),
-    since: str | None = option("From then on: 10m, 2h, 1d, or an ISO 8601 time.", metavar="TIME"),
-    search: str | None = option("Only lines that hold this, in whatever case.", metavar="TEXT"),
-    with_time: bool = option("Print when each line came (UTC).", "-t", "--time", cls=LongInHelp),
-    with_events: bool = option("Events, tracebacks and log lines between them.", "--events"),
+    since: str | None = option(
+        "Only lines from this time on: 10m, 2h, 1d, or an ISO 8601 time.", metavar="TIME"
+    ),
+    search: str | None = option(
+        "Only lines that contain this text, in upper or lower case.", metavar="TEXT"
+    ),
+    with_time: bool = option("Print the time of each line (UTC).", "--time"),
+    with_events: bool = option("Include events, tracebacks and log records.", "--events"),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Print what RUN (its ID, unique prefix or name) has printed.
+    """Print a run's console output.
 
-    Each line once, without what a terminal would be steered by; a progress bar
-    is the line that it last was. With --json each line is an object.
+    RUN is a run ID, unique prefix or name. Each line is printed once, without
+    terminal control codes. A progress bar is printed in its last state. With
+    --json, each line is an object.
 
-    Exit status: 0; with -f 130 where Ctrl-C ends it before the run does.
+    With --follow, Ctrl-C exits with code 130, and the run continues.
     """
     from quark_core.runs.console_lines import ConsoleFollower, read_lines
 
@@ -67,16 +74,16 @@ def logs(
         None if stream is None else _STREAMS[stream], rank, _read_since(since), search
     )
     printer = _Printer(with_time=with_time, as_json=as_json)
-    if follows and tail is None:
-        tail = _TAIL
+    if follows and limit is None:
+        limit = _TAIL
     try:
         if not follows and not with_events:
             lines: list[Any] = list(
-                read_lines(source.reader, run_id, rank=rank, tail=tail, is_wanted=is_wanted)
+                read_lines(source.reader, run_id, rank=rank, tail=limit, is_wanted=is_wanted)
             )
         else:
             follower = ConsoleFollower(source.reader, run_id, ("event",) if with_events else ())
-            lines = follower.read_first(rank=rank, tail=tail, is_wanted=is_wanted)
+            lines = follower.read_first(rank=rank, tail=limit, is_wanted=is_wanted)
         printer.print_first(lines)
         if follows:
             _follow(source, run_id, follower.read, is_wanted, printer)
@@ -89,8 +96,8 @@ def logs(
 def _say_nothing(source: RunSource, run_id: str) -> str:
     unstored = source.describe_unstored(run_id)
     told = (
-        f"quark: run {shorten_run_id(run_id)} of {source.store} has no such line: it printed none, "
-        "or start_run(capture=None) kept none"
+        f"quark: no matching console output in run {shorten_run_id(run_id)} of {source.store}. "
+        "It printed none, or it was started with capture=None."
     )
     return f"{told}\n{unstored}" if unstored else told
 
@@ -110,7 +117,7 @@ def _follow(
         except StoreUnavailableError as error:
             if str(error) != told:
                 told = str(error)
-                click.echo(f"quark: {told}; trying again", err=True)
+                click.echo(f"quark: {told}; retrying", err=True)
             time.sleep(_LOOK_S)
             continue
         told = None
@@ -155,7 +162,7 @@ def _read_since(text: str | None) -> int | None:
         return parse_time(text.strip())
     except (ValueError, OverflowError):
         raise click.BadParameter(
-            f"{text!r:.60} is neither an age such as 10m nor an ISO 8601 time",
+            f"{text!r:.60} is not an age such as '10m' or an ISO 8601 time.",
             param_hint="--since",
         ) from None
 

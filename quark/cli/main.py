@@ -29,41 +29,57 @@ from quark_core.errors import (
 from quark_core.system.terminal_text import clean_text
 from quark_core.version import __version__
 
-_COMMANDS = {
-    "analyze": "Say what is wrong with a run, and how well it does.",
-    "artifacts": "List artifacts, their versions and lineage, or copy them out.",
-    "backends": "List the storage backends and plugins, or begin one.",
-    "backup": "Copy a store with all that is in it, or check a copy.",
-    "compare": "Say what differs between runs, and whether it matters.",
-    "db": "Migrate, back up or restore a persistence service.",
-    "doctor": "Say what waits, is refused or is damaged.",
-    "du": "Say what takes up the disk.",
-    "edit": "Change the name, notes and tags of a run, or archive it.",
-    "export": "Write a run to files.",
-    "follow": "Follow a run in the terminal while it goes on.",
-    "gc": "Remove what is in the trash for good.",
-    "groups": "List the groups that runs are in, or say what one is.",
-    "import": "Take in runs of TensorBoard, W&B, MLflow and others.",
-    "keys": "Make, list, rotate and revoke keys of a persistence service.",
-    "logs": "Print what a run has printed, also while it goes on.",
-    "mcp": "Serve runs as tools of the Model Context Protocol.",
-    "mirror": "Say what a run's mirrors have, compare them, fill them.",
-    "report": "Write one HTML file about runs.",
-    "restore": "Put runs back out of the trash.",
-    "rm": "Put runs into the trash.",
-    "runs": "List, search and sort runs.",
-    "samples": "List and search the text samples of a run.",
-    "serve": "Serve runs to many users and machines.",
-    "show": "Show one run.",
-    "sources": "Show, compare or restore the code of a run.",
-    "stop": "Ask a training to stop.",
-    "sweep": "Search the best parameters, with any number of workers.",
-    "sync": "Deliver what waits in journals.",
-    "traces": "Show the versions of traced functions in a project.",
-    "ui": "Look at runs in the browser.",
-    "why": "Say why the result of a run is not that of another.",
+_GROUPS = {
+    "View runs": {
+        "runs": "List, filter and sort runs.",
+        "show": "Show a run's config, metrics and latest events.",
+        "ui": "Open the web UI.",
+        "follow": "Follow a running run in the terminal.",
+        "logs": "Print a run's console output.",
+        "samples": "List and search a run's text samples.",
+        "report": "Write a standalone HTML report.",
+    },
+    "Diagnose and compare": {
+        "analyze": "Diagnose a run: alerts, health scores and phases.",
+        "compare": "Compare two runs, or two groups of seeds.",
+        "why": "Explain why the result of a run changed.",
+        "sources": "Show, compare or restore a run's source code.",
+        "traces": "List the versions of traced functions in a project.",
+    },
+    "Organize": {
+        "edit": "Edit a run's name, notes, tags and groups, or archive it.",
+        "groups": "List groups of runs, or describe one.",
+        "artifacts": "List and copy artifacts; show versions and lineage.",
+        "stop": "Ask a running training process to stop.",
+    },
+    "Sweeps": {
+        "sweep": "Search hyperparameters with any number of workers.",
+    },
+    "Move data": {
+        "import": "Import runs from TensorBoard, W&B, MLflow and others.",
+        "export": "Export a run to Parquet, CSV or JSON Lines.",
+        "mirror": "Show, verify or fill the mirrors of a run.",
+        "sync": "Deliver records that earlier processes left behind.",
+        "mcp": "Serve runs to a language model over MCP (read-only).",
+    },
+    "Storage": {
+        "du": "Show disk usage by project and run.",
+        "rm": "Move runs to the trash.",
+        "restore": "Restore runs from the trash.",
+        "gc": "Delete the runs in the trash permanently.",
+        "backup": "Back up a store, or verify a backup.",
+        "doctor": "Check for undelivered, rejected or damaged records.",
+        "backends": "List storage backends and plugins, or create a backend.",
+    },
+    "Team server": {
+        "serve": "Run the server for a team.",
+        "keys": "Create, list, rotate and revoke API keys.",
+        "db": "Back up, restore or upgrade the server's databases.",
+    },
 }
-"""Name of a command, which its module and its function bear too -> what it does."""
+"""Heading in the help -> commands below it: name, also of module and function -> summary."""
+
+_COMMANDS = frozenset(name for commands in _GROUPS.values() for name in commands)
 
 _NOT_THERE = (ArtifactNotFoundError, RunNotFoundError, StoreNotFoundError, UnknownBackendError)
 
@@ -130,25 +146,25 @@ def find_plugin_commands(own: Container[str]) -> dict[str, PluginCommand]:
         warnings.simplefilter("ignore", RuntimeWarning)  # printed below, in a line each
         registry = default_registry()
     for item in registry.left_out:
-        _print(f"left out the plugin {item.name!r} of {item.origin}: {item.reason}")
+        _print(f"ignored the plugin {item.name!r} of {item.origin}: {item.reason}")
     found: dict[str, PluginCommand] = {}
     for plugin, declared in registry.collect("quark_register_commands"):
         try:
             commands = dict(declared)
         except (TypeError, ValueError):
             kind = type(declared).__name__
-            _print(f"left out the commands of the plugin {plugin!r}: a {kind} is not a mapping")
+            _print(f"ignored the commands of the plugin {plugin!r}: a {kind} is not a mapping")
             continue
         for name, place in commands.items():
             reason = _find_fault(name, place)
             if name in own:
-                reason = "it is a command of Quark"
+                reason = "Quark has a command of this name"
             elif name in found:
-                reason = f"the plugin {found[name].plugin!r} has it"
+                reason = f"the plugin {found[name].plugin!r} has a command of this name"
             if reason is None:
                 found[name] = PluginCommand(name, place, plugin)
             else:
-                _print(f"left out the command {name!r} of the plugin {plugin!r}: {reason}")
+                _print(f"ignored the command {name!r} of the plugin {plugin!r}: {reason}")
     return found
 
 
@@ -200,12 +216,12 @@ class _Commands(SuggestingGroup):
         sys.exit(status if isinstance(status, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click gives it
-        return [*_COMMANDS, *sorted(find_plugin_commands(frozenset(_COMMANDS)))]
+        return [*sorted(_COMMANDS), *sorted(find_plugin_commands(_COMMANDS))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             # Plugins are looked for only here and for help: that takes time.
-            declared = find_plugin_commands(frozenset(_COMMANDS)).get(cmd_name)
+            declared = find_plugin_commands(_COMMANDS).get(cmd_name)
             if declared is None:
                 return None
             try:
@@ -224,22 +240,24 @@ class _Commands(SuggestingGroup):
         ctx: click.Context,  # noqa: ARG002
         formatter: click.HelpFormatter,
     ) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
-        declared = find_plugin_commands(frozenset(_COMMANDS))
-        if declared:
-            # Their modules are not imported: one that is slow or broken must not spoil the help.
-            with formatter.section("Commands of plugins"):
-                formatter.write_dl(
-                    [(name, f"From {declared[name].plugin}.") for name in sorted(declared)]
-                )
+        declared = find_plugin_commands(_COMMANDS)
+        # Their modules are not imported: one that is slow or broken must not spoil the help.
+        other = {name: f"From the plugin {declared[name].plugin!r}." for name in sorted(declared)}
+        # As wide as the longest name, so that the columns of all sections are in line.
+        width = max(map(len, [*_COMMANDS, *other]))
+        for heading, commands in {**_GROUPS, "Other": other}.items():
+            if commands:
+                with formatter.section(heading):
+                    formatter.write_dl(
+                        [(f"{name:<{width}}", text) for name, text in commands.items()]
+                    )
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="quark")
 @install_option
 def cli() -> None:
-    """Look at what your trainings have logged."""
+    """View, compare and manage training runs."""
 
 
 def main() -> None:

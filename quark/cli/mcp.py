@@ -12,18 +12,17 @@ from quark_core.errors import SessionStoreError
 @click.command()
 @takes_options
 def mcp(*, source: RunSource = SOURCE) -> None:
-    """Serve runs to a program that speaks the Model Context Protocol, over stdin and stdout.
+    """Serve runs to a language model over MCP (read-only).
 
-    Its tools search runs, sum one up, say what is wrong with it and what shows
-    that, read curves, compare runs and write a report. They change nothing; an
-    analysis that they make is not stored. Needs the extra mcp.
+    Speaks the Model Context Protocol on stdin and stdout. The tools search runs,
+    summarize a run, list its alerts, read curves, compare runs and write a report.
+    They change nothing. Analyses are not stored. Needs the extra mcp.
     """
     try:
         import mcp.server.lowlevel.server  # noqa: F401
     except ImportError as error:
         raise SessionStoreError(
-            f"{error.name} is missing, which the Model Context Protocol needs: "
-            'pip install "quark-tracker[mcp]"'
+            f'`quark mcp` needs {error.name}: `pip install "quark-tracker[mcp]"`.'
         ) from None
     from quark.cli.mcp_server import serve_stdio
     from quark.cli.mcp_tools import Workbench

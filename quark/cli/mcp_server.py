@@ -37,7 +37,7 @@ _log = logging.getLogger("quark")
 _AT_ONCE = 4
 _INSTRUCTIONS = (
     "Quark tracks the training of neural networks. These tools read runs and change nothing. "
-    f"{DATA_NOTE} `left_out` in a reply says what is missing in it."
+    f"{DATA_NOTE} `left_out` in a reply lists the parts that were omitted."
 )
 
 
@@ -108,12 +108,12 @@ def answer_call(bench: Workbench, name: str, arguments: Any) -> tuple[str, bool]
     """
     tool = TOOLS.get(name)
     if tool is None:
-        return f"there is no tool {name!r:.80}; there are {', '.join(TOOLS)}", True
+        return f"unknown tool {name!r:.80}. Tools: {', '.join(TOOLS)}.", True
     try:
         checked = msgspec.convert(arguments or {}, tool.arguments)
     except msgspec.ValidationError as error:
         takes = ", ".join(tool.schema["properties"])
-        return clean_text(f"arguments: {error}; {name} takes {takes}"), True
+        return clean_text(f"arguments: {error}. {name} takes {takes}."), True
     try:
         return tool.answer(bench, **msgspec.structs.asdict(checked)), False
     except QuarkError as error:
@@ -121,4 +121,4 @@ def answer_call(bench: Workbench, name: str, arguments: Any) -> tuple[str, bool]
     except Exception as error:  # noqa: BLE001 - a plugin's backend or rule may raise anything
         _log.exception("tool %s failed", name)
         said = f"{type(error).__name__}: {error}"[:500]
-        return clean_text(f"the tool failed, which is no mistake of yours: {said}"), True
+        return clean_text(f"internal error in {name}: {said}"), True

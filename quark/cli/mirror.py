@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quark.cli.analyze import FAILED_CHECK
 from quark.cli.command_groups import SuggestingGroup
 from quark.cli.completion import RUN
 from quark.cli.options import option, takes_options
@@ -28,8 +29,9 @@ from quark_core.config.arguments import resolve_storage_dir
 from quark_core.config.redaction import redact_text
 from quark_core.delivery.sync import sync_folder
 from quark_core.errors import BackendError, SessionStoreError
+from quark_core.formatting import format_count
 from quark_core.runs.backend_choice import choose_backend, find_chosen, find_local_path, open_lane
-from quark_core.runs.run_ids import name_store
+from quark_core.runs.run_ids import name_store, shorten_run_id
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,7 +47,7 @@ _SHOWN = 20
 
 @click.group(cls=SuggestingGroup)
 def mirror() -> None:
-    """Say what a run's mirrors have, compare them with the primary, fill them."""
+    """Show, verify or fill the mirrors of a run."""
 
 
 @mirror.command()
@@ -53,11 +55,18 @@ def mirror() -> None:
 def status(
     *, run: str = RUN, storage_dir: Path | None = STORAGE_DIR, as_json: bool = AS_JSON
 ) -> None:
-    """Say for each backend of RUN what was delivered, waits, was refused, is unknown.
+    """Show the delivery state of each backend of RUN.
 
-    Exit status 1 where something waits, was refused, is unknown, or was found
-    by an analyzer and never sent.
-    """
+    RUN is a run ID, unique prefix or name. The table counts the records that were
+    delivered, are waiting, were rejected, or are unknown.
+
+    \b
+    Exit codes:
+      0    everything is delivered
+      1    the run or the store cannot be read
+      2    usage error
+      3    records are waiting, rejected, unknown, or were never sent
+    """  # noqa: D301 - click wants the character
     from quark.mirrors import find_sent, load_generations, note_outputs, survey_mirrors
 
     store = open_store(storage_dir)
@@ -70,12 +79,13 @@ def status(
         print_json([state.to_dict() for state in states])
     elif not states:
         click.echo(
-            f"Run {stored.run.id} of {name_store(store)} has no mirror, and nothing of it waits."
+            f"Run {shorten_run_id(str(stored.run.id))} of {name_store(store)} has no mirrors and "
+            "no waiting records."
         )
     else:
         _print(_make_status_table(states))
     if any(s.waiting or s.quarantined or s.unknown or s.unsent for s in states):
-        sys.exit(1)
+        sys.exit(FAILED_CHECK)
 
 
 @mirror.command()
@@ -84,19 +94,26 @@ def verify(
     *,
     run: str = RUN,
     others: tuple[str, ...] = option(
-        "Compare with this backend, a name or URI, rather than with the run's mirrors.",
+        "Backend (name or URI) to compare with, instead of the run's mirrors.",
         "--with",
         metavar="BACKEND",
     ),
-    all_kinds: bool = option("A kind that a mirror does not keep is missing."),
+    all_kinds: bool = option("Count kinds that a mirror does not store as missing."),
     storage_dir: Path | None = STORAGE_DIR,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Compare the number of records in the primary and in each mirror of RUN.
+    """Compare the record counts of RUN and its mirrors.
 
-    By metric key and by kind. Exit status 1 if they differ, or if no mirror
-    could be compared.
-    """
+    RUN is a run ID, unique prefix or name. Counts by metric and by kind of record,
+    in the primary store and in each mirror.
+
+    \b
+    Exit codes:
+      0    the counts are equal
+      1    the run or the store cannot be read, or no mirror could be compared
+      2    usage error
+      3    the counts differ
+    """  # noqa: D301 - click wants the character
     from quark.mirrors import count_records, find_sent, survey_mirrors
 
     store = open_store(storage_dir)
@@ -116,16 +133,15 @@ def verify(
     if as_json:
         print_json([comparison.to_dict() for comparison in found])
     elif not found:
-        click.echo(
-            f"No mirror of run {stored.run.id} is known; name one: --with csv:./out", err=True
-        )
+        short = shorten_run_id(str(stored.run.id))
+        click.echo(f"quark: run {short} has no mirror. Pass one, as in --with csv:./out.", err=True)
     else:
         for comparison in found:
             _print_comparison(comparison)
     compared = [each for each in found if each.refusal is None]
     different = any(not each.equal or (all_kinds and each.not_kept) for each in compared)
     if different or not compared:
-        sys.exit(1)
+        sys.exit(FAILED_CHECK if different else 1)
 
 
 @mirror.command()
@@ -134,19 +150,22 @@ def replay(
     *,
     run: str = RUN,
     places: tuple[str, ...] = option(
-        "Send to this backend, a name or URI, which need not have been a mirror of the run.",
-        "--to",
-        metavar="BACKEND",
+        "Backend (name or URI) to send to. It may be a new mirror.", "--to", metavar="BACKEND"
     ),
     storage_dir: Path | None = STORAGE_DIR,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Send what the primary has of RUN to its mirrors, as far as they lack it.
+    """Send missing records of RUN from the store to its mirrors.
 
-    A mirror that cannot tell a batch that comes twice is filled once, and not
-    where it has got anything of the run. Exit status 1 where something was
-    refused or is not there afterwards.
-    """
+    RUN is a run ID, unique prefix or name. If a mirror cannot detect duplicates, it
+    is filled only if it has no records of the run.
+
+    \b
+    Exit codes:
+      0    the mirrors have all records
+      1    records were rejected, or are missing afterwards
+      2    usage error
+    """  # noqa: D301 - click wants the character
     from quark.mirrors import find_journals, survey_mirrors
 
     root = resolve_storage_dir(storage_dir)
@@ -162,7 +181,9 @@ def replay(
     ]
     wanted = places or tuple(state.specification for state in states)
     if not wanted:
-        raise click.UsageError(f"run {run_id} had no mirror; name one: --to csv:./out")
+        raise click.UsageError(
+            f"run {shorten_run_id(run_id)} has no mirror. Pass one, as in --to csv:./out."
+        )
     done = [
         _replay(store, stored, _choose(place, root, asked=bool(places)), place, states, root)
         for place in wanted
@@ -203,7 +224,7 @@ def _compare(
     try:
         with _open_mirror(_choose(place, root, asked=asked), stored, root) as reader:
             if reader is None:
-                return Comparison(backend=place, refusal="it cannot be read back")
+                return Comparison(backend=place, refusal="this backend cannot be read")
             return compare_counts(counts, reader, str(stored.run.id), place, sent)
     except (BackendError, SessionStoreError) as error:
         return Comparison(backend=place, refusal=str(error))
@@ -253,13 +274,13 @@ def _replay(
 
 def _make_status_table(states: list[MirrorState]) -> Table:
 
-    counted = ("batches", "waiting", "refused", "unknown")
+    counted = ("batches", "waiting", "rejected", "unknown")
     backend = FOLD | {"style": "bold"}
     table = make_table({"backend": backend, "state": WHOLE, counted: RIGHT, "why": FOLD})
     for state in states:
         why = [*state.reasons]
-        why += [f"{count} refused: {reason}" for reason, count in state.quarantined.items()]
-        why += ["a replay was broken off"] if state.state == "begun" else []
+        why += [f"{count} rejected: {reason}" for reason, count in state.quarantined.items()]
+        why += ["a replay was interrupted"] if state.state == "begun" else []
         if state.unsent:
             lacks = ", ".join(f"{count} {kind}" for kind, count in state.unsent.items())
             why.append(f"never sent: {lacks}")
@@ -283,9 +304,9 @@ def _print_comparison(comparison: Comparison) -> None:
         return
     left_out = ""
     if comparison.not_kept:
-        left_out = f"; it does not keep {', '.join(comparison.not_kept)}"
+        left_out = f"; it does not store {', '.join(comparison.not_kept)}"
     if comparison.equal:
-        told = f": equal, {comparison.compared} records{left_out}"
+        told = f": equal, {format_count(comparison.compared, 'record')}{left_out}"
         _print(Text.assemble(name, (told, "green")))
         return
     _print(Text.assemble(name, (": differs", "red"), left_out))
@@ -297,23 +318,23 @@ def _print_comparison(comparison: Comparison) -> None:
         table.add_row(what, Text(key), str(has), str(got), f"{got - has:+d}")
     _print(table)
     if len(rows) > _SHOWN:
-        click.echo(f"  and {len(rows) - _SHOWN} more; --json has them all")
+        click.echo(f"  and {len(rows) - _SHOWN} more; --json prints all")
 
 
 def _print_replay(replay: Replay, run_id: str) -> None:
 
-    parts = [f"{replay.sent} records sent"]
-    parts += [f"{replay.present} were there already"] if replay.present else []
+    parts = [f"{format_count(replay.sent, 'record')} sent"]
+    parts += [f"{replay.present} already present"] if replay.present else []
     _print(Text.assemble((replay.backend, "bold"), f": {', '.join(parts)}"))
     for reason, count in replay.refused.items():
-        _print(Text(f"  {count} refused: {reason}", style="yellow"))
+        _print(Text(f"  {count} rejected: {reason}", style="yellow"))
     if replay.unseen:
         told = (
-            f"  {replay.unseen} of them are not there all the same: the mirror believes to have "
-            "them. Remove what it has of the run, or replay to another place"
+            f"  {replay.unseen} of them are still missing, although the mirror has a note of them. "
+            "Delete the run there, or replay to another place."
         )
         _print(Text(told, style="yellow"))
-    click.echo(f"  compare: quark mirror verify {run_id} --with {replay.backend}")
+    click.echo(f"  To compare: quark mirror verify {run_id} --with {replay.backend}")
 
 
 def _print(what: Any) -> None:

@@ -43,22 +43,20 @@ def report(
     *,
     runs: tuple[str, ...] = argument(metavar="RUN...", shell_complete=complete_runs, required=True),
     source: RunSource = SOURCE,
-    output: Path = option("The file to write.", "-o", type=FILE, default=Path("report.html")),
-    no_config: bool = option("Leave out configuration, environment, command line and paths."),
+    output: Path = option("File to write.", "-o", type=FILE, default=Path("report.html")),
+    no_config: bool = option("Leave out config, environment, command line and paths."),
     no_logs: bool = option("Leave out events and log lines."),
-    short: bool = option(
-        "Write no file: print settings, metrics, timers and errors, with --json as JSON."
-    ),
+    short: bool = option("Print config, metrics, timers and errors instead of writing a file."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Write one HTML file about each RUN (an ID, unique prefix or name).
+    """Write a standalone HTML report.
 
-    What is wrong with it and the curves that show it, health, phases, up to 60
-    curves, maps of layers, configuration and the newest log lines; of several
-    runs also what differs between each of them and the first. The file needs no
-    server and no network, prints, and says at its top what it holds and what
-    was left out. Nothing is stored: a run that was not analyzed is analyzed in
-    memory.
+    RUN is a run ID, unique prefix or name. The report shows alerts with their
+    curves, health, phases, up to 60 curves, layer maps, config and the newest log
+    lines. With several runs, it also compares each run with the first.
+
+    The file needs no server and no network. Its header lists what was left out.
+    Nothing is stored: a run without an analysis is analyzed in memory.
     """
     from quark.cli.analyze import show_warnings
     from quark.page.report import compose_report

@@ -16,7 +16,7 @@ from quark.cli.store_access import (
     print_json,
 )
 from quark_core.config.arguments import resolve_storage_dir
-from quark_core.runs.run_ids import name_store
+from quark_core.runs.run_ids import name_store, shorten_run_id
 
 
 @click.command()
@@ -27,9 +27,10 @@ def restore(
     storage_dir: Path | None = STORAGE_DIR,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Put RUNs (IDs, unique prefixes or names) back out of the trash.
+    """Restore runs from the trash.
 
-    Of a service, with QUARK_PERSISTENCE_URL, that needs the scopes read and write.
+    RUN is a run ID, unique prefix or name. On a Quark server, the key in
+    QUARK_USER_KEY needs the scopes read and write.
     """
     store = open_store(storage_dir)
     in_trash = {usage.run_id: usage.name for usage in measure(store).list_trash()}
@@ -40,4 +41,4 @@ def restore(
         print_json({"restored": chosen})
         return
     for run_id in chosen:
-        click.echo(f"{run_id} is back.")
+        click.echo(f"Restored {shorten_run_id(run_id)}.")

@@ -32,7 +32,7 @@ from quark_core.ranks.launches import RankInfo
 from quark_core.records import ArtifactRecord
 from quark_core.records.query import Query
 from quark_core.runs.backend_choice import open_primary, plan_backends
-from quark_core.runs.run_ids import name_store
+from quark_core.runs.run_ids import name_store, shorten_run_id
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SHOWN_RUNS = 20
 """Lines of a table of runs that are to go."""
 
-YES = option("Do not ask.", "-y")
+YES = option("Do not ask for confirmation.", "-y")
 
 
 @contextmanager
@@ -75,16 +75,19 @@ def choose_runs(
         found = find_ids(text, known)
         if not found and in_trash is not None and (trashed := find_ids(text, in_trash)):
             raise RunNotFoundError(
-                f"{text!r} is in the trash already ({', '.join(trashed[:5])}): `quark restore` "
-                "puts it back, `quark gc` frees its space"
+                f"run {text!r} is already in the trash "
+                f"({', '.join(map(shorten_run_id, trashed[:5]))}). `quark restore` restores it, "
+                "and `quark gc` deletes it."
             )
         if not found and in_trash is not None:
             raise RunNotFoundError(
-                f"no run begins with {text!r} in {where}; `quark runs` lists them"
+                f"no run matches {text!r} (ID, unique prefix or name) in {where}. "
+                "`quark runs` lists the runs."
             )
         if not found:
             raise RunNotFoundError(
-                f"no run in the trash begins with {text!r} in {where}; `quark rm --list` lists them"
+                f"no run in the trash of {where} matches {text!r}. "
+                "`quark rm --list` lists the runs in the trash."
             )
         if len(found) > 1:
             raise RunNotFoundError(describe_several(text, found, known))
@@ -102,15 +105,15 @@ def rm(
     runs: tuple[str, ...] = argument(metavar="RUN...", shell_complete=complete_runs),
     storage_dir: Path | None = STORAGE_DIR,
     yes: bool = YES,
-    force: bool = option("Also with records that are not delivered yet."),
-    list_only: bool = option("Only show what is in the trash.", "--list"),
+    force: bool = option("Remove runs that have undelivered records, too."),
+    list_only: bool = option("List the runs in the trash.", "--list"),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Put RUNs (IDs, unique prefixes or names) into the trash.
+    """Move runs to the trash.
 
-    They vanish from every list; `quark restore` puts them back, `quark gc`
-    frees their space. What a mirror has of them (MLflow, csv:DIR) stays.
-    With QUARK_PERSISTENCE_URL they are those of the service, and the key in
+    RUN is a run ID, unique prefix or name. Lists no longer show these runs.
+    `quark restore` restores them, and `quark gc` deletes them permanently. Their
+    copies in mirrors (MLflow, csv:DIR) are kept. On a Quark server, the key in
     QUARK_USER_KEY needs the scopes read and write.
     """
     store = open_store(storage_dir)
@@ -119,7 +122,7 @@ def rm(
         _print_trash(trash.list_trash(), name_store(store), as_json)
         return
     if not runs:
-        raise click.UsageError("name at least one RUN, or give --list")
+        raise click.UsageError("Missing argument 'RUN...'. `quark runs` lists the runs.")
     known = {str(stored.run.id): stored.run.name for stored in store.list_runs()}
     in_trash = {usage.run_id: usage.name for usage in trash.list_trash()}
     # A service lists the runs of one project store, and knows those of all by their ids.
@@ -139,7 +142,7 @@ def rm(
         _tell_used(store, chosen)
     if not yes:
         counted = format_count(len(usages), "run")
-        question = f"Put {counted} into the trash ({format_bytes(total_bytes)})?"
+        question = f"Move {counted} to the trash ({format_bytes(total_bytes)})?"
         click.confirm(question, abort=True, err=as_json)
     with open_for_removal(root) as removal:
         removal.trash_runs(chosen)
@@ -148,9 +151,10 @@ def rm(
         return
     ids = shorten_ids(chosen, [*known, *in_trash])
     shown = " ".join(ids) if len(ids) <= _SHOWN_IDS else "RUN... (`quark rm --list` lists them)"
-    click.echo(f"{format_count(len(usages), 'run')} in the trash: {format_bytes(total_bytes)}.")
-    click.echo(f"Put back with: quark restore{_storage_words(storage_dir)} {shown}")
-    click.echo(f"Free the space with: quark gc{_storage_words(storage_dir)}")
+    counted = format_count(len(usages), "run")
+    click.echo(f"Moved {counted} to the trash ({format_bytes(total_bytes)}).")
+    click.echo(f"To restore: quark restore{_storage_words(storage_dir)} {shown}")
+    click.echo(f"To free the space: quark gc{_storage_words(storage_dir)}")
 
 
 def _tell_used(store: Any, chosen: Sequence[str]) -> None:
@@ -167,28 +171,30 @@ def _tell_used(store: Any, chosen: Sequence[str]) -> None:
             others = [user for user in version.used_by if user not in chosen]
             if version.record.run_id in chosen and others:
                 click.echo(
-                    f"{clean_line(version.name)} of {version.record.run_id} is used by "
-                    f"{', '.join(others[:SHOWN_RUNS])}: it goes with its run."
+                    f"{clean_line(version.name)} is used by "
+                    f"{', '.join(map(shorten_run_id, others[:SHOWN_RUNS]))}."
                 )
 
 
 def _refuse_living(usages: Sequence[RunUsage]) -> None:
-    alive = [usage.run_id for usage in usages if usage.state == "running"]
+    alive = [shorten_run_id(usage.run_id) for usage in usages if usage.state == "running"]
     if alive:
         verb = "are" if len(alive) > 1 else "is"
         raise InvalidRunStateError(
-            f"{', '.join(alive)} {verb} still running, so nothing was removed: stop the training "
-            "(Ctrl-C ends its run too), or wait until it is over"
+            f"{', '.join(alive)} {verb} still running; nothing was removed. Stop the training "
+            "process, or wait until it has ended."
         )
 
 
 def _refuse_undelivered(root: Path, run_ids: Sequence[str]) -> None:
     found = _find_undelivered(root, run_ids)
     if found:
-        lines = "; ".join(f"{run_id}: {', '.join(what)}" for run_id, what in found.items())
+        lines = "; ".join(
+            f"{shorten_run_id(run_id)}: {', '.join(what)}" for run_id, what in found.items()
+        )
         raise InvalidRunStateError(
-            f"not all that was logged has been delivered, so nothing was removed ({lines}). "
-            f"Deliver it with `quark sync {root}`, or remove it as well with --force"
+            f"some records are not delivered; nothing was removed ({lines}). "
+            f"Deliver them with `quark sync {root}`, or pass --force."
         )
 
 
@@ -200,7 +206,7 @@ def _find_undelivered(root: Path, run_ids: Sequence[str]) -> dict[str, list[str]
         if manifest is None or manifest.run_id not in run_ids:
             continue
         what = [
-            f"{lane.waiting} records wait for {lane.backend}"
+            f"{format_count(lane.waiting, 'record')} waiting for {lane.backend}"
             + (f" ({lane.reason})" if lane.reason else "")
             for lane in count_waiting(folder, manifest)
             if lane.waiting or lane.state == "pending"

@@ -221,7 +221,7 @@ def print_ranks(console: Console, paces: RankPaces) -> None:
 def describe_late(paces: RankPaces) -> list[str]:
     """Lines on the rank that the others wait for, and on those that were not seen lately."""
     lines = []
-    measure = "" if paces.is_timed else ", by the times of its metrics"
+    measure = "" if paces.is_timed else ", measured by metric timestamps"
     since = f"from step {paces.first_step} on{measure}"
     late = paces.find_late()
     if late is not None and late.step_ms is not None and late.behind_ms is not None:
@@ -229,8 +229,8 @@ def describe_late(paces: RankPaces) -> list[str]:
         more = f" ({100 * late.behind_ms / usual_ms:.0f} %)" if usual_ms > 0 else ""
         lines.append(
             f"Rank {late.rank} is late: its steps take {late.behind_ms:.3g} ms{more} longer than "
-            f"the other ranks', and it is the slowest at {100 * (late.slowest or 0):.0f} % of "
-            f"them ({since}).{_blame_data(late, paces)}"
+            f"those of the other ranks. It is the slowest in {100 * (late.slowest or 0):.0f} % of "
+            f"the steps ({since}).{_blame_data(late, paces)}"
         )
     behind = paces.find_behind()
     if behind:
@@ -265,7 +265,7 @@ def _blame_data(late: RankPace, paces: RankPaces) -> str:
     if late.data_ms is None or late.behind_ms is None or not others:
         return ""
     waits_ms = late.data_ms - others[len(others) // 2]
-    return " It waits for its data." if waits_ms > 0.5 * late.behind_ms else ""
+    return " It waits for data." if waits_ms > 0.5 * late.behind_ms else ""
 
 
 def _describe_ms(value: float | None, *, signed: bool = False) -> str:
@@ -465,7 +465,7 @@ def print_aggregates(console: Console, table: AggregateTable) -> None:
         console.print(_make_others(others[:_MOST_ROWS]))
     left = max(0, len(timers) - _MOST_ROWS) + max(0, len(others) - _MOST_ROWS)
     if left:
-        console.print(f"{left} more; --json has them all.", style="dim")
+        console.print(f"{left} more; --json prints all.", style="dim")
 
 
 def _make_timers(timers: Sequence[AggregateSummary]) -> Table:
@@ -489,7 +489,7 @@ def _make_timers(timers: Sequence[AggregateSummary]) -> Table:
 
 
 def _make_others(others: Sequence[AggregateSummary]) -> Table:
-    table = _begin("aggregate", ("kept", "count", "mean", "deviation", "low", "high", "last"))
+    table = _begin("aggregate", ("kept", "count", "mean", "std dev", "min", "max", "last"))
     for each in others:
         figures = (each.mean, each.deviation, each.low, each.high, each.last)
         name = Text(each.key)
@@ -534,7 +534,7 @@ def _describe_fingerprints(records: Sequence[FingerprintRecord]) -> list[str]:
     """Such as `data train  7e281994496c  stream:contents, 60000 samples, pass 3`."""
     lines = [_describe(record) for record in records[:_MOST_SHOWN]]
     if len(records) > _MOST_SHOWN:
-        lines.append(f"and {len(records) - _MOST_SHOWN} more; `quark show --json` has all")
+        lines.append(f"and {len(records) - _MOST_SHOWN} more; `quark show --json` prints all")
     return lines
 
 
@@ -605,12 +605,12 @@ def print_origins(stored: StoredRun, key: str, *, as_json: bool) -> None:
 
     for path, value in chosen.items():
         chain = [(each.source, each.place, each.value) for each in known.get(path, ())]
-        click.echo(clean_line(tell_chain(path, chain or [("nobody has said what", None, value)])))
+        click.echo(clean_line(tell_chain(path, chain or [("origin not recorded", None, value)])))
 
 
 def _describe_absence(key: str, settings: dict[str, Any]) -> str:
     if not settings:
-        return "the run has no configuration"
+        return "this run has no config"
     near = difflib.get_close_matches(key, list(settings), 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"the run has no setting {key!r}{hint}"
+    return f"this run has no config value {key!r}{hint}"

@@ -26,7 +26,13 @@ from quark.cli.texts import Console, Text, describe_fork, describe_state
 from quark_core.backends.run_summary import measure_duration_s
 from quark_core.config.arguments import check_group_path, is_below, resolve_storage_dir
 from quark_core.errors import SchemaValidationError
-from quark_core.formatting import format_age, format_duration, format_value, join_first
+from quark_core.formatting import (
+    format_age,
+    format_count,
+    format_duration,
+    format_value,
+    join_first,
+)
 from quark_core.records import format_time
 from quark_core.records.base import now_us
 from quark_core.records.names import decode_name
@@ -64,50 +70,46 @@ def runs(
     ),
     status: str | None = option("Only runs in this state.", "-s", type=click.Choice(_STATES)),
     tag: tuple[str, ...] = option(
-        "Only runs with this tag; repeat for several.", "-t", shell_complete=complete_tags
+        "Only runs with this tag. Repeatable.", "-t", shell_complete=complete_tags
     ),
     where: str | None = option(
-        "Only runs of which this is true, such as "
-        "\"val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags\".",
+        "Filter, such as \"val/loss < 0.3 and config.lr == 3e-4 and 'baseline' in tags\".",
         "-w",
         metavar="EXPR",
     ),
     sort: tuple[str, ...] = option(
-        'Sort by a metric, a config.KEY or a field of the run, such as "val/loss" or, '
-        'descending, "-min(val/loss)"; repeat for ties.',
+        'Sort by a metric, config.KEY or run field; "-KEY" is descending. Repeatable.',
         metavar="EXPR",
         shell_complete=complete_metrics,
     ),
-    limit: int = option("Runs to show.", "-n", least=0, default=20),
-    archived: bool = option("Archived runs too, which are left out else."),
+    limit: int = option("Number of runs to show.", "-n", least=0, default=20),
+    archived: bool = option("Include archived runs."),
     group: str | None = option(
-        "Only runs of this group, and of what lies in it.",
+        "Only runs of this group and its subgroups.",
         "-g",
         metavar="PATH",
         shell_complete=complete_groups,
     ),
     columns: tuple[str, ...] = option(
-        "Show these too, by comma: a metric, config.KEY, field.NAME or a field of the run, such "
-        'as "groups".',
+        "Columns to add, separated by commas: a metric, config.KEY, field.NAME or run field.",
         metavar="EXPR",
     ),
     group_by: str | None = option(
-        "Put runs together: config (seeds of one configuration), group, structure, code, "
-        "field.NAME or config.KEY.",
-        metavar="WHAT",
+        "Group runs by config, group, structure, code, field.NAME or config.KEY.", metavar="KEY"
     ),
     metric: str | None = option(
-        'Metric of --group-by: its last value, or "max(val/acc)" [default: loss or objective].',
+        'Metric of --group-by, such as "val/acc" or "max(val/acc)".',
         metavar="EXPR",
         shell_complete=complete_metrics,
+        show_default="last value of the objective or loss",
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """List runs, newest first, or those that fit an expression, sorted.
+    """List, filter and sort runs, newest first.
 
-    The metrics and settings that --where and --sort ask for become columns.
-    Expressions know comparisons, and, or, not, in, ~ (contains), and last,
-    first, min, max and count of a metric.
+    Metrics and config values in --where and --sort become columns. Expressions
+    support comparisons, and, or, not, in, ~ (contains), and last, first, min, max
+    and count of a metric.
     """
     from quark_core.runs.run_search import build_search, find_runs
 
@@ -130,7 +132,7 @@ def runs(
         raise _SearchMistake(str(error)) from None
     if not found:
         if source.backend is not None and not store.list_runs(limit=1):
-            raise click.UsageError(f"--backend: there are no runs at {clean_line(source.backend)}")
+            raise click.UsageError(f"--backend: no runs at {clean_line(source.backend)}.")
         source.check_project(project, "--project")
         _check_group(store, group)
     if grouping is not None and found:
@@ -138,15 +140,15 @@ def runs(
         return
     shown = found[:limit]
     if not as_json:
-        none_words = f"No run fits in {source.store}."
+        none_words = f"No matching runs in {source.store}."
         _print_table(shown, asked, none_words, has_more=len(found) > limit)
         if source.backend is None:
             _tell_unstored(source, shown)
         name = getattr(store, "store_name", None)
         if not found and name is not None:
             click.echo(
-                f"Only the project store {name!r} of the service was asked: QUARK_STORE_NAME or "
-                "?store= names it. Without them, or with ?store=*, all of the workspace is asked."
+                f"Only the project store {name!r} of the server was searched, because of "
+                "QUARK_STORE_NAME or ?store=. To search the whole workspace, use ?store=*."
             )
         return
     print_json([_describe(run) for run in shown])
@@ -162,7 +164,7 @@ def _tell_unstored(source: RunSource, shown: Sequence[RunSummary]) -> None:
     damaged = [run_id for run_id in ids_shown if list_lost(place, run_id)]
     if damaged:
         ids = ", ".join(map(shorten_run_id, damaged))
-        click.echo(f"A part of {ids} is lost: quark doctor -d {root}")
+        click.echo(f"Some records of {ids} are damaged: quark doctor -d {root}")
     lost = [run.stored.run.id or "" for run in shown if run.state == "lost"]
     waiting = [
         run_id
@@ -172,7 +174,7 @@ def _tell_unstored(source: RunSource, shown: Sequence[RunSummary]) -> None:
     if waiting:
         ids = ", ".join(map(shorten_run_id, waiting))
         click.echo(
-            f"Not everything of {ids} is in the store yet, and perhaps not how it ended: "
+            f"Some records of {ids} are not in the store yet, maybe the final state: "
             f"quark sync {root}"
         )
 
@@ -224,10 +226,8 @@ def _check_group(store: SupportsRead, group: str | None) -> None:
     known = sorted({path for run in stored for path in run.run.groups})
     if not stored or any(is_below(path, group) for path in known):
         return
-    there = f"there are {join_first(list(map(repr, known)), _SHOWN_GROUPS)}"
-    raise click.UsageError(
-        f"--group: there is no group {group!r} here; {there if known else 'no run is in any'}"
-    )
+    there = join_first(list(map(repr, known)), _SHOWN_GROUPS) if known else "none"
+    raise click.UsageError(f"--group: no group {group!r} here. Groups: {there}.")
 
 
 class _Grouping:
@@ -311,7 +311,7 @@ def _print_table(
 ) -> None:
     console = Console()
     if not runs:
-        console.print("There are runs; --limit shows them." if has_more else none_words)
+        console.print("There are more runs; --limit shows them." if has_more else none_words)
         return
     if len(runs) <= MANY_RUNS:
         console.print(make_table(runs, asked, console.width))
@@ -320,8 +320,8 @@ def _print_table(
         for block in list_blocks(runs, asked, console.width, rule):
             console.print(block, soft_wrap=True)
     if has_more:
-        these = "this one" if len(runs) == 1 else f"these {len(runs)}"
-        console.print(f"There are more than {these}; --limit shows them.", style="dim")
+        counted = format_count(len(runs), "run")
+        console.print(f"Only {counted} shown; --limit shows more.", style="dim")
 
 
 # Fields of a run that have a column of their own anyway.

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quark.cli.command_groups import LongInHelp
 from quark.cli.options import argument, option, takes_options
 from quark.cli.store_access import (
     AS_JSON,
     SOURCE,
     RunSource,
     print_json,
+    usage_mistakes,
 )
 from quark.cli.texts import Console, Text
 from quark_core.formatting import format_count
@@ -30,29 +30,30 @@ _TEXT_CHARACTERS = 1_000
 def samples(
     *,
     run: str = argument(),
-    search: str | None = option(
-        "Only rows in whose texts this stands.", "-s", cls=LongInHelp, metavar="TEXT"
-    ),
+    search: str | None = option("Only samples whose texts contain this.", metavar="TEXT"),
     where: tuple[str, ...] = option(
-        "Only rows of which this holds: 'reward > 0.5', 'task == math', 'answer ~ forty' (stands "
-        "in it). Several must all hold.",
+        "Filter: 'reward > 0.5', 'task == math' or 'answer ~ forty' (contains). Repeatable.",
         "-w",
         metavar="CONDITION",
     ),
-    name: str | None = option("Only rows of this set.", metavar="SET"),
-    step: int | None = option("Only rows of this step.", least=0),
-    near: int | None = option("The rows nearest to this step.", least=0),
-    sort: str | None = option("Sort by it; -COLUMN: the largest first.", metavar="COLUMN"),
-    limit: int = option("Rows to show.", "-n", least=1, default=_ROWS),
-    full: bool = option("Show texts whole."),
+    name: str | None = option("Only samples of this set.", metavar="SET"),
+    step: int | None = option("Only samples of this step.", least=0),
+    near: int | None = option("Samples nearest to this step.", least=0),
+    sort: str | None = option("Sort by a column; -COLUMN is descending.", metavar="COLUMN"),
+    limit: int = option("Number of samples to show.", "-n", least=1, default=_ROWS),
+    full: bool = option("Print texts in full."),
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the text samples of RUN (its ID, unique prefix or name), the newest first."""
+    """List and search a run's text samples, newest first.
+
+    RUN is a run ID, unique prefix or name.
+    """
     from quark_core.runs.sample_search import find_samples, order_samples
 
     reader = source.open(run)
-    found = find_samples(reader, search=search, where=where, name=name, step=step)
+    with usage_mistakes():
+        found = find_samples(reader, search=search, where=where, name=name, step=step)
     is_descending = sort is not None and sort.startswith("-")
     column = sort[1:] if sort is not None and is_descending else sort
     shown = found.take(order_samples(found, column, descending=is_descending, near=near)[:limit])
@@ -61,7 +62,7 @@ def samples(
         return
     is_asked = search or where or name or step is not None
     if not found.count:
-        what = "no text samples that fit" if is_asked else "no text samples"
+        what = "no matching text samples" if is_asked else "no text samples"
         click.echo(f"Run {shorten_run_id(str(reader.run_id))} of {source.store} has {what}.")
         return
 
@@ -93,9 +94,9 @@ def _print_rows(console: Console, rows: Columns, *, characters: int | None) -> N
             line = Text("  ").append(f"{column}: ", "cyan")
             line.append(text if not left else text[:characters], lines=True)
             if left:
-                line.append(f" … {left} characters more; --full shows them", "dim")
+                line.append(f" … {left} more characters; --full prints them", "dim")
             lost = (sample.cut or {}).get(column)
             if lost is not None:
-                line.append(f" (cut when it was logged; it had {lost} characters)", "dim")
+                line.append(f" (truncated when logged, from {lost} characters)", "dim")
             console.print(line)
         console.print()

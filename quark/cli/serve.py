@@ -21,75 +21,72 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--host", help="Where to listen [default: 127.0.0.1, this machine only].")
-@click.option("--port", type=int, help="Port; 0 takes a free one [default: 7411].")
+@click.option("--host", help="Address to listen on.", show_default="127.0.0.1")
+@click.option("--port", type=int, help="Port to listen on; 0 uses a free one.", show_default="7411")
 @click.option(
     "--store",
     metavar="URL",
-    help="sqlite:///DIR/service.db keeps everything in DIR; "
-    "postgresql+psycopg://USER@HOST/DATABASE needs --artifacts too "
-    "[default: sqlite:///quark-service/service.db].",
+    help="Database: sqlite:///DIR/service.db, or postgresql+psycopg://USER@HOST/DATABASE with "
+    "--artifacts.",
+    show_default="sqlite:///quark-service/service.db",
 )
 @click.option(
-    "--artifacts", metavar="URL", help="Folder of payloads [default: beside a SQLite store]."
+    "--artifacts",
+    metavar="URL",
+    help="Folder of artifact files.",
+    show_default="beside a SQLite database",
 )
 @click.option(
     "--allowed-host",
     "allowed_hosts",
     metavar="NAME",
     multiple=True,
-    help="A name that clients call this server by, such as that of the proxy before it; repeat "
-    "for several, * for any [default: this machine's names for itself, and its addresses].",
+    help="Host name that clients use, such as a proxy's; * allows all. Repeatable.",
+    show_default="the names and addresses of this machine",
 )
-@click.option(
-    "--ui",
-    is_flag=True,
-    default=None,
-    help="Serve the page too, at the same address: whoever has a key logs in.",
-)
+@click.option("--ui", is_flag=True, default=None, help="Serve the web UI at the same address.")
 @click.option(
     "--allow-edit",
     is_flag=True,
     default=None,
-    help="Let keys with the scope write change runs on the page, and ask them to stop.",
+    help="Allow keys with the scope write to edit and stop runs.",
 )
 @click.option(
     "--keep-sources",
     is_flag=True,
     default=None,
-    help="Keep the code of trainings here, secrets replaced; without it paths and hashes alone. "
-    "Whoever may read the workspace may read it.",
+    help="Store the source code of runs, without secrets, for all readers of the workspace.",
 )
 @click.option(
     "--notify",
     metavar="[WORKSPACE=]URL",
     multiple=True,
-    help="Tell of runs that fail or are lost, and of alerts, there: slack://…, mailto://…, "
-    "webhook+https://… (extra notify); repeat for several. Others of this machine see what stands "
-    "here: QUARK_SERVE_NOTIFY and the file of --config keep it from them.",
+    help="Notify about runs and alerts: slack://…, mailto://…, webhook+https://… Repeatable.",
 )
 @click.option(
     "--notify-on",
     metavar="WORDS",
-    help="A severity, from which on alerts are told, and ends of runs "
-    "[default: error, failed, lost].",
+    help="Minimum alert severity and run states to notify about.",
+    show_default="error, failed, lost",
 )
-@click.option("--workers", type=int, help="Processes [default: 1].")
-@click.option("--migrate", is_flag=True, help="Bring databases of an older version to this one.")
+@click.option("--workers", type=int, help="Number of processes.", show_default="1")
+@click.option("--migrate", is_flag=True, help="Upgrade databases of an older version.")
 @click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="TOML file with the same settings and a table [limits].",
+    help="TOML file with the same options and a table [limits].",
 )
-@click.option("--show-first-key", is_flag=True, help="Print the first key, terminal or not.")
+@click.option(
+    "--show-first-key", is_flag=True, help="Print the first key, also if stdout is not a terminal."
+)
 def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **options: Any) -> None:
-    """Serve runs to many users and machines.
+    """Run the server for a team.
 
-    Every setting can be an environment variable too, such as QUARK_SERVE_STORE or
-    QUARK_SERVE_LIMITS_BODY_BYTES. A first start makes the workspace `default`, and an
-    admin key for whoever runs the server. SIGTERM ends it once it has finished what it
-    accepted.
+    You can also set each option as an environment variable, such as
+    QUARK_SERVE_STORE or QUARK_SERVE_LIMITS_BODY_BYTES. The first start creates the
+    workspace `default` and an admin key. SIGTERM stops the server after it has
+    finished the accepted requests.
     """
     require_service()
     make_files_private()
@@ -102,7 +99,7 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = load_config(options, os.environ, config_path)
     if config.allow_edit and not config.ui:
-        raise click.UsageError("--allow-edit is about the page: give --ui too")
+        raise click.UsageError("--allow-edit requires --ui.")
     deployment = Deployment(config)
     try:
         # A place that cannot be is told before anything is made.
@@ -118,14 +115,14 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
     url = f"http://{show_host(config.host)}:{port}"
     if not is_loopback(config.host):
         click.echo(
-            f"quark: warning: {config.host} can be reached from other machines, and keys would "
-            "cross the network as they are: put a proxy that speaks TLS before this server",
+            f"quark: warning: {config.host} is reachable from other machines, and API keys are "
+            "sent unencrypted. Put a TLS proxy in front of this server.",
             err=True,
         )
         if not config.allowed_hosts:
             click.echo(
-                "quark: clients may call this server by its addresses and by "
-                f"{find_own_name(config.host)}; --allowed-host NAME lets in another name",
+                "quark: clients may use this server's addresses and the name "
+                f"{find_own_name(config.host)}. --allowed-host NAME allows another name.",
                 err=True,
             )
     _tell_key(first_key, f"http://{show_host(find_own_name(config.host))}:{port}", config)
@@ -134,8 +131,8 @@ def serve(config_path: Path | None, migrate: bool, show_first_key: bool, **optio
         f"processes: {config.workers}; API: {url}/docs)"
     )
     if config.ui:
-        changes = "; keys with the scope write may change runs" if config.allow_edit else ""
-        click.echo(f"The page is on {url}/: log in with a key{changes}.")
+        changes = "; keys with the scope write may edit runs" if config.allow_edit else ""
+        click.echo(f"Web UI: {url}/ (log in with an API key{changes}).")
     sys.stdout.flush()
     try:
         run_server(config, bound, make_page=_find_page(config))
@@ -191,20 +188,18 @@ def _tell_key(key: str | None, url: str, config: ServiceConfig) -> None:
     create = f"  quark keys create --store {shlex.quote(_show_store(config.store_url))}"
     if key:
         click.echo(
-            "This key is for you, and is shown once. It may make and revoke keys: keep it\n"
-            "off the machines that train.\n"
+            "Admin key, shown once. It can create and revoke keys: do not store it on\n"
+            "training machines.\n"
             f"  {key}"
         )
     else:
-        click.echo(
-            f"The workspace `default` is new. Make a key for yourself:\n{create} --scope admin"
-        )
+        click.echo(f"Created the workspace `default`. Create an admin key:\n{create} --scope admin")
     click.echo(
-        "For a training, make a key that may write and read runs, and nothing else:\n"
+        "For training jobs, create a key that can only log and read runs:\n"
         f"{create} --name training\n"
-        "and on the machine that trains:\n"
+        "and on the training machine, set:\n"
         f"  export QUARK_PERSISTENCE_URL={url}\n"
-        "  export QUARK_USER_KEY=<the key that it prints>"
+        "  export QUARK_USER_KEY=<the printed key>"
     )
 
 

@@ -19,19 +19,19 @@ _DEFAULT_STORE = "sqlite:///quark-service/service.db"
 
 
 STORE = option(
-    "Store of the service: sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE.",
+    "Database of the server: sqlite:///PATH or postgresql+psycopg://USER@HOST/DATABASE.",
     metavar="URL",
     envvar="QUARK_SERVE_STORE",
     show_envvar=True,
     default=_DEFAULT_STORE,
 )
 ARTIFACTS = option(
-    "Folder of payloads, as the server has it [default: beside a SQLite store].",
+    "Folder of artifact files, as the server is configured.",
     metavar="URL",
     envvar="QUARK_SERVE_ARTIFACTS",
     show_envvar=True,
     default="",
-    show_default=False,
+    show_default="beside a SQLite database",
 )
 
 
@@ -43,17 +43,15 @@ def require_service() -> None:
     """
     if os.open not in os.supports_dir_fd:
         raise SessionStoreError(
-            "the persistence service runs on Linux and macOS, not on this system, which cannot "
-            "keep payloads from being led elsewhere by links. Trainings here can log to a "
-            "service that runs there: set QUARK_PERSISTENCE_URL"
+            "the Quark server runs on Linux and macOS only. This machine can log to a server: "
+            "set QUARK_PERSISTENCE_URL."
         )
     try:
         import httptools  # noqa: F401
         import sqlalchemy  # noqa: F401
     except ImportError as error:
         raise SessionStoreError(
-            f"{error.name} is missing, which the persistence service needs: "
-            'pip install "quark-tracker[service]"'
+            f'the Quark server needs {error.name}: `pip install "quark-tracker[service]"`.'
         ) from None
 
 
@@ -88,6 +86,5 @@ def open_deployment(store: str, *, artifacts: str = "", make: bool = False) -> D
         return deployment
     except ImportError as error:
         raise SessionStoreError(
-            f"{error.name} is missing, which PostgreSQL needs: "
-            'pip install "quark-tracker[postgres]"'
+            f'PostgreSQL needs {error.name}: `pip install "quark-tracker[postgres]"`.'
         ) from None

@@ -66,24 +66,25 @@ def show(
     *,
     run: str = RUN,
     source: RunSource = SOURCE,
-    logs: int = option(
-        "Events to show, the newest of them; 0 for none.", least=0, default=_LOG_LINES
-    ),
-    metrics: int = option("Metrics to show, sorted by name.", least=0, default=_METRICS),
+    logs: int = option("Number of newest events to show.", least=0, default=_LOG_LINES),
+    metrics: int = option("Number of metrics to show, sorted by name.", least=0, default=_METRICS),
     after: str | None = option(
-        "Only metrics whose names come after this one.",
+        "Only metrics whose names sort after this one.",
         metavar="NAME",
         shell_complete=complete_metrics,
     ),
     why: str | None = option(
-        "Only where the setting KEY has its value from, or all below it; without KEY, of all.",
+        "Print only the origin of the config value KEY, or of all values.",
         metavar="KEY",
         flag_value="",
         is_flag=False,
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show RUN (its ID, unique prefix or name): summary, config, metrics, logs."""
+    """Show a run's config, metrics and latest events.
+
+    RUN is a run ID, unique prefix or name.
+    """
     stored = source.find(run)
     if why is not None:
         from quark.cli.run_view import print_origins
@@ -166,7 +167,7 @@ def _summary_panel(
     commit = (run.git_commit or "")[:10]
     if commit:
         commit += f" ({git['branch']})" if git.get("branch") else ""
-        commit += " with local changes" if git.get("dirty") else ""
+        commit += ", with uncommitted changes" if git.get("dirty") else ""
     state = describe_run_state(stored)
     if stored.progress is not None and stored.state == "running":
         state.append(f" ({stored.progress.describe(now_us())})", style="dim")
@@ -211,7 +212,7 @@ def _find_place(run_path: str | None) -> str | None:
     if not run_path or Path(run_path).exists():
         return run_path
     store = Path(run_path).parent.parent
-    return f"{store} (all of it is in the store's files)" if store.is_dir() else run_path
+    return f"{store} (merged into the store's files)" if store.is_dir() else run_path
 
 
 def _describe_last_sign(stored: StoredRun, last_metric_at: str | None) -> str:
@@ -243,9 +244,7 @@ def _shorten_time(text: str) -> str:
 
 def _describe_stop(request: StopRequest) -> str:
     seen = request.seen_at
-    known = (
-        "not yet known to the training" if seen is None else f"known since {_shorten_time(seen)}"
-    )
+    known = "not yet received" if seen is None else f"received {_shorten_time(seen)}"
     return f"{request.describe()} ({known})"
 
 
@@ -269,7 +268,7 @@ def _values_table(
         shown = Text(value if isinstance(value, str) else _compact(value))
         table.add_row(Text(key), shown, *([Text(origins.get(key, ""))] if origins else []))
     if len(lines) > _CONFIG_LINES:
-        table.add_row("…", f"{len(lines) - _CONFIG_LINES} more; --json has them all")
+        table.add_row("…", f"{len(lines) - _CONFIG_LINES} more; --json prints all")
     return table
 
 
@@ -329,7 +328,7 @@ def _print_plots(console: Console, summaries: Sequence[MetricSummary]) -> None:
         blocks.append(text)
     console.print(SideBySide(blocks, padding=(0, 4)))
     if len(chosen) > _PLOTS:
-        console.print(f"{len(chosen) - _PLOTS} more curves are not drawn.", style="dim")
+        console.print(f"{len(chosen) - _PLOTS} more curves not drawn.", style="dim")
 
 
 def _print_rest(console: Console, run: RunSummary, shown: str) -> None:
@@ -338,7 +337,7 @@ def _print_rest(console: Console, run: RunSummary, shown: str) -> None:
     left = len(keys) - bisect_right(keys, shown)
     if left:
         console.print(
-            f"{left} more metrics: --after {shlex.quote(shown)} shows the next, --json all.",
+            f"{left} more metrics: --after {shlex.quote(shown)} shows the next, --json prints all.",
             style="dim",
             soft_wrap=True,
         )

@@ -38,31 +38,31 @@ def sources(
     run: str = RUN,
     path: str | None = argument(),
     other: str | None = option(
-        "What the sources of this run differ in from those of RUN.",
+        "Show how the source code of OTHER differs from that of RUN.",
         "--diff",
         metavar="OTHER",
         shell_complete=complete_runs,
     ),
-    restore: Path | None = option(
-        "Write the files into this directory, which must be new or empty.", type=FOLDER
+    restore: Path | None = option("Write the files to this new or empty directory.", type=FOLDER),
+    attempt: int | None = option("Attempt to read.", least=0, show_default="the newest"),
+    wants_git: bool = option(
+        "Print the uncommitted changes of files that git tracks.", "--git-diff"
     ),
-    attempt: int | None = option("Of this attempt [default: the newest].", least=0),
-    wants_git: bool = option("What git's tracked files differed in.", "--git-diff"),
     source: RunSource = SOURCE,
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the code that RUN (an ID, unique prefix or name) was made of.
+    """Show, compare or restore a run's source code.
 
-    With PATH that file is printed; with --diff what another run had in its place, with
-    --restore the files are written out. With
-    QUARK_SOURCES=off runs keep none of their code.
+    RUN is a run ID, unique prefix or name. Without options, the files are listed.
+    With PATH, this file is printed. With QUARK_SOURCES=off, runs save no source
+    code.
     """
     from quark.provenance.sources import read_git_changes, read_sources
 
     if sum((path is not None and other is None, restore is not None, wants_git)) > 1 or (
         other is not None and (restore is not None or wants_git)
     ):
-        raise click.UsageError("give one of PATH, --diff, --restore and --git-diff")
+        raise click.UsageError("Pass only one of PATH, --diff, --restore and --git-diff.")
     run_id = str(source.find(run).run.id)
     if wants_git:
         _print_text(read_git_changes(source.reader, run_id, attempt=attempt) or "")
@@ -115,8 +115,8 @@ def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
     table = make_table({"file": FOLD, "size": RIGHT, "sha256": WHOLE, "": FOLD})
     for file in kept.files:
         notes = [file.reason] if file.reason else []
-        notes += ["the main script"] if file.path == kept.main else []
-        notes += ["altered while it ran"] if file.path in kept.changed else []
+        notes += ["main script"] if file.path == kept.main else []
+        notes += ["changed while the run was running"] if file.path in kept.changed else []
         table.add_row(
             Text(file.path),
             format_bytes(file.size_bytes),
@@ -126,27 +126,24 @@ def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
     console = Console()
     console.print(table)
     for name, reason in kept.left_out.items():
-        console.print(Text(f"not kept: {name}: {reason}"))
+        console.print(Text(f"not saved: {name}: {reason}"))
     if kept.outside:
-        console.print(Text(f"imported from elsewhere, not kept: {', '.join(kept.outside)}"))
+        console.print(Text(f"imported from other folders, not saved: {', '.join(kept.outside)}"))
     total = format_bytes(sum(file.size_bytes for file in kept.files))
     counted = format_count(len(kept.files), "file")
     console.print(Text(f"{counted}, {total}, digest {kept.digest[:_SHOWN_DIGITS]}"))
-    console.print(
-        Text(f"They lay in {kept.root}; attempt {kept.attempt} was begun as {kept.entry}.")
-    )
+    console.print(Text(f"Folder: {kept.root}. Attempt {kept.attempt}, started as {kept.entry}."))
     if len(attempts) > 1:
         told = ", ".join(map(str, attempts))
-        console.print(Text(f"Attempts {told} have sources; --attempt N shows those of another."))
+        console.print(Text(f"Attempts with sources: {told}. --attempt N shows another one."))
 
 
 def _print_file(kept: KeptSources, path: str, *, as_json: bool) -> None:
     file = kept.find(path)
     if file is None:
         raise click.ClickException(
-            f"run {shorten_run_id(kept.run_id)} has no source file {path!r}: it has "
-            f"{format_count(len(kept.files), 'file')}, which `quark sources "
-            f"{shorten_run_id(kept.run_id)}` lists"
+            f"run {shorten_run_id(kept.run_id)} has no source file {path!r}. "
+            f"`quark sources {shorten_run_id(kept.run_id)}` lists its files."
         )
     if as_json:
         print_json({**(_describe_file(file) or {}), "text": file.text})
@@ -221,7 +218,7 @@ def _place(path: str) -> tuple[str, ...] | None:
 def _restore(kept: KeptSources, folder: Path, *, as_json: bool) -> None:
     try:
         if folder.is_symlink() or (folder.exists() and any(folder.iterdir())):
-            raise click.ClickException(f"{folder} is not empty: give a new directory")
+            raise click.ClickException(f"{folder} is not empty. Pass a new directory.")
     except OSError as error:
         raise click.ClickException(f"{folder}: {error.strerror or error}") from error
     out = OutputFolder(folder)
@@ -252,10 +249,11 @@ def _restore(kept: KeptSources, folder: Path, *, as_json: bool) -> None:
         )
         return
     count = len(kept.files)
-    are = "file is" if count == 1 else "files are"
-    click.echo(f"{len(written) + len(altered)} of {count} {are} in {folder}")
+    click.echo(
+        f"Restored {len(written) + len(altered)} of {format_count(count, 'file')} to {folder}."
+    )
     for file in altered:
-        click.echo(clean_line(f"{file.path}: {file.reason}; it is not what ran"), err=True)
+        click.echo(clean_line(f"{file.path}: {file.reason}; not the exact file that ran"), err=True)
     for file in missing:
-        reason = file.reason or "its name is none that is written"
-        click.echo(clean_line(f"{file.path} is not there: {reason}"), err=True)
+        reason = file.reason or "its name is not safe to write"
+        click.echo(clean_line(f"{file.path} was not restored: {reason}"), err=True)

@@ -20,6 +20,7 @@ from quark.cli.store_access import (
     usage_mistakes,
 )
 from quark_core.config.arguments import resolve_storage_dir
+from quark_core.runs.run_ids import shorten_run_id
 from quark_core.system.terminal_text import clean_line
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def stop(
     *,
     run: str = RUN,
     storage_dir: Path | None = STORAGE_DIR,
-    reason: str | None = option("Why, for who looks at the run."),
+    reason: str | None = option("Reason, shown with the run."),
     wait_s: float = option(
-        "How long to wait until the training knows; 0 does not wait.",
+        "Seconds to wait for an answer; 0 does not wait.",
         "--wait",
         least=0,
         metavar="SECONDS",
@@ -48,14 +49,20 @@ def stop(
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Ask the training of RUN (its ID, unique prefix or name) to stop.
+    """Ask a running training process to stop.
 
-    It learns of it within a heartbeat (10 s), and stops where its loop looks at
-    session.stop_requested, was started with on_stop="raise", or is that of Lightning,
-    Transformers or Accelerate. No process is ended. Exit status 1 where the training has not
-    said in time that it knows. With QUARK_PERSISTENCE_URL the key in QUARK_USER_KEY needs the
-    scopes read and write.
-    """
+    RUN is a run ID, unique prefix or name. The process receives the request within
+    10 s. It stops if its loop checks session.stop_requested, if it was started with
+    on_stop="raise", or if Lightning, Transformers or Accelerate runs the loop. No
+    process is killed. On a Quark server, the key in QUARK_USER_KEY needs the scopes
+    read and write.
+
+    \b
+    Exit codes:
+      0    the process received the request, the run has ended, or --wait is 0
+      1    the store cannot be read, or no answer came within --wait seconds
+      2    usage error
+    """  # noqa: D301 - click wants the character
     from quark_core.runs.run_editing import stop_run
 
     store = open_store(storage_dir)
@@ -98,21 +105,22 @@ def _say(
     storage_dir: Path | None,
 ) -> None:
     where = "" if storage_dir is None else f" -d {shlex.quote(str(storage_dir))}"
+    follow = f"quark show {shorten_run_id(str(stored.run.id))}{where}"
     click.echo(clean_line(f"{request.describe()}."))
     if stored.state == "lost":
-        click.echo(f"But its process is gone ({stored.lost_reason}): the run is lost.")
+        click.echo(f"But the run is lost: {stored.lost_reason}.")
     elif stored.state != "running":
         click.echo(f"The run has ended: {stored.state}.")
     elif seen is not None:
         click.echo(
-            "The training knows, and stops where its loop looks: session.stop_requested, "
-            f'on_stop="raise", or a framework\'s loop. quark show {stored.run.id}{where} says when.'
+            "The process received the request. It stops when its loop checks "
+            f'session.stop_requested, with on_stop="raise", or in a framework\'s loop: {follow}'
         )
     elif wait_s:
         click.echo(
-            f"The training has not said within {wait_s:g} s that it knows. It may be of a Quark "
-            "that never looks, out of reach of the store, or stuck; the request stands. Where it "
-            "trains, Ctrl-C or SIGTERM end it."
+            f"No answer from the training process within {wait_s:g} s. It may be stuck, or cannot "
+            "reach the store. The request stays active. To end the process now, press Ctrl-C or "
+            "send SIGTERM on its machine."
         )
     else:
-        click.echo(f"The training learns of it within 10 s: quark show {stored.run.id}{where}")
+        click.echo(f"The process receives the request within 10 s: {follow}")

@@ -18,10 +18,16 @@ from quark_core.backends.edits import SupportsRemoval
 from quark_core.backends.run_summary import StoredRun
 from quark_core.config.arguments import check_run_id, resolve_storage_dir
 from quark_core.errors import RunNotFoundError, SchemaValidationError, SessionStoreError
-from quark_core.formatting import join_first
+from quark_core.formatting import format_count, join_first
 from quark_core.records import AlertRecord, HealthScoreRecord
 from quark_core.runs.backend_choice import open_reader
-from quark_core.runs.run_ids import describe_near, find_labels, name_store
+from quark_core.runs.run_ids import (
+    LEAST_CHARACTERS,
+    describe_near,
+    find_labels,
+    name_store,
+    shorten_run_id,
+)
 from quark_core.system.terminal_text import clean_line, escape_json
 
 if TYPE_CHECKING:
@@ -33,12 +39,16 @@ _ANALYZER = "analyzer"
 _LISTED = 5
 
 STORAGE_DIR = option(
-    "Storage root of the runs [default: the working directory, or a store above it].", "-d"
+    "Folder with the .quark store.",
+    "-d",
+    show_default="the working directory, or the nearest parent that has a store",
 )
 BACKEND = option(
-    "Read from here in place of the store: mlflow+http://HOST:PORT, csv:DIR …", "-b", metavar="URI"
+    "Read from this backend instead of the store, such as mlflow+http://HOST:PORT or csv:DIR.",
+    "-b",
+    metavar="URI",
 )
-AS_JSON = option("Print JSON for other programs.", "--json")
+AS_JSON = option("Print JSON.", "--json")
 
 
 def open_store(storage_dir: Path | None) -> SupportsPrimary:
@@ -77,12 +87,14 @@ def find_run(store: SupportsRead, text: str, place: str | None = None) -> Stored
     if not found:
         if trashed := _find_in_trash(store, text):
             raise RunNotFoundError(
-                f"{text!r} is in the trash ({', '.join(trashed[:5])}) of {where}: "
-                f"`quark restore {text}` puts it back"
+                f"run {text!r} is in the trash of {where} "
+                f"({', '.join(map(shorten_run_id, trashed[:5]))}). "
+                f"`quark restore {text}` restores it."
             )
-        near = describe_near(store, text) if text else ""
+        near = describe_near(store, text) if len(text) >= LEAST_CHARACTERS else ""
         raise RunNotFoundError(
-            f"no run begins with {text!r} in {where}; `quark runs` lists them{near}"
+            f"no run matches {text!r} (ID, unique prefix or name) in {where}. "
+            f"`quark runs` lists the runs{near}"
         )
     if len(found) > 1:
         raise RunNotFoundError(describe_several(text, found, labels))
@@ -111,8 +123,8 @@ def describe_several(text: str, found: Sequence[str], names: Mapping[str, str | 
         run_id if names[run_id] in (None, "", text) else f'{run_id} "{names[run_id]}"'
         for run_id in found
     ]
-    hint = "name one by its id" if text in map(names.get, found) else "give more of it"
-    return f"{text!r} fits {len(found)} runs: {clean_line(join_first(listed, _LISTED))}; {hint}"
+    hint = "Pass the run ID." if text in map(names.get, found) else "Pass a longer prefix."
+    return f"{text!r} matches {len(found)} runs: {clean_line(join_first(listed, _LISTED))}. {hint}"
 
 
 def find_by_id(store: SupportsRead, run_id: str) -> StoredRun | None:
@@ -142,7 +154,7 @@ def print_json(value: Any) -> None:
     try:
         text = json.dumps(make_finite(value), indent=2, ensure_ascii=False)
     except RecursionError:
-        raise SessionStoreError("what this store has is nested too deeply to be printed") from None
+        raise SessionStoreError("a value in this store is nested too deeply to print") from None
     click.echo(escape_json(text))
 
 
@@ -173,7 +185,7 @@ def write_file(path: Path, option: str, write: Callable[[Path], Path]) -> Path:
     except OSError as error:
         why = error.strerror or str(error)
         raise click.ClickException(
-            f"{path} cannot be written: {why}. Name another file with {option}."
+            f"{path} cannot be written: {why}. Pass another file with {option}."
         ) from error
 
 
@@ -249,8 +261,8 @@ class RunSource:
         shown = suggest_names(project, known) or known[:_MOST_PROJECTS]
         more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         raise click.UsageError(
-            f"{argument}: there is no project {project!r} in {self.store}; there are "
-            f"{', '.join(map(repr, shown))}{more}"
+            f"{argument}: no project {project!r} in {self.store}. Projects: "
+            f"{', '.join(map(repr, shown))}{more}."
         )
 
     def find(self, run: str) -> StoredRun:
@@ -278,7 +290,9 @@ class RunSource:
         """
         parts = [part.strip() for part in text.split(",")]
         if not all(parts):
-            raise click.UsageError(f"RUN {text!r}: between two commas there must be a run")
+            raise click.UsageError(
+                f"{text!r} has an empty entry. Separate runs with single commas."
+            )
         found = [self.find(part) for part in parts]
         return [self.read(one) for one in {one.run.id: one for one in found}.values()]
 
@@ -323,7 +337,7 @@ class RunSource:
         unknown = [record.score_key for record in records if not record.is_known]
         if unknown:
             told += f"; health not known: {', '.join(dict.fromkeys(unknown))}"
-        return f"alerts: {told}, analyzed at generation {number}: quark analyze {run_id}"
+        return f"alerts: {told} (analysis {number}): quark analyze {shorten_run_id(run_id)}"
 
     def describe_unstored(self, run_id: str) -> str | None:
         """A line that says that a run is not whole in its store, or None.
@@ -336,12 +350,12 @@ class RunSource:
 
         root = resolve_storage_dir(self.storage_dir)
         if list_lost(root, run_id):
-            return f"a part of this run is lost: quark doctor -d {shlex.quote(str(root))}"
+            return f"Some records of this run are damaged: quark doctor -d {shlex.quote(str(root))}"
         keeps_journal = bool(getattr(self.reader, "keeps_journal", False))
         if not count_unstored(root, run_id, keeps_journal=keeps_journal):
             return None
         place = shlex.quote(str(root))
-        return f"not everything of this run is in the store yet: quark sync {place}"
+        return f"Some records of this run are not in the store yet: quark sync {place}"
 
     def _describe_mirrors(self, run_id: str) -> str | None:
         """A line that says what a run's mirrors lack that nobody delivers now, or None."""
@@ -352,7 +366,7 @@ class RunSource:
         root = resolve_storage_dir(self.storage_dir)
         states = survey_mirrors(root, root / ".quark" / "runs" / run_id, run_id)
         lacking = [
-            f"{state.backend} lacks {state.waiting} records"
+            f"{state.backend} lacks {format_count(state.waiting, 'record')}"
             for state in states
             if state.state == "waiting" and not state.primary
         ]

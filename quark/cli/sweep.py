@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from quark.cli.command_groups import LongInHelp, SuggestingGroup
+from quark.cli.command_groups import SuggestingGroup
 from quark.cli.completion import complete_metrics, complete_projects, complete_sweeps
 from quark.cli.options import Combined, argument, option, takes_options
 from quark.cli.store_access import (
@@ -49,7 +49,7 @@ class _Sweeps(SuggestingGroup):
 
 @click.group(cls=_Sweeps)
 def sweep() -> None:
-    """Search the best parameters of a training, with any number of workers.
+    """Search hyperparameters with any number of workers.
 
     \b
     quark sweep new lr-search -p digits --set lr=log:1e-5:1e-1 --metric val/acc --mode max
@@ -59,7 +59,7 @@ def sweep() -> None:
 
 
 _PROJECT = option(
-    "Of this project, where several have a sweep of this name.",
+    "Project of the sweep, if several projects have one of this name.",
     "-p",
     shell_complete=complete_projects,
 )
@@ -72,34 +72,37 @@ _GIVEN: Any = Combined(
         "search": (
             str,
             option(
-                "random, grid, halving, asha; with Optuna tpe, hyperband, cmaes; "
-                '"halving(rate=0.3)".',
+                "Algorithm: random, grid, halving, asha; with Optuna also tpe, hyperband, cmaes.",
                 metavar="SEARCH",
                 default="random",
             ),
         ),
-        "trials": (int | None, option("How many trials it has at most.", least=1)),
+        "trials": (int | None, option("Maximum number of trials.", least=1)),
         "budget": (
             int | None,
-            option("Steps of one whole trial, for halving and the like.", least=1),
+            option("Number of steps of a full trial; for halving and asha.", least=1),
         ),
         "constraints": (
             tuple[str, ...],
             option(
-                'What must hold besides, such as "latency_ms <= 20".',
+                'Condition on another metric, such as "latency_ms <= 20". Repeatable.',
                 "--constraint",
                 metavar="TEXT",
             ),
         ),
-        "max_failures": (int | None, option("Tries of a trial that fails [3].", least=1)),
-        "stop": (bool, option("A trial that is stopped early ends in metrics.log.")),
-        "stop_broken": (bool, option("Stop trials that explode or learn nothing.")),
-        "seed": (int, option("Of the search.", least=0, default=0)),
+        "max_failures": (
+            int | None,
+            option("Maximum number of attempts of a failing trial.", least=1, show_default="3"),
+        ),
+        "stop": (bool, option("End a trial that is stopped early at its next metrics.log call.")),
+        "stop_broken": (bool, option("Stop trials that diverge or do not learn.")),
+        "seed": (int, option("Seed of the search.", least=0, default=0)),
         "lease_s": (
             float | None,
             option(
-                "After how long without a word somebody else gets a trial [60].",
+                "Seconds without a heartbeat before a trial is reassigned.",
                 "--lease",
+                show_default="60",
                 metavar="SECONDS",
             ),
         ),
@@ -114,36 +117,37 @@ def new(
     *,
     name: str = argument(),
     project: str = option(
-        "The project that it belongs to.", "-p", required=True, shell_complete=complete_projects
+        "Project of the sweep.", "-p", required=True, shell_complete=complete_projects
     ),
     settings: tuple[str, ...] = option(
-        "A parameter: lr=log:1e-5:1e-1, width=int:16:128, dropout=uniform:0:0.5 or "
-        "optimizer=adam,sgd; repeat for each.",
+        "Parameter: lr=log:1e-5:1e-1, width=int:16:128, dropout=uniform:0:0.5 or "
+        "optimizer=adam,sgd. Repeatable.",
         "--set",
         metavar="NAME=VALUES",
     ),
     space_file: Path | None = option(
-        "The same from a file of JSON, TOML or YAML; Ato's and W&B's are read too.",
+        "JSON, TOML or YAML file with parameters, also in the format of Ato or W&B.",
         "--space",
         metavar="FILE",
     ),
     metrics: tuple[str, ...] = option(
-        "What is to get better, as it is logged; repeat for several.",
+        "Logged metric to optimize, such as val/acc. Repeatable.",
         "--metric",
         required=True,
         shell_complete=complete_metrics,
     ),
     modes: tuple[Literal["min", "max"], ...] = option(
-        "Which way; for each metric [default: by its name].", "--mode"
+        "Direction in which the metric improves. Repeatable.", "--mode", show_default="by its name"
     ),
     given: dict[str, Any] = _GIVEN,
     storage_dir: Path | None = STORAGE_DIR,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Open the sweep NAME; where it is there already with the same definition, say so.
+    """Create a sweep, or find the existing one.
 
-    Nothing runs by this: `quark sweep run NAME -- COMMAND` does, here and on any machine
-    that reaches the store.
+    Creating a sweep starts no trial. `quark sweep run NAME -- COMMAND` runs trials,
+    on each machine that can reach the store. If a sweep of this name has the same
+    definition, the command succeeds.
     """
     from quark.sweeps.sweep import sweep as open_sweep
 
@@ -164,9 +168,9 @@ def new(
     if as_json:
         print_json(stored.to_dict())
         return
-    _say(f"The sweep {stored.name} of {stored.project} is there.")
+    _say(f"Sweep {stored.name!r} of project {stored.project!r} is ready.")
     where = _repeat(stored, storage_dir)
-    _say(f"quark sweep run {where} -- python train.py runs it, here and anywhere")
+    _say(f"To start a worker: quark sweep run {where} -- python train.py")
 
 
 def _read_space(settings: tuple[str, ...], space_file: Path | None) -> dict[str, object]:
@@ -178,7 +182,7 @@ def _read_space(settings: tuple[str, ...], space_file: Path | None) -> dict[str,
         space[name] = values
     if not space:
         raise SchemaValidationError(
-            f"--set or --space must say what to search: --set NAME=VALUES with {FORMS}"
+            f"Pass the parameters with --set NAME=VALUES or --space FILE. VALUES is {FORMS}."
         )
     return space
 
@@ -188,7 +192,7 @@ def _find_modes(metrics: tuple[str, ...], modes: tuple[str, ...]) -> str | list[
 
     if len(modes) not in (0, 1, len(metrics)):
         raise SchemaValidationError(
-            f"--mode must be given once, or once for each of the {len(metrics)} metrics"
+            f"Pass --mode once, or once for each of the {len(metrics)} metrics."
         )
     chosen = list(modes) * len(metrics) if len(modes) == 1 else list(modes)
     try:
@@ -209,34 +213,37 @@ def run(
     command: tuple[str, ...] = argument(type=click.UNPROCESSED),
     project: str | None = _PROJECT,
     workers: int = option(
-        "How many trials run at once.", "-w", least=1, most=_MOST_WORKERS, cls=LongInHelp, default=1
+        "Number of trials to run at the same time.", least=1, most=_MOST_WORKERS, default=1
     ),
-    limit: int | None = option("Run this many trials at most.", "-n", least=1),
+    limit: int | None = option("Maximum number of trials to run.", "-n", least=1),
     form: Literal["flags", "assignments", "none"] = option(
-        "How parameters are appended: --lr 0.01, or lr=0.01 (Hydra, quark.Layers).",
+        "Form of the appended parameters: --lr 0.01, or lr=0.01 (Hydra, quark.Layers).",
         "--arguments",
         default="flags",
     ),
-    no_wait: bool = option("End where other workers have all that is left."),
+    no_wait: bool = option("Exit if all remaining trials belong to other workers."),
     storage_dir: Path | None = STORAGE_DIR,
 ) -> None:
-    """Run COMMAND for one trial of the sweep NAME after another, until none is left.
+    """Run COMMAND for each trial of a sweep.
 
-    The parameters of the trial are appended as --lr 0.01 --layers 2. Where COMMAND has
-    {lr} or {parameters} (all as JSON) in it, these are filled in instead. QUARK_PARAMETERS has
-    them all as JSON, and QUARK_TRIAL names the trial: quark.start_run takes it up by itself.
-    Start it as often as you like, on any machine that reaches the store.
+    Start this command as often as you like, on each machine that can reach the
+    store. Each call runs trials until none is left.
 
-    Ctrl-C is passed on, and gives the trials back: somebody goes on with them later. A second
-    one kills what still runs.
+    The trial's parameters are appended as --lr 0.01 --layers 2. If COMMAND contains
+    {lr} or {parameters} (all as JSON), these are replaced instead. The environment
+    variable QUARK_PARAMETERS contains all parameters as JSON. QUARK_TRIAL identifies
+    the trial, and quark.start_run uses it automatically.
+
+    Ctrl-C is passed to the running trials and releases them, so that another worker
+    can resume them. A second Ctrl-C kills them.
 
     \b
-    Exit status:
-      0    nothing is left to do
-      1    the store cannot be used
-      2    a mistake in the command line, or a command that begins no run
-      3    every trial that was run here has failed
-      130  Ctrl-C (143: SIGTERM); what ran is given back
+    Exit codes:
+      0    no trial is left
+      1    the store cannot be read or written
+      2    usage error, or COMMAND started no run
+      3    all trials that ran here failed
+      130  Ctrl-C (143: SIGTERM); the running trials are released
     """  # noqa: D301 - click wants the character
     from quark.cli.sweep_agent import AgentChoices, SweepAgent, check_command, check_placeholders
 
@@ -265,9 +272,9 @@ def _say_standing(joined: Sweep, storage_dir: Path | None) -> None:
     said = f"{stored.name}: {describe_counts(stored.counts).plain}"
     if best is not None:
         metrics = [goal.metric for goal in joined.definition.goals]
-        said += f"; the best is {describe_best(best, metrics)}"
+        said += f"; best: {describe_best(best, metrics)}"
     _tell(said)
-    _tell(f"quark sweep show {_repeat(stored, storage_dir)} shows it")
+    _tell(f"to see the sweep: quark sweep show {_repeat(stored, storage_dir)}")
 
 
 @sweep.command()
@@ -277,15 +284,12 @@ def show(
     name: str | None = argument(shell_complete=complete_sweeps),
     project: str | None = _PROJECT,
     limit: int = option(
-        "Show this many trials at most, the best first; 0 for all.",
-        "-n",
-        least=0,
-        default=_SHOWN_TRIALS,
+        "Number of trials to show, best first; 0 shows all.", "-n", least=0, default=_SHOWN_TRIALS
     ),
     storage_dir: Path | None = STORAGE_DIR,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Show the sweep NAME with its trials, or all sweeps there are."""
+    """Show a sweep and its trials, or list all sweeps."""
     with usage_mistakes(), _open(storage_dir) as store:
         if name is None:
             found = store.list_sweeps(project)
@@ -315,10 +319,7 @@ def _print_sweeps(found: list[StoredSweep], where: str) -> None:
         console = Console()
         console.print(make_sweeps_table(found, console.width))
     else:
-        click.echo(
-            f"There is no sweep in {where}. `quark sweep new` opens one, and so does "
-            "quark.sweep(…)."
-        )
+        click.echo(f"No sweeps in {where}. `quark sweep new` or quark.sweep(…) creates one.")
 
 
 def _print_sweep(
@@ -334,8 +335,8 @@ def _print_sweep(
 def pause(
     *, name: str = _NAME, project: str | None = _PROJECT, storage_dir: Path | None = STORAGE_DIR
 ) -> None:
-    """Give no trial of the sweep NAME away any more; those that run go on."""
-    _change(name, project, storage_dir, "paused", "is paused: quark sweep resume goes on with it")
+    """Pause a sweep: start no new trials."""
+    _change(name, project, storage_dir, "paused", "is paused. `quark sweep resume` resumes it")
 
 
 @sweep.command()
@@ -343,8 +344,8 @@ def pause(
 def resume(
     *, name: str = _NAME, project: str | None = _PROJECT, storage_dir: Path | None = STORAGE_DIR
 ) -> None:
-    """Go on with the sweep NAME after a pause."""
-    _change(name, project, storage_dir, "running", "goes on")
+    """Resume a paused sweep."""
+    _change(name, project, storage_dir, "running", "is running again")
 
 
 @sweep.command()
@@ -354,17 +355,14 @@ def retry(
     name: str = _NAME,
     project: str | None = _PROJECT,
     numbers: tuple[int, ...] = option(
-        "Only this one, which may also have failed; may be given several times.",
-        "-t",
-        "--trial",
-        least=0,
-        cls=LongInHelp,
+        "Only this trial, which may also have failed. Repeatable.", "--trial", least=0
     ),
     storage_dir: Path | None = STORAGE_DIR,
 ) -> None:
-    """Try the broken trials of the sweep NAME again, as new ones with the same parameters.
+    """Retry the broken trials of a sweep.
 
-    A trial is broken when it has failed as often as the sweep allows: mend the training first.
+    A trial is broken if it failed as often as the sweep allows. Fix the training
+    script first. Each retry is a new trial with the same parameters.
     """
     with usage_mistakes():
         joined = _join(name, project, storage_dir)
@@ -373,13 +371,13 @@ def retry(
         finally:
             joined.close()
     if not added:
-        _say(f"The sweep {joined.name} has no broken trial that is not tried again already.")
+        _say(f"Sweep {joined.name!r} has no broken trials to retry.")
         return
     pairs = ", ".join(
         f"{each.origin.get('retry_of')} as {each.number}" for each in added[:_MOST_NAMED]
     )
     more = len(added) - _MOST_NAMED
-    _say(f"Tried again: {pairs}{f' and {more} more' if more > 0 else ''}.")
+    _say(f"Retrying trials: {pairs}{f' and {more} more' if more > 0 else ''}.")
 
 
 @sweep.command()
@@ -388,13 +386,22 @@ def cancel(
     *,
     name: str = _NAME,
     project: str | None = _PROJECT,
-    yes: bool = option("Do not ask.", "-y"),
+    yes: bool = option("Do not ask for confirmation.", "-y"),
     storage_dir: Path | None = STORAGE_DIR,
 ) -> None:
-    """End the sweep NAME for good; trials that run come to their end."""
+    """Cancel a sweep permanently.
+
+    Trials that are running continue until they end.
+    """
     if not yes:
-        click.confirm(f"Cancel the sweep {name} for good?", abort=True)
-    _change(name, project, storage_dir, "cancelled", "is cancelled; trials that run end by it")
+        click.confirm(f"Cancel the sweep {name!r} permanently?", abort=True)
+    _change(
+        name,
+        project,
+        storage_dir,
+        "cancelled",
+        "is canceled. Running trials continue until they end",
+    )
 
 
 def _change(
@@ -413,7 +420,7 @@ def _change(
             changed = link.store.update_sweep(found.id, state, by=find_user())
         finally:
             link.close()
-    _say(f"The sweep {changed.name} {said} ({describe_counts(changed.counts).plain}).")
+    _say(f"Sweep {changed.name!r} {said} ({describe_counts(changed.counts).plain}).")
 
 
 def _join(name: str, project: str | None, storage_dir: Path | None) -> Sweep:
@@ -435,15 +442,15 @@ def _find(store: SupportsCoordination, name: str, project: str | None) -> Stored
     if len(found) == 1:
         return found[0]
     if found:
-        projects = ", ".join(sorted(each.project for each in found)[:_NEAR])
+        projects = ", ".join(sorted(repr(each.project) for each in found)[:_NEAR])
         raise SchemaValidationError(
-            f"{len(found)} projects have a sweep {name!r}: say which by --project ({projects})"
+            f"{len(found)} projects have a sweep {name!r}. Choose one with --project: {projects}."
         )
     near = get_close_matches(name, [each.name for each in known], n=_NEAR)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise SchemaValidationError(
-        f"there is no sweep {name!r} in {_name_place(store, project)}; `quark sweep show` lists "
-        f"the sweeps{hint}"
+        f"no sweep {name!r} in {_name_place(store, project)}. `quark sweep show` lists the "
+        f"sweeps.{hint}"
     )
 
 

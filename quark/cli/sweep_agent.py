@@ -302,16 +302,16 @@ def check_command(command: Sequence[str]) -> None:
     """
     if not command or not command[0]:
         raise SchemaValidationError(
-            "say behind -- what to run for each trial, as in: "
-            "quark sweep run NAME -- python train.py"
+            "Pass the command to run for each trial after --, as in "
+            "`quark sweep run NAME -- python train.py`."
         )
     program = command[0]
     if _PLACEHOLDER.search(program) or shutil.which(program) is not None:
         return
     if Path(program).is_file():
-        hint = f"it is no program that may be run; python {program} runs a script"
+        hint = f"it is not executable. To run a script: python {program}"
     else:
-        hint = "there is no such program on the path"
+        hint = "no such program on the PATH"
     raise SchemaValidationError(f"{program!r} cannot be started: {hint}")
 
 
@@ -327,7 +327,7 @@ def check_placeholders(command: Sequence[str], names: Iterable[str]) -> None:
             near = get_close_matches(name, known, n=1, cutoff=_LIKENESS)
             if name not in known and near:
                 raise SchemaValidationError(
-                    f"{{{name}}} names no parameter of the sweep; did you mean {{{near[0]}}}?"
+                    f"{{{name}}} is not a parameter of the sweep. Did you mean {{{near[0]}}}?"
                 )
 
 
@@ -353,7 +353,7 @@ def build_command(
     texts = {_ALL: json.dumps(dict(parameters), ensure_ascii=False), **texts}
     for name, text in texts.items():
         if not _can_be_given(name + text) or name.startswith("-"):
-            raise SchemaValidationError(f"parameter {name!r:.60} cannot be given to a command")
+            raise SchemaValidationError(f"parameter {name!r:.60} cannot be passed to a command")
     filled = [_fill(argument, texts) for argument in command]
     if any(set(_PLACEHOLDER.findall(argument)) & set(texts) for argument in command):
         return filled
@@ -398,8 +398,8 @@ def _fill(argument: str, texts: Mapping[str, str]) -> str:
         text = texts[name]
         if is_line and not _PLAIN.fullmatch(text):
             raise SchemaValidationError(
-                f"{{{name}}} stands in {argument[:60]!r}, where a shell would read its value "
-                f"{text[:60]!r}: give it as an argument of its own, or read QUARK_PARAMETERS"
+                f"{{{name}}} is part of {argument[:60]!r}, so a shell would interpret its value "
+                f"{text[:60]!r}. Pass it as a separate argument, or read QUARK_PARAMETERS."
             )
         return text
 
@@ -525,7 +525,7 @@ class SweepAgent:
         if claiming.trial is not None:
             # A store that is away now gives it to somebody else when its lease is over.
             with suppress(QuarkError):
-                result = TrialResult(state="suspended", reason="it was not begun")
+                result = TrialResult(state="suspended", reason="it was not started")
                 self._say_state(claiming.trial, result)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -549,8 +549,8 @@ class SweepAgent:
             self._waits_for = "signal"
             if self._held:
                 self._say(
-                    f"waits for {format_count(len(self._held), 'trial')} to end; once more kills "
-                    f"{'it' if len(self._held) == 1 else 'them'}"
+                    f"waiting for {format_count(len(self._held), 'trial')} to end; Ctrl-C again "
+                    f"kills {'it' if len(self._held) == 1 else 'them'}"
                 )
         for holding in list(self._held):
             self._end(holding)
@@ -601,9 +601,9 @@ class SweepAgent:
             return  # what comes next depends on what runs here
         if self._sweep.state == "paused":
             name = repeat_name(self._sweep.name, self._sweep.id)
-            said = f"is paused: quark sweep resume {name} goes on; Ctrl-C ends this"
+            said = f"is paused. `quark sweep resume {name}` resumes it. Ctrl-C exits"
         else:
-            said = "has nothing to do until trials that run elsewhere have ended; Ctrl-C ends this"
+            said = "waits for trials of other workers. Ctrl-C exits"
         if said != self._waits_for:
             self._waits_for = said
             self._say(f"the sweep {said}")
@@ -625,7 +625,7 @@ class SweepAgent:
             process = TrialProcess(command, self._make_environment(trial), self._label(trial))
         except OSError as error:
             # The trial is as good as before.
-            self._say_state(trial, TrialResult(state="suspended", reason="it was not begun"))
+            self._say_state(trial, TrialResult(state="suspended", reason="it was not started"))
             program = self._choices.command[0]
             self._error = SchemaValidationError(f"{program!r} cannot be started: {error}")
             return
@@ -661,7 +661,7 @@ class SweepAgent:
             return
         if known.token != trial.token and not holding.is_lost:
             holding.is_lost = True
-            self._say(f"trial {trial.number} is another worker's now: it is ended here")
+            self._say(f"trial {trial.number} was claimed by another worker and is stopped here")
 
     def _settle(self, holding: _Holding, status: int) -> None:
         """A process has ended: see what its run has said of the trial, or say it."""
@@ -676,7 +676,7 @@ class SweepAgent:
                 known = self._say_end(known, holding, status)
         except QuarkError as error:
             self._held.remove(holding)
-            self._say(f"trial {trial.number}: what became of it is not known now: {error}")
+            self._say(f"trial {trial.number}: its result cannot be read now: {error}")
             return
         self._held.remove(holding)
         self._count(known, trial)
@@ -692,7 +692,7 @@ class SweepAgent:
         else:
             reason = describe_exit(status)
             if not has_run:
-                reason += " before it began a run"
+                reason += " before it started a run"
                 self._unbegun += 1
             if process.last_line:
                 reason += f": {process.last_line}"
@@ -731,23 +731,23 @@ class SweepAgent:
         is_own = known.token == trial.token
         if not is_own or known.state in ("completed", "pruned", "suspended"):
             self._good += 1
-        if "before it began a run" not in (known.reason or ""):
+        if "before it started a run" not in (known.reason or ""):
             self._unbegun = 0
         elif self._unbegun >= _UNBEGUN:
             self._error = SchemaValidationError(
-                f"{_UNBEGUN} trials in a row ended before they began a run, so nothing more is "
-                f"tried; the last one {known.reason}. Run the command once by itself until it "
-                "trains; it must call quark.start_run(…), or quark.sweep(…) with a loop over it"
+                f"{_UNBEGUN} trials in a row ended before they started a run, so the worker stops. "
+                f"The last one {known.reason}. Test the command without the sweep: it must call "
+                "quark.start_run(…), or quark.sweep(…) with a loop over it."
             )
 
     def _tell(self, known: StoredTrial, trial: StoredTrial, process: TrialProcess) -> None:
-        said = known.state if known.token == trial.token else "given to another worker"
+        said = known.state if known.token == trial.token else "claimed by another worker"
         if known.values and known.token == trial.token:
             names = [goal.metric for goal in self._sweep.definition.goals]
             pairs = zip(names, known.values, strict=False)
             said += "".join(f", {name} {format_value(value)}" for name, value in pairs)
         elif known.state == "waiting":
-            said = "failed, and is tried again"
+            said = "failed, will be retried"
         if known.reason and known.state not in ("completed", "running"):
             said += f": {known.reason}"
         self._say(f"trial {trial.number}: {said} ({format_duration(process.duration_s)})")

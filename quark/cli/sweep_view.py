@@ -156,7 +156,7 @@ def _describe_range(values: object) -> str:
         return describe_value(values)
     if isinstance(values.get("values"), (list, tuple)):
         return ", ".join(describe_value(value) for value in values["values"][:_MOST_CHOICES])
-    kind = "whole numbers " if values.get("type") == "integers" else ""
+    kind = "integers " if values.get("type") == "integers" else ""
     scale = " (log)" if values.get("log") else ""
     return f"{kind}{_describe_end(values, 'low')} to {_describe_end(values, 'high')}{scale}"
 
@@ -178,7 +178,7 @@ def _describe_importances(sweep: StoredSweep, trials: Sequence[StoredTrial]) -> 
         if shares:
             listed = ", ".join(f"{name} {share:.0%}" for name, share in shares)
             by = _METHODS.get(found.method, found.method)
-            lines.append(Text(f"What {found.metric} depends on, by {by}: {listed}"))
+            lines.append(Text(f"Importance for {found.metric} ({by}): {listed}"))
     return lines
 
 
@@ -211,7 +211,7 @@ def _make_trials_tables(
                        _make_reason_table(shown, width)))  # fmt: skip
     if waiting:
         shown = waiting[: max(1, min(most, _MOST_REASONS))]
-        tables.append((_head("to be gone on with", waiting, len(shown)),
+        tables.append((_head("waiting to be resumed", waiting, len(shown)),
                        _make_reason_table(shown, width)))  # fmt: skip
     return tables
 

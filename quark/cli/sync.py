@@ -27,6 +27,7 @@ from quark_core.errors import SessionStoreError
 from quark_core.formatting import format_bytes
 from quark_core.runs import recovery
 from quark_core.runs.backend_choice import choose_backend, open_reader, remember
+from quark_core.runs.run_ids import shorten_run_id
 
 if TYPE_CHECKING:
     from quark_core.delivery.sync import LaneSync
@@ -37,27 +38,32 @@ if TYPE_CHECKING:
 def sync(
     *,
     directory: Path | None = argument(),
-    dry_run: bool = option("Only say what waits where."),
+    dry_run: bool = option("Show what is waiting, and deliver nothing."),
     allowed: tuple[str, ...] = option(
-        "Deliver to this backend, a name or URI, too. This is remembered for your user.",
+        "Deliver to this backend (name or URI) too, now and in the future.",
         "--allow-backend",
         metavar="BACKEND",
     ),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Deliver every journal under DIRECTORY [default: the working directory].
+    """Deliver records that earlier processes left behind.
 
-    What its store has not compacted yet, because a process was killed, is compacted.
-    Journals of runs that are still being written are left to their process.
-    What a killed process left in the database's log is brought into quark.db.
-    What a backend has refused before is offered to it once more.
-    May be repeated at any time. Exit status 1 where something still waits or is
-    refused, or where a journal turns out to be damaged: it says which batches are missing.
+    If a process is killed or loses its connection, its last records stay in a
+    journal on disk. This command writes them to the store and the mirrors, offers
+    rejected records again, compacts the store, and merges SQLite's write-ahead log
+    into quark.db. It skips journals of runs that are still being written. It is
+    safe to repeat.
 
-    A folder says itself where its records go. They are delivered to its own
-    store, and to backends that the environment names or that you have used or
-    allowed before; what is for another one waits.
-    """
+    DIRECTORY defaults to the working directory, or the nearest parent that has a
+    store. Records go only to this store, and to backends that you have used before,
+    allowed, or set in the environment.
+
+    \b
+    Exit codes:
+      0    everything is delivered
+      1    records are waiting or rejected, or a journal is damaged
+      2    usage error
+    """  # noqa: D301 - click wants the character
     root = resolve_storage_dir(directory)
     _allow(allowed, root)
     if not recovery.has_journals(root):
@@ -76,7 +82,7 @@ def sync(
     if as_json:
         print_json([result.to_dict() for result in results])
     else:
-        print_lanes(results, nothing="Nothing waits here.")
+        print_lanes(results, nothing="No records are waiting.")
     if not dry_run:
         _settle(root)
     if any(result.damage or result.quarantined for result in results):
@@ -97,8 +103,8 @@ def _allow(places: tuple[str, ...], root: Path) -> None:
     choices = [choose_backend(place, default_registry()) for place in places]
     if not remember(choices, root):
         click.echo(
-            "quark: this is allowed now, but cannot be remembered: "
-            "there is no home directory that can be written (HOME, XDG_CONFIG_HOME)",
+            "quark: warning: the backend is allowed for this call only, because the config folder "
+            "is not writable (HOME, XDG_CONFIG_HOME)",
             err=True,
         )
 
@@ -125,8 +131,8 @@ def _settle(root: Path) -> None:
         return
     if left_bytes:
         click.echo(
-            f"{layout.db_path} is in use: its newest {format_bytes(left_bytes)} are beside it, "
-            "in its log, until that ends",
+            f"{layout.db_path} is in use: its newest {format_bytes(left_bytes)} stay in the "
+            "write-ahead log until then",
             err=True,
         )
 
@@ -157,11 +163,11 @@ def print_lanes(lanes: list[LaneSync], *, nothing: str) -> None:
     )
     for lane in lanes:
         why = [lane.reason] if lane.reason else []
-        why += [f"{count} refused: {reason}" for reason, count in lane.quarantined.items()]
-        why += [f"{lane.unknown} may be there already"] if lane.unknown else []
+        why += [f"{count} rejected: {reason}" for reason, count in lane.quarantined.items()]
+        why += [f"{lane.unknown} may already be delivered"] if lane.unknown else []
         why += lane.damage
         table.add_row(
-            Text(lane.run_id[:12]),
+            Text(shorten_run_id(lane.run_id)),
             Text(lane.backend),
             lane.state,
             str(lane.delivered),

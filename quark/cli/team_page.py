@@ -83,10 +83,10 @@ required autofocus></p>
 <input type="hidden" name="token" value="{token}">
 <input type="hidden" name="next" value="{next}"><input type="hidden" name="in" value="{workspace}">
 <p><button>Log in</button></p></form>
-<p class="quiet">It is what <code>QUARK_USER_KEY</code> holds where you train, or what whoever runs
-this server made for you (<code>quark keys create --scope read</code>). It lets you look for 12
-hours in this browser, or until the key is revoked.</p>
-<p class="quiet">Logged in already, and come here by a link? <a href="{next}">Go on</a>.</p>
+<p class="quiet">Use the key in <code>QUARK_USER_KEY</code>, or ask the server's administrator for
+one (<code>quark keys create --scope read</code>). You stay logged in for 12 hours in this
+browser, or until the key is revoked.</p>
+<p class="quiet">Already logged in? <a href="{next}">Continue</a>.</p>
 """
 
 
@@ -173,9 +173,9 @@ def write_interstitial(static: str) -> bytes:
     """
     return _FRAME.format(
         head='<meta http-equiv="refresh" content="0">',
-        title="One moment",
+        title="Loading",
         static=escape(static),
-        body='<h1>One moment</h1><p><a href="">Go on</a></p>',
+        body='<h1>Loading</h1><p><a href="">Continue</a></p>',
     ).encode()
 
 
@@ -264,9 +264,9 @@ class TeamPage:
         is_api = path.startswith(("/api/", "/artifacts/"))
         posts = path in ("/login", "/logout") or path.startswith("/api/")
         if method not in ("GET", "HEAD") and not (method == "POST" and posts):
-            await reply(send, 405, *make_error(405, f"{path} cannot be asked for by {method}"))
+            await reply(send, 405, *make_error(405, f"{path} does not support {method}"))
         elif is_api and headers.find(b"sec-fetch-site") not in (None, "same-origin", "none"):
-            await reply(send, 403, *make_error(403, "only this server's own page may ask"))
+            await reply(send, 403, *make_error(403, "request from another site"))
         elif path.startswith("/static/"):
             version, _, name = path.removeprefix("/static/").partition("/")
             await send_static(self._static, version, name)(scope, receive, add_headers(send))
@@ -332,9 +332,9 @@ class TeamPage:
     ) -> None:
         path = scope["path"]
         if is_api or scope["method"] == "POST":
-            await reply(send, 401, *make_error(401, "log in: there is no session, or it is over"))
+            await reply(send, 401, *make_error(401, "not logged in, or the session has expired"))
         elif path not in _PAGES and not path.startswith(("/run/", "/sweep/")):
-            await reply(send, 404, *make_error(404, "there is no such address"))
+            await reply(send, 404, *make_error(404, "page not found"))
         elif headers.find(b"sec-fetch-site") in ("cross-site", "same-site"):
             await reply(send, 200, _HTML, write_interstitial(self._find_static(scope)))
         else:
@@ -359,7 +359,7 @@ class TeamPage:
         if not said and workspace:
             (now,) = _read_query(scope, "now")
             said = f"This link leads to the workspace {workspace}." + (
-                f" You are logged in to {now}: log in with a key of {workspace}." if now else ""
+                f" You are logged in to {now}. Log in with a key of {workspace}." if now else ""
             )
         body = write_login(
             self._find_static(scope),
@@ -384,13 +384,13 @@ class TeamPage:
         """Trade a key for a session of its own, whatever the browser had before."""
         fields = await _read_form(scope, receive)
         if fields is None:
-            await reply(send, 400, *make_error(400, "this is no login"))
+            await reply(send, 400, *make_error(400, "not a login form"))
             return
         place = fields.get("next", "./"), fields.get("in", "")
         made = headers.find_cookie(_name_cookie(scope, "login"))
         foreign = find_foreign_origin(headers)
         if foreign is None and (made is None or fields.get("token") != derive_csrf(made)):
-            foreign = "this form is not of this browser, or too old: try again"
+            foreign = "This form is expired or from another browser. Try again."
         if foreign is not None:
             await self._ask_for_key(scope, send, place, status=403, mistake=foreign)
             return
@@ -398,19 +398,19 @@ class TeamPage:
         try:
             if wait_s := self._limit.find_wait_s(address):
                 raise ServiceFailure(
-                    ErrorCode.RATE_LIMITED, "too many tries from here", retry_after_s=wait_s
+                    ErrorCode.RATE_LIMITED, "too many login attempts", retry_after_s=wait_s
                 )
             await self._begin(scope, headers, send, fields.get("key", "").strip(), place)
         except ServiceFailure as refused:
             said = refused.message
             if refused.code == ErrorCode.UNAUTHORIZED:
                 self._limit.note_failure(address)
-                said = "this key lets nobody in"
+                said = "This key is not valid"
             extra: Headers = []
             if refused.retry_after_s is not None:
                 after_s = str(max(1, round(refused.retry_after_s)))
                 extra.append((b"retry-after", after_s.encode()))
-                said += f"; come again in {after_s} s"
+                said += f"; try again in {after_s} s"
             status = refused.code.status
             await self._ask_for_key(scope, send, place, status=status, mistake=said, extra=extra)
 
@@ -429,7 +429,7 @@ class TeamPage:
         if place[1] not in ("", session.key.workspace):
             await self._service.guard.end_session(f"{name}={value}")
             raise ServiceFailure(
-                ErrorCode.FORBIDDEN, f"this key is not of the workspace {place[1]}"
+                ErrorCode.FORBIDDEN, f"this key belongs to another workspace than {place[1]}"
             )
         # Nobody goes on in a session that somebody else may know of.
         before = _find_secret(scope, headers)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _SHOWN_DIGITS = 8
 _LEVELS = {
-    "text": "its text was not kept: comments count as changes",
-    "bytecode": "there was no text: every version of Python counts as a change",
+    "text": "source text not saved: comments count as changes",
+    "bytecode": "no source text: each Python version counts as a change",
 }
 
 
@@ -39,19 +39,22 @@ def traces(
     name: str | None = argument(),
     storage_dir: Path | None = STORAGE_DIR,
     metric: str | None = option(
-        "How well the runs of each version did: mean and best of the last values.",
+        "Show the mean and best last value of this metric per version.",
         "-m",
         metavar="KEY",
         shell_complete=complete_metrics,
     ),
-    mode: Literal["min", "max"] | None = option("Which way the metric is better."),
-    diff: bool = option("Show the lines that changed from version to version."),
+    mode: Literal["min", "max"] | None = option(
+        "Direction in which the metric improves.", show_default="by its name"
+    ),
+    diff: bool = option("Show the lines that changed between versions."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the versions of each function under quark.trace that runs of PROJECT had.
+    """List the versions of traced functions in a project.
 
-    With NAME only those of one traced function. Comments, layout and names of local
-    variables make no version.
+    Lists the functions decorated with quark.trace in the runs of PROJECT. With
+    NAME, list only this function. Changes of comments, layout and local variable
+    names do not count as a new version.
     """
     from quark.analysis.trace_statistics import collect_statistics
 
@@ -63,11 +66,7 @@ def traces(
         print_json({"project": project, "traces": [each.to_dict() for each in found]})
         return
     if not found:
-        click.echo(
-            clean_line(
-                f"No run of project {project!r} in {source.store} has a function under quark.trace."
-            )
-        )
+        click.echo(clean_line(f"No traced functions in project {project!r} of {source.store}."))
     for each in found:
         _print_trace(each, with_diff=diff)
 
@@ -79,7 +78,7 @@ def _print_trace(statistics: TraceStatistics, *, with_diff: bool) -> None:
     count = len(statistics.versions)
     measured = () if statistics.metric is None else (f"mean {statistics.metric}", "best")
     heads = {"version": RIGHT, "digest": WHOLE, "runs": RIGHT, ("first", "last"): WHOLE}
-    table = make_table({**heads, measured: RIGHT, "what changed": FOLD}, padding=(0, 1, 0, 0))
+    table = make_table({**heads, measured: RIGHT, "changes": FOLD}, padding=(0, 1, 0, 0))
     for number, version in enumerate(statistics.versions, 1):
         figures = (
             []
@@ -119,7 +118,7 @@ def _describe(version: TraceVersion, *, is_first: bool) -> list[str]:
         said.append("another version")
     said += [change.describe() for change in version.called or ()]
     if version.reach_versions is not None and version.reach_versions > 1:
-        said.append(f"what it calls had {version.reach_versions} states")
+        said.append(f"its callees had {version.reach_versions} versions")
     if trace.level in _LEVELS:
         said.append(_LEVELS[trace.level])
     return said

@@ -19,42 +19,42 @@ from quark_core.config import settings
 def ui(
     *,
     directory: Path | None = argument(),
-    storage_dir: Path | None = option("The same as DIRECTORY.", "-d"),
+    storage_dir: Path | None = option("Same as DIRECTORY.", "-d"),
     backend: str | None = BACKEND,
-    host: str = option(
-        "Where to listen [default: 127.0.0.1].", show_default=False, default="127.0.0.1"
-    ),
+    host: str = option("Address to listen on.", show_default=True, default="127.0.0.1"),
     port: int | None = option(
-        "Port; 0 takes a free one [default: 7410, or the next that is free].", least=0, most=65535
+        "Port to listen on; 0 uses a free one.",
+        least=0,
+        most=65535,
+        show_default="7410, or the next free port",
     ),
     allowed_hosts: tuple[str, ...] = option(
-        "A name that browsers call this server by, such as a proxy's; repeat for several.",
+        "Host name that browsers use, such as a proxy's. Repeatable.",
         "--allowed-host",
         metavar="NAME",
     ),
     base: str = option(
-        "Path that a proxy keeps, such as /quark.", metavar="PATH", show_default=False, default=""
+        "URL path behind a proxy, such as /quark.", metavar="PATH", show_default=False, default=""
     ),
     no_open: bool = option("Do not open the browser."),
-    allow_edit: bool = option(
-        "Let the page change names, notes and tags, archive runs and ask them to stop."
-    ),
-    no_compact: bool = option(
-        "Do not have runs that have ended compacted: for a store that cannot be written."
-    ),
+    allow_edit: bool = option("Allow editing, archiving and stopping runs in the web UI."),
+    no_compact: bool = option("Do not compact ended runs; for stores without write access."),
 ) -> None:
-    """Look at the runs below DIRECTORY (by default the working directory) in the browser.
+    """Open the web UI.
 
-    Reads and changes no run, unless --allow-edit lets the page do that. The address that it
-    prints has a token, which is good once: the browser trades it for a cookie, which is good for
-    a week. Where there is no run yet, the page waits for the first one. Ctrl-C ends it.
+    Shows the runs in DIRECTORY. It defaults to the working directory, or the
+    nearest parent that has a store. The web UI only reads, unless you pass
+    --allow-edit.
+
+    The printed address contains a token that works once. The browser exchanges it
+    for a cookie that is valid for a week. If there are no runs yet, the web UI
+    waits for the first one. Ctrl-C stops the server.
     """
     if directory is not None and storage_dir is not None:
-        raise click.UsageError("give DIRECTORY or --storage-dir, not both")
+        raise click.UsageError("Pass DIRECTORY or --storage-dir, not both.")
     if allow_edit and backend is not None:
         raise click.UsageError(
-            "--allow-edit changes runs of the store of DIRECTORY, so it cannot be given with "
-            "--backend"
+            "--allow-edit cannot be combined with --backend, which is read-only."
         )
     # Late: what serves is only loaded by who looks.
     from quark.page.routes.page_source import open_source
@@ -68,7 +68,7 @@ def ui(
     bound = bind_socket(host, port)
 
     def show_next() -> None:
-        click.echo(f"Opened. For another browser: {server.make_link()}")
+        click.echo(f"Opened in the browser. Link for another browser: {server.make_link()}")
         sys.stdout.flush()
 
     server = PageServer(
@@ -82,12 +82,12 @@ def ui(
     )
     if not is_loopback(host):
         click.echo(
-            f"quark: warning: {host} can be reached from other machines, and whatever crosses the "
-            "network can be read on its way; `ssh -L` to a server on 127.0.0.1 is safer",
+            f"quark: warning: {host} is reachable from other machines, and the connection is not "
+            "encrypted. `ssh -L` to a server on 127.0.0.1 is safer.",
             err=True,
         )
     link = server.make_link()
-    click.echo(f"Quark shows {source.place} on {link}\nCtrl-C ends it.")
+    click.echo(f"Web UI of {source.place}: {link}\nCtrl-C stops it.")
     sys.stdout.flush()
     if not no_open:
         _open_browser(link)
@@ -97,7 +97,7 @@ def ui(
         pass
     finally:
         source.close()
-    click.echo("\nThe page is closed.")
+    click.echo("\nStopped the web UI.")
 
 
 def _open_browser(link: str) -> None:

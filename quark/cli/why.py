@@ -58,40 +58,46 @@ def why(
     before: str = argument(metavar="[OLD]", shell_complete=complete_runs),
     after: str | None = argument(metavar="NEW", shell_complete=complete_runs),
     storage_dir: Path | None = STORAGE_DIR,
-    metric: str | None = option("The metric that it is about.", "-m", metavar="KEY"),
+    metric: str | None = option(
+        "Metric to explain.",
+        "-m",
+        metavar="KEY",
+        show_default="the objective, else a validation metric, else a training metric",
+    ),
     check_runs: int | None = option(
-        "Say which runs would settle it, N of each; with --yes run them.",
+        "Print the runs that would confirm the cause, N for each difference.",
         "--check",
         least=1,
         most=100,
         metavar="N",
     ),
-    confirmed: bool = option("With --check: run them, here.", "-y", "--yes"),
-    fail_on_worse: bool = option(
-        "Exit with status 3 where it is worse or may be, or a run did not complete."
+    confirmed: bool = option(
+        "With --check: start these runs now, one after another.", "-y", "--yes"
     ),
+    fail_on_worse: bool = option("Exit with code 3 if NEW is worse or may be worse."),
     as_json: bool = AS_JSON,
 ) -> None:
     """Explain why the result of NEW differs from that of OLD.
 
-    The order is that of time; `quark compare NEW OLD` takes the new run first.
-    Without OLD, NEW is compared with the last good run of its configuration: the newest
-    that began before it and completed, with a result no worse than its own and than that
-    of half of them, and with no critical finding. Where all ended worse, nothing got worse.
-    Each is a run ID, unique prefix or name; several by comma are a group,
-    such as the seeds of one configuration: quark why a1,a2,a3 b1,b2,b3.
-    Nothing is stored. --check N says which runs would settle it: the first side
-    again, with one difference of the second. With --yes they are run one after the
-    other, out of the sources that the first run has kept, and the answer is given
-    anew with them as evidence.
+    Reports if the difference is larger than seed noise, and the first step at which
+    the runs diverge. Lists what differs (config, code, data, packages, hardware), what
+    is ruled out, what was not recorded, and the likely cause.
+
+    OLD and NEW are each a run ID, unique prefix or name. To compare groups of seeds,
+    separate runs with commas: quark why a1,a2,a3 b1,b2,b3. Without OLD, NEW is
+    compared with the last good run of its configuration. This is the newest earlier
+    run that completed without a critical alert. Its result is at least as good as
+    that of NEW, and as that of half of the runs of this configuration.
+
+    Nothing is stored, except the new runs of --check N --yes. They repeat OLD, each
+    with one difference of NEW, from the source code that OLD has saved.
 
     \b
-    Exit status:
+    Exit codes:
       0    explained
       1    a run or the store cannot be read
-      2    a mistake in the command line
-      3    with --fail-on-worse: the second is worse, that is inconclusive and it
-           ends worse by more than the tolerance, or a run did not complete
+      2    usage error
+      3    with --fail-on-worse: NEW is worse, may be worse, or did not complete
     """  # noqa: D301 - click wants the character
     _load_numpy()
     from quark.analysis.comparison.summary import tell_ends
@@ -102,7 +108,7 @@ def why(
     first = source.open_side(before)
     second = None if after is None else source.open_side(after)
     if check_runs is not None and (as_json or (len(first), len(second or ())) != (1, 1)):
-        raise click.UsageError("--check takes one run on each side, and no --json")
+        raise click.UsageError("--check needs one run on each side, and does not support --json.")
     try:
         with usage_mistakes():
             result = explain_change(first, second, metric)
@@ -115,7 +121,7 @@ def why(
         good = shorten_run_id(result.before.run_id)
         if result.before.name:
             good += f' "{result.before.name}"'
-        click.echo(clean_line(f"Held against {good}, the last good run of its configuration."))
+        click.echo(clean_line(f"Compared with {good}, the last good run of its configuration."))
     if as_json:
         print_json(result.to_dict())
     else:
@@ -129,7 +135,7 @@ def why(
         result = explain_change(first, second, metric)
         print_explanation(result)
     if fail_on_worse:
-        ends = ("the first", result.before), ("the second", result.after)
+        ends = ("OLD", result.before), ("NEW", result.after)
         fail_where_worse(
             tell_ends(*ends, running=True),
             is_worse=result.verdict == "worse",
@@ -182,7 +188,7 @@ def check_causes(
     if not confirmed:
         for parts in split_causes(causes):
             checker.plan(parts)
-        click.echo("Nothing was run; --yes runs them, here, one after the other.")
+        click.echo("No runs were started. --yes starts them now, one after another.")
         return False
     checker.isolate(causes)
     return checker.did_run
@@ -241,7 +247,7 @@ class _Checker:
                 waiting += split_causes(parts)
         if waiting:
             names = ", ".join(cause.place for parts in waiting for cause in parts)
-            click.echo(clean_line(f"These are too many; not run: {names}"))
+            click.echo(clean_line(f"Too many differences. Not run: {names}"))
         if not is_found and len(causes) > 1:
             self._check(causes)
 
@@ -300,8 +306,8 @@ def _run(
             if data is None:
                 click.echo(
                     clean_line(
-                        f"  cannot be run: {path} cannot be put together so that "
-                        f"{', '.join(filter(None, names)) or 'this'} alone differs"
+                        f"  cannot be run: {path} cannot be merged so that only "
+                        f"{', '.join(filter(None, names)) or 'this'} differs"
                     )
                 )
                 return False
@@ -333,7 +339,7 @@ def _write(folder: Path, path: str, data: bytes | None) -> None:
     """Write a file of the sources, or take it away; never beyond the folder."""
     parts = split_path(path)
     if parts is None or any(make_file_name(part) != part for part in parts):
-        raise click.ClickException(f"{path!r} is no path that is written")
+        raise click.ClickException(f"{path!r} is not a safe path to write.")
     if data is None:
         folder.joinpath(*parts).unlink(missing_ok=True)
         return
@@ -373,7 +379,7 @@ def _start_all(
             check=False,
         ).returncode
         if status:
-            click.echo(clean_line(f"  it ended with status {status}: no evidence of {places}"))
+            click.echo(clean_line(f"  exited with code {status}: no evidence for {places}"))
             return done
         try:
             edit_run(
@@ -387,7 +393,7 @@ def _start_all(
                 storage_dir=before.context.storage_dir,
             )
         except RunNotFoundError:
-            click.echo("  it is not in the store of the first run, so it is no evidence")
+            click.echo("  not in the store of OLD: no evidence")
             return done
         done = True
     return done

@@ -335,7 +335,7 @@ def test_show(made):
     shown = made.ask("show", made.run_id)
     assert shown.exit_code == 0
     assert made.tells(shown.stdout)
-    assert "not everything of this run is in the store" not in shown.output
+    assert "Some records of this run are not in the store" not in shown.output
 
 
 def test_analyze_gates(made):
@@ -345,7 +345,7 @@ def test_analyze_gates(made):
 
 
 def test_compare_gates(made):
-    done = made.ask("compare", made.run_id, "reference", "--fail-on-worse")
+    done = made.ask("compare", "reference", made.run_id, "--fail-on-worse")
     assert done.exit_code == (0 if made.ending.state == "completed" else 3)
     assert made.ending.state == "completed" or made.tells(done.output)
 

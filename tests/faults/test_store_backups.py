@@ -106,7 +106,7 @@ def test_a_backup_is_a_storage_root(tmp_path):
     opened = quark.open_run(run_id, tmp_path / "backup")
     assert quark.ArtifactStore(opened).load(artifact.id) == b"payload" * 100
     # Reading it has not made another of it.
-    assert "is whole" in call("backup", "--verify", tmp_path / "backup")
+    assert "is complete and undamaged" in call("backup", "--verify", tmp_path / "backup")
 
 
 @pytest.mark.long

@@ -99,7 +99,7 @@ reader = quark.open_run(old, ".").open_run
 print(json.dumps({kind: reader.read(kind, Query()).count for kind in RECORD_TYPES}))
 
 for run in (old, new):
-    commands = ["runs"], ["show", run], ["export", run, "-f", "jsonl", "-o", f"out_{run}"]
+    commands = ["runs"], ["show", run], ["export", run, "--format", "jsonl", "-o", f"out_{run}"]
     for command in (*commands, ["doctor"], ["sync"], ["logs", run], ["du"]):
         done = CliRunner().invoke(cli, command)
         # Nothing was printed of a run, perhaps.

@@ -234,5 +234,5 @@ def test_an_export_of_a_run_with_a_hostile_id_asks_for_a_folder(tmp_path, monkey
         database.execute("UPDATE run SET id = '../elsewhere'")
         database.commit()
     with pytest.raises(SchemaValidationError, match="run_id"):
-        call("export", "../elsewhere", "-f", "csv", "-d", tmp_path)
+        call("export", "../elsewhere", "--format", "csv", "-d", tmp_path)
     assert not (tmp_path.parent / "elsewhere").exists()

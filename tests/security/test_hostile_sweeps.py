@@ -92,7 +92,7 @@ def test_a_sweeps_name_is_one_word_of_a_line_that_is_copied():
 
 def test_a_parameter_that_is_called_like_an_option_is_not_given_to_a_command():
     for form in ("flags", "assignments"):
-        with pytest.raises(SchemaValidationError, match="cannot be given to a command"):
+        with pytest.raises(SchemaValidationError, match="cannot be passed to a command"):
             build_command(["train"], {"--config-dir": "/elsewhere"}, form)
 
 

@@ -93,7 +93,9 @@ def test_a_run_with_its_records_is_used_without_it(tmp_path, run_python):
     for command in (["runs"], ["show", run_id], ["doctor"], ["analyze", run_id], ["sync"]):
         run_python("-m", "quark", *command, plugin=False)
     assert "No such command 'energy'" in run_python("-m", "quark", "energy", plugin=False, expect=2)
-    run_python("-m", "quark", "export", run_id, "-f", "jsonl", "--output", "out", plugin=False)
+    run_python(
+        "-m", "quark", "export", run_id, "--format", "jsonl", "--output", "out", plugin=False
+    )
     assert not any("energy" in path.name for path in (tmp_path / "out").iterdir())
     script = COUNT.replace("print(", "try:\n  print(").rstrip() + (
         "\nexcept quark.SchemaValidationError as error:\n  print(error)\n"
@@ -120,7 +122,7 @@ def test_a_server_without_it_keeps_its_records(tmp_path, run_python, monkeypatch
         monkeypatch.setenv("QUARK_USER_KEY", server.make_key())
         run_id = run_python("-c", TRAINING, "csv", "end", plugin=True).split()[0]
         told = run_python(
-            "-m", "quark", "export", run_id, "-f", "jsonl", "--output", "out", plugin=True
+            "-m", "quark", "export", run_id, "--format", "jsonl", "--output", "out", plugin=True
         )
         assert "energy records are not exported: kind must be one of" in told
         assert (tmp_path / "out" / "metric.jsonl").exists()

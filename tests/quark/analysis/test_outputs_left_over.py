@@ -174,9 +174,9 @@ AnalyzerEngine(session).analyze(store=True)
         return found.returncode, json.loads(found.stdout)
 
     status, states = call("status")
-    assert (status, states[1]["outputs"]["health_score"]) == (1, [5, 0])
+    assert (status, states[1]["outputs"]["health_score"]) == (3, [5, 0])
     status, (found,) = call("verify")
-    assert (status, found["equal"], found["not_kept"]) == (1, False, [])
+    assert (status, found["equal"], found["not_kept"]) == (3, False, [])
     assert found["kinds"]["health_score"] == [5, 0]
     assert call("replay")[0] == 0
     assert call("verify")[0] == call("status")[0] == 0

@@ -72,7 +72,7 @@ def test_a_healthy_run_has_scores_and_no_alerts(invoke, store):
     assert re.search(r"^overall +100 .*healthy", text, re.M)
     assert re.search(r"^generalization +100 .*healthy", text, re.M)
     assert re.search(r"^No alerts: \d+ of \d+ checks ran and found no problem\.$", text, re.M)
-    assert "Stored with the run as generation 1." in text
+    assert "Stored with the run as analysis 1." in text
 
 
 @pytest.mark.long
@@ -85,7 +85,7 @@ def test_what_is_not_known_is_no_health(invoke, store):
     found = analyze_json(invoke, "good", "-d", store, "--no-store")
     silent = {name: rule for name, rule in found["rules"].items() if rule["state"] == "no_data"}
     assert "activation_collapse" in silent
-    part = text[text.index("rules could not look") :]
+    part = text[text.index("rules lack data") :]
     assert "quark.watch(session, model, optimizer)" in part
     for name, rule in silent.items():
         assert name in part
@@ -141,8 +141,8 @@ def test_consequences_stand_under_their_cause(invoke, exploded):
         above, below = places[cause], places[alert["title"]]
         assert above.start() < below.start()
         assert len(above[1]) < len(below[1])
-        assert f"follows from {above[2]}, {cause}" in text[below.start() :]
-        leads = re.search(r"leads to ([\d, ]+)", text[above.start() :])[1]
+        assert f"alert {above[2]}, {cause}" in text[below.start() :]
+        leads = re.search(r"effect +alert ([\d, ]+)", text[above.start() :])[1]
         assert below[2] in leads.split(", ")
     roots = [head[3].lower() for head in heads if len(head[1]) == 1]
     ranks = [LEVELS.index(name) for name in roots]
@@ -290,12 +290,12 @@ def test_a_rule_says_why_it_fired_or_did_not(invoke, store):
     assert "early stopping" in text
     text = invoke("analyze", "good", "-d", store, "--explain", "all").stdout
     assert "How to fix it" not in text
-    heads = re.findall(r"^(\w+)  (fired|quiet|could not look)$", text, re.M)
+    heads = re.findall(r"^(\w+)  (fired|quiet|lacks data)$", text, re.M)
     assert [name for name, _ in heads] == [rule.rule_id for rule in list_rules()]
     states = dict(heads)
     assert (states["overfitting_onset"], states["activation_collapse"]) == (
         "quiet",
-        "could not look",
+        "lacks data",
     )
     assert re.search(r"^  observed \S+, threshold \S+$", text, re.M)
     assert re.search(r"^  missing: ", text, re.M)
@@ -315,7 +315,7 @@ def test_a_run_with_next_to_nothing_is_analyzed(invoke, tmp_path, log_run, value
 def test_without_any_data_nothing_is_claimed(invoke, tmp_path, log_run):
     log_run(tmp_path, "bare")
     text = invoke("analyze", "bare", "-d", tmp_path).stdout
-    assert "No alerts, but no rule had the data it needs." in text
+    assert "No alerts, but no rule had the data that it needs." in text
     assert "healthy" not in text
     assert re.search(r"^overall +- .*not known", text, re.M)
 
@@ -330,8 +330,8 @@ def test_a_run_that_goes_on_is_analyzed_from_outside(quark_command, tmp_path, st
         session.flush("stored")
         done = quark_command("analyze", "live", "-d", tmp_path, "--fail-on", "warning")
         assert (done.returncode, done.stderr) == (3, "")
-        assert "running (what it has up to now)" in done.stdout
-        assert "Stored with the run as generation 1." in done.stdout
+        assert "running (so far)" in done.stdout
+        assert "Stored with the run as analysis 1." in done.stdout
         metrics.log("train/loss", 0.5, step=999)
     assert len(quark.AnalyzerEngine(quark.open_run("live", tmp_path)).read_alerts()) == 1
 
@@ -357,9 +357,9 @@ def test_show_has_a_line_on_the_stored_analysis(invoke, store):
         invoke("analyze", run, "-d", store)
     severity = analyze_json(invoke, "over", "-d", store)["alerts"][0]["severity"]
     unknown = "health not known: representation, runtime"
-    line = f"alerts: 1 (1 {severity}); {unknown}, analyzed at generation 2: quark analyze over-1"
+    line = f"alerts: 1 (1 {severity}); {unknown} (analysis 2): quark analyze over-1"
     assert line in invoke("show", "over", "-d", store).stdout.splitlines()
-    line = f"alerts: none; {unknown}, analyzed at generation 1: quark analyze good-1"
+    line = f"alerts: none; {unknown} (analysis 1): quark analyze good-1"
     assert line in invoke("show", "good", "-d", store).stdout.splitlines()
     assert json.loads(invoke("show", "good", "-d", store, "--json").stdout)["run"]["id"] == "good-1"
 

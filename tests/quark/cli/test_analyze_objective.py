@@ -32,9 +32,9 @@ def test_what_is_not_known_says_why_and_what_to_do(invoke, store):
 @pytest.mark.long
 def test_the_answer_names_what_it_was_judged_by(invoke, store):
     text = " ".join(invoke("analyze", "good-1", "-d", store).stdout.split())
-    assert "Judged by train/loss (lower is better; recognised by its name):" in text
+    assert "Judged by train/loss (lower is better; recognized by its name):" in text
     text = " ".join(invoke("analyze", "named-1", "-d", store).stdout.split())
-    assert "Judged by energy (lower is better; named as the objective):" in text
+    assert "Judged by energy (lower is better; the objective):" in text
 
 
 @pytest.mark.long
@@ -46,7 +46,7 @@ def test_an_objective_may_be_named_at_the_command_line(invoke, store):
     text = " ".join(
         invoke("analyze", "odd-1", "-d", store, "--objective", "energy:max").stdout.split()
     )
-    assert "Judged by energy (higher is better; named as the objective)" in text
+    assert "Judged by energy (higher is better; the objective)" in text
     assert "energy did not get better" in text
 
 

@@ -26,7 +26,7 @@ def test_artifacts_are_listed_with_size_and_file(storage_dir, invoke):
     assert result.exit_code == 0
     assert "weights/first" in result.output
     assert "1.2 kB" in result.output
-    assert f"They lie in {Path(storage_dir, '.quark', 'runs', 'r1', 'artifacts')}" in result.output
+    assert f"Stored in {Path(storage_dir, '.quark', 'runs', 'r1', 'artifacts')}" in result.output
     assert "3 artifacts, 1.2 kB" in result.output
 
 
@@ -34,27 +34,27 @@ def test_a_key_or_a_type_chooses(storage_dir, invoke):
     by_key = json.loads(invoke("artifacts", "r1", "scores", "-d", storage_dir, "--json").output)
     assert [record["artifact_type"] for record in by_key] == ["table"]
     by_type = json.loads(
-        invoke("artifacts", "r1", "-t", "blob", "-d", storage_dir, "--json").output
+        invoke("artifacts", "r1", "--type", "blob", "-d", storage_dir, "--json").output
     )
     assert [record["step"] for record in by_type] == [3, 4]
     nothing = invoke("artifacts", "r1", "absent", "-d", storage_dir)
     assert (nothing.exit_code, nothing.output) == (
         0,
-        f"Run r1 of the store {storage_dir} has no artifacts that fit.\n",
+        f"Run r1 of the store {storage_dir} has no matching artifacts.\n",
     )
 
 
 def test_payloads_are_copied_out_whole_and_none_is_overwritten(storage_dir, invoke, tmp_path):
     output = tmp_path / "out"
-    arguments = ("artifacts", "r1", "-t", "blob", "-d", storage_dir, "-o", output)
+    arguments = ("artifacts", "r1", "--type", "blob", "-d", storage_dir, "-o", output)
     result = invoke(*arguments)
     assert result.exit_code == 0
-    assert f"2 of 2 payloads are in {output}" in result.output
+    assert f"Copied 2 of 2 files to {output}." in result.output
     copies = sorted((output / "blob" / "weights" / "first").iterdir())
     assert [copy.read_bytes() for copy in copies] == [b"\x00\x01" * 600, b"\x02"]
     copies[0].write_bytes(b"mine")
     again = invoke(*arguments)
-    assert "exists and is left alone" in again.output
+    assert "already exists and was not changed" in again.output
     assert copies[0].read_bytes() == b"mine"
 
 
@@ -63,10 +63,10 @@ def test_a_damaged_payload_is_told_and_not_copied(storage_dir, invoke, tmp_path)
     (damaged,) = Path(storage_dir).glob(f".quark/runs/r1/artifacts/.objects/*/{digest}")
     damaged.chmod(0o600)
     damaged.write_bytes(b"\x03")
-    result = invoke("artifacts", "r1", "-t", "blob", "-d", storage_dir, "-o", tmp_path / "out")
+    result = invoke("artifacts", "r1", "--type", "blob", "-d", storage_dir, "-o", tmp_path / "out")
     assert result.exit_code == 1
     assert "is damaged" in result.output
-    assert "1 of 2 payloads" in result.output
+    assert "Copied 1 of 2 files" in result.output
 
 
 def test_a_run_without_artifacts_says_so(tmp_path, start, invoke):
@@ -78,7 +78,7 @@ def test_a_run_without_artifacts_says_so(tmp_path, start, invoke):
 def test_a_mirror_without_records_of_artifacts_says_that_it_may_have_files(tmp_path, start, invoke):
     start(tmp_path, "empty", backends=f"csv:{tmp_path / 'csv'}").end_run()
     told = invoke("artifacts", "empty", "-d", tmp_path, "-b", f"csv:{tmp_path / 'csv'}").output
-    assert "has no artifacts.\nA mirror may have files without records" in told
+    assert "has no artifacts.\nA mirror may store files without records" in told
 
 
 @pytest.mark.long
@@ -135,20 +135,20 @@ def test_versions_are_listed_with_aliases_and_users(versioned, invoke):
     assert "data:v0" in shown
     assert "one.txt" not in shown
     with pytest.raises(
-        ArtifactNotFoundError, match=r"there is no artifact 'absent' in .*; there are"
+        ArtifactNotFoundError, match=r"no artifact 'absent' in .*\. Artifacts: 'data', 'model'\."
     ):
         invoke("artifacts", "versions", "absent", "-d", versioned)
 
 
 def test_an_alias_is_moved_and_taken_away(versioned, invoke):
     said = invoke("artifacts", "alias", "model:v1", "best", "-d", versioned)
-    assert (said.exit_code, said.output) == (0, "best names model:v1\n")
+    assert (said.exit_code, said.output) == (0, "Set the alias 'best' of model:v1.\n")
     shown = json.loads(
         invoke("artifacts", "lineage", "model:best", "-d", versioned, "--json").output
     )
     assert (shown["name"], shown["aliases"]) == ("model:v1", ["best", "latest"])
     said = invoke("artifacts", "alias", "model:v1", "best", "--remove", "-d", versioned)
-    assert said.output == "best no longer names model:v1\n"
+    assert said.output == "Removed the alias 'best' of model:v1.\n"
     with pytest.raises(quark.ArtifactNotFoundError, match="there is latest, and of the numbers"):
         invoke("artifacts", "get", "model:best", "-d", versioned)
     with pytest.raises(quark.SchemaValidationError, match="must not be 'v7'"):
@@ -172,14 +172,14 @@ def test_lineage_of_a_run_is_told_both_ways(versioned, invoke):
     told = json.loads(invoke("artifacts", "lineage", "user", "-d", versioned, "--json").output)
     assert [each["name"] for each in told["used"]] == ["model:v0"]
     shown = invoke("artifacts", "lineage", "maker", "-d", versioned).output
-    assert "Used by this run: nothing" in shown
+    assert "Used by this run: none" in shown
     assert "model:v0" in shown
     assert "user" in shown
 
 
 def test_parts_of_others_are_not_listed_unless_asked_for(versioned, invoke):
     assert "directory_file" not in invoke("artifacts", "maker", "-d", versioned).output
-    parts = invoke("artifacts", "list", "maker", "-t", "directory_file", "-d", versioned)
+    parts = invoke("artifacts", "list", "maker", "--type", "directory_file", "-d", versioned)
     assert "one.txt" in parts.output
 
 
@@ -192,6 +192,6 @@ def test_of_several_projects_one_must_be_named(versioned, start, invoke):
 
 def test_removing_a_run_says_what_others_use_of_it(versioned, invoke):
     result = invoke("rm", "maker", "-d", versioned, "--yes")
-    assert "model:v0 of maker is used by user: it goes with its run" in result.output
+    assert "model:v0 is used by user." in result.output
     told = json.loads(invoke("artifacts", "lineage", "user", "-d", versioned, "--json").output)
     assert told["gone"] == ["model:v0 of run maker"]

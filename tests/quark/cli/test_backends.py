@@ -32,7 +32,7 @@ def test_installed_backends_are_listed(invoke):
         "write, artifacts, belonging, changes, coordination, edits, generations, grid, groups"
         in can
     )
-    assert "left out" not in result.stdout
+    assert "ignored" not in result.stdout
 
 
 def test_json_lists_capabilities_and_origin(invoke):
@@ -68,7 +68,7 @@ def test_a_plugin_that_was_left_out_is_listed_with_its_reason(quark_command, bro
     done = quark_command("backends", PYTHONPATH=broken_distribution, COLUMNS="200")
     assert (done.returncode, done.stderr) == (0, "")
     assert (
-        "left out: broken of quark-broken: import failed: ImportError: libnothing.so is missing"
+        "ignored: broken of quark-broken: import failed: ImportError: libnothing.so is missing"
         in done.stdout
     )
     assert "embedded" in done.stdout

@@ -208,7 +208,7 @@ def test_compare_passes_on_neither_side(invoke, store, name):
         assert name in told["notes"][0]
         assert tells(told["notes"][0], end)
         assert told["summary"].startswith(told["notes"][0])
-        looks_good = {"better", "equivalent"} if sides[0] == name else {"worse", "equivalent"}
+        looks_good = {"better", "equivalent"} if sides[1] == name else {"worse", "equivalent"}
         assert not {diff["verdict"] for diff in told["metric_diffs"]} & looks_good
 
 

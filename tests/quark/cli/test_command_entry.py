@@ -60,8 +60,8 @@ def test_a_slip_of_the_hand_is_answered_with_what_was_meant(written, meant):
 def test_a_command_without_its_run_says_where_runs_are_listed(command):
     done = CliRunner().invoke(cli, [command])
     assert done.exit_code == 2
-    assert "Missing argument 'RUN" in done.output
-    assert "`quark runs` lists them." in done.output
+    assert f"Missing argument '{'OLD' if command == 'compare' else 'RUN'}" in done.output
+    assert "`quark runs` lists the runs." in done.output
 
 
 @pytest.mark.long
@@ -82,7 +82,7 @@ def test_help_imports_no_command():
     *_, loaded = done.stdout.splitlines()
     parts = ("", ".command_groups", ".completion", ".main", ".options", ".terminal")
     assert loaded.split() == [f"quark.cli{part}" for part in parts]
-    assert "Commands:" in done.stdout
+    assert "View runs:" in done.stdout
 
 
 def test_every_command_is_listed_in_whole_sentences():

@@ -73,17 +73,19 @@ def test_started_is_created(root):
 @pytest.mark.long
 def test_a_limit_of_zero_shows_none(root):
     assert list_ids("-d", root, "-n", "0") == []
-    assert call("runs", "-d", root, "-n", "0").stdout == "There are runs; --limit shows them.\n"
+    assert (
+        call("runs", "-d", root, "-n", "0").stdout == "There are more runs; --limit shows them.\n"
+    )
     assert (
         call("runs", "-d", root, "-n", "0", "-t", "x").stdout
-        == f"No run fits in the store {root}.\n"
+        == f"No matching runs in the store {root}.\n"
     )
     assert "run-a" not in call("du", "-d", root, "-n", "0").stdout
 
 
 @pytest.mark.long
 def test_one_and_many_are_told_apart(root):
-    assert "more than this one; --limit" in call("runs", "-d", root, "-n", "1").stdout
+    assert "Only 1 run shown; --limit shows more." in call("runs", "-d", root, "-n", "1").stdout
     for count in (1, 2):
         session = quark.resume_run(run_id="run-a", storage_dir=root, reopen=True)
         session.end_run()
@@ -131,7 +133,7 @@ def test_a_run_without_metrics_has_no_last_one(tmp_path):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("command", [["show"], ["export", "-f", "csv"]])
+@pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"]])
 def test_a_run_in_the_trash_is_said_to_be_there(root, command):
     call("rm", "run-a", "-y", "-d", root)
     for text in ("run-a", "run"):
@@ -139,9 +141,9 @@ def test_a_run_in_the_trash_is_said_to_be_there(root, command):
             call("rm", "run-b", "-y", "-d", root)
         with pytest.raises(RunNotFoundError) as caught:
             call(*command, text, "-d", root)
-        assert "is in the trash (run-" in str(caught.value)
-        assert f"`quark restore {text}` puts it back" in str(caught.value)
-    with pytest.raises(RunNotFoundError, match="no run begins with"):
+        assert f"is in the trash of the store {root} (run-" in str(caught.value)
+        assert f"`quark restore {text}` restores it" in str(caught.value)
+    with pytest.raises(RunNotFoundError, match="no run matches 'absent'"):
         call(*command, "absent", "-d", root)
 
 
@@ -150,13 +152,17 @@ def test_a_run_in_the_trash_is_said_to_be_there(root, command):
 def test_an_output_that_cannot_be_one_is_refused(root, tmp_path, monkeypatch, kinds):
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("mine")
-    for output, words in (("-", "stdout"), ("notes.txt", "a file that exists")):
-        result = call("export", "run-a", "-f", "csv", "-o", output, *kinds, "-d", root, code=2)
+    for output, words in (("-", "stdout"), ("notes.txt", "an existing file")):
+        result = call(
+            "export", "run-a", "--format", "csv", "-o", output, *kinds, "-d", root, code=2
+        )
         assert f"--output {output}" in result.stderr
         assert words in result.stderr
     assert Path("notes.txt").read_text() == "mine"
     assert not Path("-").exists()
-    result = call("export", "run-a", "-f", "csv", "-o", "notes.txt/x", *kinds, "-d", root, code=1)
+    result = call(
+        "export", "run-a", "--format", "csv", "-o", "notes.txt/x", *kinds, "-d", root, code=1
+    )
     assert "--output notes.txt/x cannot be written: Not a directory" in result.stderr
     assert ".partial" not in result.stderr
 
@@ -173,7 +179,19 @@ def test_a_full_disk_is_told_without_a_temporary_name(root, tmp_path):
         "Path('/dev/full') if self.name.endswith('.partial') else self, *a, **k); main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, "export", "run-a", "-f", "csv", "-o", target, "-d", root],
+        [
+            sys.executable,
+            "-c",
+            program,
+            "export",
+            "run-a",
+            "--format",
+            "csv",
+            "-o",
+            target,
+            "-d",
+            root,
+        ],
         capture_output=True,
         text=True,
     )
@@ -192,13 +210,25 @@ def test_an_export_that_is_broken_off_says_so_once(root, tmp_path):
         "CsvFile.write = lambda *a: (write(*a), os.kill(os.getpid(), signal.SIGINT)); main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, "export", "run-a", "-f", "csv", "-o", target, "-d", root],
+        [
+            sys.executable,
+            "-c",
+            program,
+            "export",
+            "run-a",
+            "--format",
+            "csv",
+            "-o",
+            target,
+            "-d",
+            root,
+        ],
         capture_output=True,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert done.returncode == 130
-    assert done.stderr == "Broken off. What had been begun is removed.\n"
+    assert done.stderr == "quark: interrupted; incomplete files were removed\n"
     assert done.stdout == ""
     assert not target.exists()
 

@@ -10,7 +10,7 @@ from diagnosed_runs import overfit, succeed
 
 import quark
 
-SECTIONS = ["What changed", "Metrics", "Health", "Alerts", "Phases", "To know before"]
+SECTIONS = ["Changes", "Metrics", "Health", "Alerts", "Phases", "Notes"]
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ def find_block(text, key):
 
 @pytest.mark.long
 def test_what_changed_comes_first(invoke, store):
-    text = invoke("compare", "over", "good", "-d", store).stdout
+    text = invoke("compare", "good", "over", "-d", store).stdout
     places = [text.index(f"\n{name}") for name in SECTIONS]
     assert places == sorted(places)
     head = text.splitlines()[:2]
-    assert re.match(r"primary +vision over-1  overfit  completed  to step 239  seed 0", head[0])
-    assert re.match(r"reference +vision good-1  good ", head[1])
-    assert re.search(r"^ +lr +0\.5 +0\.05$", text, re.M)
-    assert re.search(r"^ +warmup +10 +-$", text, re.M)
+    assert re.match(r"old +vision good-1  good ", head[0])
+    assert re.match(r"new +vision over-1  overfit  completed  to step 239  seed 0", head[1])
+    assert re.search(r"^ +lr +0\.05 +0\.5$", text, re.M)
+    assert re.search(r"^ +warmup +- +10$", text, re.M)
     assert "data.noise" not in text
 
 
@@ -71,12 +71,12 @@ def test_what_changed_comes_first(invoke, store):
 def test_a_metric_has_its_figures_and_its_verdict(invoke, store):
     found = {
         diff["metric_key"]: diff
-        for diff in compare_json(invoke, "over", "good", "-d", store)["metric_diffs"]
+        for diff in compare_json(invoke, "good", "over", "-d", store)["metric_diffs"]
     }
-    text = invoke("compare", "over", "good", "-d", store).stdout
+    text = invoke("compare", "good", "over", "-d", store).stdout
     assert re.search(r"^Metrics +last +best +tail median +AUC$", text, re.M)
     for key, diff in found.items():
-        head, primary, reference, *reason = find_block(text, key)
+        head, reference, primary, *reason = find_block(text, key)
         verdict = diff["verdict"]
         assert (verdict.upper() if verdict in ("better", "worse") else verdict) in head.split()
         assert f"{diff['last']['difference']:+.3g}" in head
@@ -93,7 +93,7 @@ def test_a_metric_has_its_figures_and_its_verdict(invoke, store):
 
 @pytest.mark.long
 def test_groups_of_seeds_get_an_interval_and_an_effect(invoke, groups):
-    sides = ["a1,a2, a3", "b1,b2,b3"]
+    sides = ["b1,b2,b3", "a1,a2, a3"]
     (headline, *_) = compare_json(invoke, *sides, "-d", groups)["metric_diffs"]
     assert (headline["headline"], headline["verdict"]) == (True, "worse")
     text = invoke("compare", *sides, "-d", groups, columns=100).stdout
@@ -108,7 +108,7 @@ def test_groups_of_seeds_get_an_interval_and_an_effect(invoke, groups):
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("sides", "status"),
-    [(["a1,a2,a3", "b1,b2,b3"], 3), (["b1,b2,b3", "a1,a2,a3"], 0), (["a1", "a1"], 0)],
+    [(["b1,b2,b3", "a1,a2,a3"], 3), (["a1,a2,a3", "b1,b2,b3"], 0), (["a1", "a1"], 0)],
 )
 def test_the_exit_status_says_whether_a_metric_is_worse(invoke, groups, sides, status):
     assert invoke("compare", *sides, "-d", groups).exit_code == 0
@@ -119,7 +119,7 @@ def test_the_exit_status_says_whether_a_metric_is_worse(invoke, groups, sides, s
 
 @pytest.mark.long
 def test_time_to_target_is_told_for_both_sides(invoke, groups):
-    arguments = ["a1", "b1", "-d", groups, "-t", "val/loss", "at_most", "0.4"]
+    arguments = ["b1", "a1", "-d", groups, "--target", "val/loss", "at_most", "0.4"]
     (found,) = [
         diff["time_to_target"]
         for diff in compare_json(invoke, *arguments)["metric_diffs"]
@@ -128,34 +128,33 @@ def test_time_to_target_is_told_for_both_sides(invoke, groups):
     text = invoke("compare", *arguments).stdout
     part = squeeze(text[text.index("Steps to a target") :])
     assert "val/loss at most 0.4" in part
-    assert f"primary {found['primary']['summary']}" in part
-    assert "primary not reached by step 239" in part
-    assert f"reference reached at step {found['reference']['step']:g}" in part
+    assert f"new {found['primary']['summary']}" in part
+    assert "new not reached by step 239" in part
+    assert f"old reached at step {found['reference']['step']:g}" in part
 
 
 @pytest.mark.long
 def test_alerts_are_gained_lost_or_common(invoke, store, log_run):
-    text = invoke("compare", "over", "good", "-d", store).stdout
-    assert re.search(r"^  gained  [A-Z]+ +Overfitting sets in at val/loss, step \d+", text, re.M)
-    assert re.search(
-        r"^Health  overall \d+ against \d+, generalization \d+ against \d+", text, re.M
-    )
     text = invoke("compare", "good", "over", "-d", store).stdout
-    assert re.search(r"^  lost +[A-Z]+ +Overfitting sets in", text, re.M)
+    assert re.search(r"^  only new  [A-Z]+ +Overfitting sets in at val/loss, step \d+", text, re.M)
+    assert re.search(r"^Health  overall \d+ -> \d+, generalization \d+ -> \d+", text, re.M)
+    text = invoke("compare", "over", "good", "-d", store).stdout
+    assert re.search(r"^  only old +[A-Z]+ +Overfitting sets in", text, re.M)
     log_run(store, "over-2", values=overfit(seed=1))
-    text = invoke("compare", "over-2", "over-1", "-d", store).stdout
-    assert re.search(r"^  common  [A-Z]+ +Overfitting sets in", text, re.M)
+    text = invoke("compare", "over-1", "over-2", "-d", store).stdout
+    assert re.search(r"^  both  [A-Z]+ +Overfitting sets in", text, re.M)
     log_run(store, "good-2", values=succeed(seed=1))
-    assert "No alerts on either side." in invoke("compare", "good-1", "good-2", "-d", store).stdout
+    assert "No alerts on either side." in invoke("compare", "good-2", "good-1", "-d", store).stdout
 
 
 @pytest.mark.long
 def test_phases_are_a_bar_a_side(invoke, store):
-    diffs = compare_json(invoke, "over", "good", "-d", store)["phase_diffs"]
-    lines = invoke("compare", "over", "good", "-d", store, columns=80).stdout.splitlines()
+    diffs = compare_json(invoke, "good", "over", "-d", store)["phase_diffs"]
+    lines = invoke("compare", "good", "over", "-d", store, columns=80).stdout.splitlines()
     at = next(index for index, line in enumerate(lines) if line.startswith("Phases"))
-    for line, side in zip(lines[at + 1 : at + 3], ("primary", "reference"), strict=True):
-        assert line.split()[0] == side
+    sides = {"old": "reference", "new": "primary"}
+    for line, (label, side) in zip(lines[at + 1 : at + 3], sides.items(), strict=True):
+        assert line.split()[0] == label
         expected = {
             str(number) for number, d in enumerate(diffs, 1) if d[f"{side}_start"] is not None
         }
@@ -186,10 +185,10 @@ def test_layers_that_differ_most_are_listed(invoke, tmp_path):
                 optimizer.zero_grad()
                 (model(scale * torch.randn(16, 4)) ** 2).mean().backward()
                 optimizer.step()
-    text = invoke("compare", "x50", "x1", "-d", tmp_path).stdout
+    text = invoke("compare", "x1", "x50", "-d", tmp_path).stdout
     part = text[text.index("Layers that differ most") :]
     assert re.search(r"^  0 \(activation\) +\w+ [\d.]+ times larger", part, re.M)
-    assert re.search(r"^  only on the primary +2 \(activation\)", part, re.M)
+    assert re.search(r"^  only new +2 \(activation\)", part, re.M)
     factors = [float(number) for number in re.findall(r"\)  +[a-z ]+ ([\d.e+]+) times", part)]
     assert factors
     assert factors == sorted(factors, reverse=True)
@@ -197,9 +196,9 @@ def test_layers_that_differ_most_are_listed(invoke, tmp_path):
 
 @pytest.mark.long
 def test_what_to_know_is_told(invoke, groups):
-    sides = ["a1,a2,a3", "b1,b2,b3"]
+    sides = ["b1,b2,b3", "a1,a2,a3"]
     text = invoke("compare", *sides, "-d", groups, columns=80).stdout
-    part = squeeze(text[text.index("To know before trusting this") :])
+    part = squeeze(text[text.index("\nNotes") :])
     notes = compare_json(invoke, *sides, "-d", groups)["notes"]
     assert notes
     for note in notes:
@@ -208,7 +207,7 @@ def test_what_to_know_is_told(invoke, groups):
 
 @pytest.mark.long
 def test_json_is_one_document_and_nothing_else(quark_command, store):
-    done = quark_command("compare", "over", "good", "-d", store, "--baseline", "--json")
+    done = quark_command("compare", "good", "over", "-d", store, "--baseline", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = read_json(done)
     assert found["mode"] == "baseline"
@@ -218,13 +217,13 @@ def test_json_is_one_document_and_nothing_else(quark_command, store):
 
 @pytest.mark.long
 def test_a_baseline_is_called_so(invoke, store):
-    text = invoke("compare", "over", "good", "-d", store, "--baseline").stdout
+    text = invoke("compare", "good", "over", "-d", store, "--baseline").stdout
     assert re.search(r"^baseline +vision good-1", text, re.M)
 
 
 @pytest.mark.long
 def test_nothing_is_stored(invoke, store):
-    invoke("compare", "over", "good", "-d", store)
+    invoke("compare", "good", "over", "-d", store)
     for run_id in ("over-1", "good-1"):
         engine = quark.AnalyzerEngine(quark.open_run(run_id, store))
         assert engine.read_health_scores() == ()
@@ -251,7 +250,7 @@ def test_a_run_with_next_to_nothing_is_compared(invoke, store, log_run, values):
     if not values:
         assert "Neither side has metrics." in result.stdout
         text = invoke("compare", "good", "bare", "-d", store).stdout
-        assert "only the primary has it" in text
+        assert "only old" in text
 
 
 @pytest.mark.long
@@ -261,11 +260,11 @@ def test_a_run_that_goes_on_is_compared_from_outside(quark_command, store, start
         for step, value in enumerate(overfit()["val/loss"]):
             metrics.log("val/loss", value, step=step)
         session.flush("stored")
-        done = quark_command("compare", "live", "good", "-d", store)
+        done = quark_command("compare", "good", "live", "-d", store)
         assert (done.returncode, done.stderr) == (0, "")
-        assert re.search(r"^primary +vision live  running", done.stdout, re.M)
+        assert re.search(r"^new +vision live  running", done.stdout, re.M)
 
 
 def test_it_says_where_code_and_data_are_compared(invoke, store):
-    result = invoke("compare", "over-1", "good-1", "-d", store)
+    result = invoke("compare", "good-1", "over-1", "-d", store)
     assert result.stdout.splitlines()[-1].endswith("quark why good-1 over-1")

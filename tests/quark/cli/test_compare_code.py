@@ -50,7 +50,7 @@ def runs(tmp_path_factory):
 
 def compare(invoke, runs, name):
     store, ids = runs
-    return invoke("compare", ids[name], ids["one"], "-d", store).stdout
+    return invoke("compare", ids["one"], ids[name], "-d", store).stdout
 
 
 @pytest.mark.long
@@ -66,7 +66,7 @@ def test_an_edit_is_named_by_its_function_as_why_names_it(runs, invoke):
         "train.py: scale" in line and "changed, 1 line" in line for line in said.splitlines()
     )
     store, ids = runs
-    told = json.loads(invoke("compare", ids["edited"], ids["one"], "-d", store, "--json").stdout)
+    told = json.loads(invoke("compare", ids["one"], ids["edited"], "-d", store, "--json").stdout)
     compared = [each["path"] for each in told["changes"] if each["section"] == "code"]
     found = quark.explain_change(ids["one"], ids["edited"], storage_dir=store)
     why = [each.place for each in (*found.causes, *found.differences) if each.kind == "code"]
@@ -97,6 +97,6 @@ def test_without_anything_recorded_nothing_agrees(invoke, log_run, tmp_path, mon
 
 def test_groups_of_other_code_are_told_apart_by_it(runs, invoke):
     store, ids = runs
-    done = invoke("compare", f"{ids['edited']},{ids['same']}", ids["one"], "-d", store, "--json")
+    done = invoke("compare", ids["one"], f"{ids['edited']},{ids['same']}", "-d", store, "--json")
     (change,) = [each for each in json.loads(done.stdout)["changes"] if each["section"] == "code"]
     assert (change["path"], change["kind"], len(change["primary"])) == ("sources", "varies", 2)

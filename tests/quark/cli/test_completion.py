@@ -128,7 +128,7 @@ def test_setting_it_up_again_changes_nothing_and_says_how_to_undo_it(
     files = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert len(files) == (1 if shell == "fish" else 2)
     assert all(str(path) in said for path in files)
-    assert "To undo it: rm " in said
+    assert "To remove it: rm " in said
     again = invoke("--install-completion", shell).output
     assert "up to date" in again
     assert {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == files
@@ -178,7 +178,7 @@ def test_a_shell_that_is_not_known_is_told(monkeypatch, invoke):
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     done = invoke("--install-completion")
     assert done.exit_code == 2
-    assert "'tcsh' is none of bash, zsh, fish" in done.output
+    assert "'tcsh' is not supported. Choose 'bash', 'zsh' or 'fish'" in done.output
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

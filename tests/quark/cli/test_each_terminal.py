@@ -66,7 +66,7 @@ def store(tmp_path, log_run):
     ("words", "shown"),
     [
         ("analyze one --no-store", "###"),
-        ("compare one two", "primary"),
+        ("compare one two", "old  "),
         ("show one", "completed"),
         ("show odd", "completed"),
         ("runs", "one"),

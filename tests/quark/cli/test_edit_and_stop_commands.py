@@ -59,7 +59,7 @@ def test_archived_runs_are_left_out_until_they_are_restored(tmp_path, log_run, i
     assert invoke("rm", "--list", "-d", tmp_path).output == (
         f"The trash of the store {tmp_path} is empty.\n"
     )
-    invoke("edit", "run-a", "-d", tmp_path, "--restore")
+    invoke("edit", "run-a", "-d", tmp_path, "--unarchive")
     assert list_runs() == ["run-b", "run-a"]
 
 
@@ -79,10 +79,10 @@ def test_a_training_that_never_looks_is_told_of(tmp_path, invoke):
         run_id = training.stdout.readline().strip()
         result = invoke("stop", run_id, "-d", tmp_path, "--wait", "0.1", "--reason", "why")
         assert result.exit_code == 1
-        assert "has not said within 0.1 s that it knows" in result.output
+        assert "No answer from the training process within 0.1 s" in result.output
         shown = " ".join(invoke("show", run_id, "-d", tmp_path).output.split())
         assert "asked the run to stop" in shown
-        assert "not yet known to the training" in shown
+        assert "not yet received" in shown
         again = invoke("stop", run_id, "-d", tmp_path, "--wait", "0", "--reason", "other")
         assert again.exit_code == 0
         assert ": why." in again.output
@@ -102,4 +102,4 @@ def test_a_request_that_is_known_is_told_so(tmp_path, start, invoke):
         assert (result.exit_code, found["state"]) == (0, "running")
         assert found["stop"]["reason"] == "why"
         assert found["stop"]["seen_at"] is not None
-        assert "The training knows" in invoke("stop", "run-a", "-d", tmp_path).output
+        assert "The process received the request." in invoke("stop", "run-a", "-d", tmp_path).output

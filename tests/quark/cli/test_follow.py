@@ -19,6 +19,7 @@ from quark.cli.follow import Waiting, _look_until_end
 from quark.cli.follow_view import FollowedRun
 from quark.page.routes.page_source import open_source
 from quark_core.errors import StoreUnavailableError
+from quark_core.runs.run_ids import shorten_run_id
 
 HOSTILE = "E\x1b]0;owned\x07\x1b[2J\x9b31m\rok\nline\u202ex"
 SLOWLY = ("--interval", 3600)  # nothing but what is awaited has it look again
@@ -98,7 +99,7 @@ def test_a_run_is_followed_until_its_end(tmp_path, train, open_terminal):
     assert terminal.wait_for_end() == 0
     assert terminal.is_whole()
     last = terminal.rest.strip().splitlines()
-    assert last[-1].startswith(f"run {run.run_id} is completed after ")
+    assert last[-1].startswith(f"run {run.run_id[:8]} is completed after ")
 
 
 def test_the_screen_is_drawn_anew_for_another_size(tmp_path, train, open_terminal):
@@ -140,7 +141,7 @@ def test_who_ends_it_gets_a_whole_terminal(number, tmp_path, train, open_termina
     assert terminal.wait_for_end() == 128 + number
     assert terminal.is_whole()
     if number == signal.SIGINT:
-        assert f"run {run.run_id} goes on, at step 3" in terminal.rest
+        assert f"run {run.run_id[:8]} is running, at step 3" in terminal.rest
     assert "Traceback" not in terminal.text
 
 
@@ -174,9 +175,9 @@ def test_a_run_whose_process_is_killed_is_lost(tmp_path, train, open_terminal):
     terminal = open_terminal(run.run_id, "-d", tmp_path, *QUICKLY)
     terminal.wait_for_text("train/loss")
     run.process.kill()
-    assert terminal.wait_for_end() == 5, terminal.text
+    assert terminal.wait_for_end() == 3, terminal.text
     assert terminal.is_whole()
-    assert f"run {run.run_id} is lost" in terminal.rest
+    assert f"run {run.run_id[:8]} is lost" in terminal.rest
 
 
 @pytest.mark.long
@@ -186,17 +187,17 @@ def test_exit_statuses_say_how_runs_have_ended(tmp_path, train, log_run, invoke)
     log_run(tmp_path, "broken", values={"loss": [1.0]}, status="interrupted")
     run = train(tmp_path)
     run.log(0, loss=1.0)
-    expected = {"good": 0, "bad": 3, "broken": 4, run.run_id: 0}
+    expected = {"good": 0, "bad": 3, "broken": 3, run.run_id: 0}
     for name, status in expected.items():
         done = invoke("follow", name, "-d", tmp_path, "--once", "--no-analyze")
         assert (done.exit_code, done.stderr) == (status, "")
-        assert name in done.stdout
+        assert shorten_run_id(name) in done.stdout
     with piping(run.run_id, "-d", tmp_path, *QUICKLY) as process:
         read_until(process, "loss 1")
         run.end(failing="it broke")
         lines = process.stdout.read().splitlines()
         assert process.wait(DEADLINE_S) == 3
-    assert lines[-1].startswith(f"run {run.run_id} is failed (ValueError: it broke) after ")
+    assert lines[-1].startswith(f"run {run.run_id[:8]} is failed (ValueError: it broke) after ")
 
 
 def test_a_pipe_gets_lines(tmp_path, train):

@@ -36,7 +36,7 @@ def test_a_group_holds_what_lies_below_it(invoke, sweep):
         "run1", "run2", "run3", "run4",
     }  # fmt: skip
     assert {run["id"] for run in read(invoke, sweep, "--group", "paper/fig3")} == {"run1", "run2"}
-    assert "there is no group 'pap'" in invoke("runs", "-d", sweep, "--group", "pap").stderr
+    assert "no group 'pap'" in invoke("runs", "-d", sweep, "--group", "pap").stderr
     assert len(read(invoke, sweep, "--group", "paper", "-n", "3")) == 3
 
 
@@ -183,7 +183,7 @@ def test_a_path_that_two_projects_may_mean_needs_a_project(invoke, sweep, log_ru
     log_run(sweep, "other", "text", group="paper/fig3")
     result = invoke("groups", "describe", "paper/fig3", "x", "-d", sweep)
     assert result.exit_code == 2
-    assert "text, vision" in result.stderr
+    assert "'text', 'vision'" in result.stderr
     done = invoke("groups", "describe", "paper/fig3", "x", "-d", sweep, "-p", "text")
     assert done.exit_code == 0, done.output
     assert invoke("groups", "describe", "a//b", "x", "-d", sweep, "-p", "text").exit_code == 2
@@ -205,6 +205,6 @@ def test_a_group_that_no_run_is_in_is_described_and_said_to_be_empty(invoke, swe
     project = read(invoke, sweep)[0]["project_name"]
     said = invoke("groups", "describe", "papper", "Figures.", "-p", project, "-d", sweep)
     assert said.exit_code == 0, said.output
-    assert "no run is in it" in said.output
+    assert "The group has no runs yet." in said.output
     said = invoke("groups", "describe", "paper", "Figures.", "-p", project, "-d", sweep)
-    assert "no run is in it" not in said.output
+    assert "The group has no runs yet." not in said.output

@@ -75,7 +75,7 @@ def test_every_command_counts_the_same_records(tmp_path, killed, monkeypatch):
     assert lane == dry == found.to_dict()
     assert 0 < lane["waiting"] <= 2000
     assert "black box only" in lane["reason"]
-    waiting = f"{lane['waiting']} records wait for"
+    waiting = f"{lane['waiting']:,} records waiting for"
     with (
         refuse_writing(monkeypatch),
         pytest.raises(quark.InvalidRunStateError, match=waiting),
@@ -94,9 +94,9 @@ def test_every_command_counts_the_same_records(tmp_path, killed, monkeypatch):
 @pytest.mark.long
 def test_doctor_says_what_to_do(tmp_path, killed):
     text = call("doctor", "-d", tmp_path).stdout
-    assert "Nothing waits" not in text
-    assert f"Deliver it with: quark sync {tmp_path}" in text
-    assert "Nothing waits here." not in call("sync", tmp_path, "--dry-run").stdout
+    assert "No records are waiting" not in text
+    assert f"To deliver them: quark sync {tmp_path}" in text
+    assert "No records are waiting." not in call("sync", tmp_path, "--dry-run").stdout
 
 
 @pytest.mark.sampled
@@ -105,14 +105,14 @@ def test_show_and_export_say_that_more_is_to_come(tmp_path, monkeypatch, journal
     monkeypatch.setenv("QUARK_JOURNAL_ONLY", journal_only)
     root, target = tmp_path / "a store", tmp_path / "out"
     run_id = run_killed(root)
-    line = f"not everything of this run is in the store yet: quark sync '{root}'"
+    line = f"Some records of this run are not in the store yet: quark sync '{root}'"
     with refuse_writing(monkeypatch):
         assert call("show", run_id, "-d", root).stdout.count(line) == 1
-        exported = call("export", run_id, "-f", "csv", "-o", target, "-d", root)
+        exported = call("export", run_id, "--format", "csv", "-o", target, "-d", root)
         assert exported.stderr.endswith(f"{line}\n")
     call("sync", root)
     assert "not everything" not in call("show", run_id, "-d", root).stdout
-    exported = call("export", run_id, "-f", "csv", "-o", target, "--force", "-d", root)
+    exported = call("export", run_id, "--format", "csv", "-o", target, "--force", "-d", root)
     assert exported.stderr == ""
 
 

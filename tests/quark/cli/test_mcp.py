@@ -138,14 +138,14 @@ def test_what_cannot_be_is_a_tool_error_that_says_what_to_do(tmp_path, log_run):
         ]
 
     unknown, name, limit, field, much, window, tool, found = told
-    assert "no run begins with 'nothing'" in unknown
+    assert "no run matches 'nothing'" in unknown
     assert "val/los" in name
     assert "limit" in limit
     assert "limits" in field
     assert "where, order_by, columns" in field
-    assert "ask for fewer entries" in much
+    assert "Ask for fewer entries" in much
     assert "low must not be above high" in window
-    assert "there are search_runs, show_run" in tool
+    assert "Tools: search_runs, show_run" in tool
     assert found == "r1"
 
 
@@ -229,7 +229,7 @@ def test_replies_are_bounded_and_say_what_is_missing(tmp_path, log_run, ask):
     assert {page["runs"][0]["id"], rest["runs"][0]["id"]} == {"r1", "r2"}
     report, _ = ask("write_report", {"run": "r1", "characters": 1000})
     assert len(report) < 1100
-    assert report.splitlines()[-1].endswith("characters are left out: set `characters`")
+    assert report.splitlines()[-1].endswith("more characters: set `characters`")
 
 
 def test_whatever_is_in_a_reply_fits():

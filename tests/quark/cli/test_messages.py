@@ -83,13 +83,15 @@ def test_the_help_tells_the_exit_statuses(command):
 
 
 def test_help_names_the_order_of_runs():
-    assert "compare [OPTIONS] RUN BASELINE" in dict(list_help(cli))["compare",]
+    assert "compare [OPTIONS] OLD NEW" in dict(list_help(cli))["compare",]
     assert "why [OPTIONS] [OLD] NEW" in dict(list_help(cli))["why",]
 
 
 def test_one_thing_is_counted_as_one(invoke, tmp_path, log_run, monkeypatch):
     log_run(tmp_path, "r", values={"loss": [1.0]})
-    out = invoke("export", "r", "-d", tmp_path, "-f", "csv", "-k", "metric", "-o", tmp_path / "out")
+    out = invoke(
+        "export", "r", "-d", tmp_path, "--format", "csv", "-k", "metric", "-o", tmp_path / "out"
+    )
     assert out.stdout.startswith("1 row, ")
 
 
@@ -158,38 +160,3 @@ def test_events_of_several_ranks_are_in_the_order_of_time(invoke, tmp_path, monk
     assert notes == [f"event {number}" for number in range(6)]
     times = [each["timestamp"] for each in found]
     assert times == sorted(times)
-
-
-def list_options(command, *names):
-    import click
-
-    context = click.Context(command)
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            yield from list_options(command.get_command(context, name), *names, name)
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            yield names, parameter, (parameter.get_help_record(context) or ("", ""))[0]
-
-
-def test_a_short_option_in_help_means_one_thing_and_old_ones_work():
-    shown, hidden = {}, set()
-    for names, option, text in list_options(cli):
-        for short in (each for each in option.opts if not each.startswith("--")):
-            long = max(option.opts, key=len)
-            if f"{short}," in text:
-                shown.setdefault(short, set()).add(long)
-            else:
-                hidden.add((*names, short, long))
-    several = {short: found for short, found in shown.items() if len(found) > 1}
-    # `logs -n`, as `tail -n`, and --limit both say how many.
-    assert several == {"-n": {"--limit", "--tail"}}
-    assert ("samples", "-s", "--search") in hidden
-    assert ("sweep", "run", "-w", "--workers") in hidden
-
-
-def test_a_short_option_that_is_in_no_help_works(invoke, tmp_path, log_run):
-    log_run(tmp_path, "r", values={"loss": [1.0]})
-    invoke("edit", "r", "-f", "gpu=V100", "-d", tmp_path)
-    fields = json.loads(invoke("show", "r", "-d", tmp_path, "--json").stdout)["fields"]
-    assert fields == {"gpu": "V100"}

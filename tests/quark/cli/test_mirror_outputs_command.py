@@ -68,7 +68,7 @@ def test_verify_counts_alerts_scores_and_phases(invoke, log, tmp_path):
     path.write_text("".join(lines[:3]))
     result = invoke("mirror", "verify", run_id, "-d", tmp_path, "--json")
     (found,) = read_json(result)
-    assert (result.exit_code, found["kinds"]) == (1, {"health_score": [5, 2]})
+    assert (result.exit_code, found["kinds"]) == (3, {"health_score": [5, 2]})
     assert found["compared"] == before
 
 
@@ -79,13 +79,13 @@ def test_a_mirror_that_never_got_them_lacks_them(invoke, log, tmp_path, monkeypa
         patch.setattr(outputs, "journal_outputs", lambda *_, **__: None)
         assert invoke("analyze", run_id, "-d", tmp_path).exit_code == 0
     status = invoke("mirror", "status", run_id, "-d", tmp_path, columns=80)
-    assert status.exit_code == 1
+    assert status.exit_code == 3
     shown = " ".join(status.stdout.split())
     assert "never sent" in shown
     assert max(map(len, status.stdout.splitlines())) <= 80
     result = invoke("mirror", "verify", run_id, "-d", tmp_path, "--json")
     (found,) = read_json(result)
-    assert (result.exit_code, found["not_kept"]) == (1, [])
+    assert (result.exit_code, found["not_kept"]) == (3, [])
     assert set(found["kinds"]) == {"alert", "health_score", "phase"}
     assert invoke("mirror", "replay", run_id, "-d", tmp_path).exit_code == 0
     assert invoke("mirror", "verify", run_id, "-d", tmp_path).exit_code == 0

@@ -118,7 +118,7 @@ def test_journals_that_are_the_store_are_no_mistake(tmp_path, monkeypatch):
     monkeypatch.delenv("QUARK_JOURNAL_ONLY")
     first, *rest = call("doctor", "-d", tmp_path).stdout.splitlines()
     assert first.startswith(f"Store {folder}: cannot be read: the runs in ")
-    assert f"Deliver it with: quark sync {tmp_path}" in rest
+    assert f"To deliver them: quark sync {tmp_path}" in rest
     assert "pending" in call("sync", "--dry-run", tmp_path).stdout
     assert "delivered" in call("sync", tmp_path).stdout
     assert call("doctor", "-d", tmp_path).stdout.splitlines()[0] == f"Store {folder}: readable."
@@ -128,7 +128,7 @@ def test_an_empty_store_of_journals_can_be_looked_at(tmp_path, monkeypatch):
     monkeypatch.setenv("QUARK_JOURNAL_ONLY", "1")
     folder = make_store(tmp_path)
     shutil.rmtree(folder / "runs")
-    assert call("sync", tmp_path).stdout == "Nothing waits here.\n"
+    assert call("sync", tmp_path).stdout == "No records are waiting.\n"
     assert call("doctor", "-d", tmp_path).stdout.splitlines()[0] == f"Store {folder}: readable."
 
 

@@ -16,7 +16,7 @@ ABSENT = [
     ("sources", "zzz"),
     ("samples", "zzz"),
     ("artifacts", "zzz"),
-    ("export", "zzz", "-f", "csv"),
+    ("export", "zzz", "--format", "csv"),
     ("report", "zzz", "--short"),
 ]
 NOTHING = [
@@ -64,7 +64,7 @@ def test_the_beginning_of_a_name_is_enough_wherever_that_of_an_id_is(invoke, roo
     for command in (("show",), ("edit", "--notes", "seen"), ("report", "--short")):
         done = invoke(command[0], "vi", *command[1:], "-d", root, "--json")
         assert (done.exit_code, "third-run" in done.stdout or "vit" in done.stdout) == (0, True)
-    compared = json.loads(invoke("compare", "vi", "diffusion-b", "-d", root, "--json").stdout)
+    compared = json.loads(invoke("compare", "diffusion-b", "vi", "-d", root, "--json").stdout)
     assert compared["primary"]["run_id"] == "third-run"
     assert compared["reference"]["run_id"] == "first-run"
     trashed = json.loads(invoke("rm", "diffusion-l", "-y", "-d", root, "--json").stdout)
@@ -78,8 +78,8 @@ def test_the_beginning_of_several_names_lists_them(invoke, root, command):
     with pytest.raises(quark.RunNotFoundError) as caught:
         invoke(*command, "diff", "-d", root)
     assert str(caught.value) == (
-        '\'diff\' fits 2 runs: second-run "diffusion-large", first-run "diffusion-base"; '
-        "give more of it"
+        '\'diff\' matches 2 runs: second-run "diffusion-large", first-run "diffusion-base". '
+        "Pass a longer prefix."
     )
 
 

@@ -54,7 +54,7 @@ def test_the_name_of_the_distribution_is_not_doubled(invoke, tmp_path, given):
     assert [path.name for path in tmp_path.iterdir()] == ["quark-x"]
     assert (tmp_path / "quark-x" / "src" / "quark_x" / "backend.py").exists()
     assert 'name = "quark-x"' in (tmp_path / "quark-x" / "pyproject.toml").read_text()
-    assert "the backend x, in the distribution quark-x" in result.stdout
+    assert "Created the backend 'x' in the package quark-x" in result.stdout
     # What is asked for is what a clean environment lacks: the tests come after it.
     assert result.stdout.index("pip install") < result.stdout.index("python -m pytest")
 
@@ -78,7 +78,7 @@ def test_nothing_is_ever_written_over(invoke, tmp_path):
     (tmp_path / "quark-file").write_text("a file")
     before = sorted(tmp_path.rglob("*"))
     for name in ("mine", "link", "file"):
-        with pytest.raises(SchemaValidationError, match="exists already"):
+        with pytest.raises(SchemaValidationError, match="already exists"):
             invoke("backends", "new", name, "--into", tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "quark-file").read_text() == "a file"

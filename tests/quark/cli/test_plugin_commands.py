@@ -50,7 +50,7 @@ def invoke(*arguments):
 def test_a_command_of_a_plugin_is_listed_and_runs(add_commands):
     add_commands("greetings", {"greet": "greetings:greet"})
     text = invoke("--help").stdout
-    assert text.endswith("Commands of plugins:\n  greet  From greetings.\n")
+    assert text.endswith("Other:\n  greet      From the plugin 'greetings'.\n")
     assert invoke("greet", "Ada").stdout == "Hello Ada.\n"
     assert "Print a greeting." in invoke("greet", "--help").stdout
     assert "Did you mean 'greet'" in invoke("gret").stderr
@@ -73,15 +73,15 @@ def test_a_broken_command_says_why_and_spoils_no_other(add_commands, place, reas
         f"quark: command 'broken' of the plugin 'broken' cannot be used ({place}): "
     )
     assert reason in failed.stderr
-    assert "broken  From broken." in invoke("--help").stdout
+    assert "broken     From the plugin 'broken'." in invoke("--help").stdout
     assert invoke("greet", "Ada").stdout == "Hello Ada.\n"
 
 
 @pytest.mark.parametrize(
     ("declared", "reason"),
     [
-        ({"runs": "greetings:greet"}, "it is a command of Quark"),
-        ({"greet": "greetings:greet"}, "the plugin 'greetings' has it"),
+        ({"runs": "greetings:greet"}, "Quark has a command of this name"),
+        ({"greet": "greetings:greet"}, "the plugin 'greetings' has a command of this name"),
         ({"Greet All": "greetings:greet"}, "it is not a lowercase word"),
         ({"other": "greetings"}, "it is at 'greetings', not at 'module:attribute'"),
         ({"other": greet}, "not at 'module:attribute'"),
@@ -92,7 +92,7 @@ def test_a_wrong_declaration_is_left_out_with_a_message(add_commands, declared, 
     add_commands("greetings", {"greet": "greetings:greet"})
     add_commands("wrong", declared)
     shown = invoke("--help")
-    assert shown.stderr.startswith("quark: left out the command")
+    assert shown.stderr.startswith("quark: ignored the command")
     assert "of the plugin 'wrong'" in shown.stderr
     assert reason in shown.stderr
     assert shown.stdout.count("From ") == 1

@@ -65,8 +65,8 @@ def list_files(place):
 
 
 STORE = ["-d", "store"]
-NO_RUN = "no run begins with 'typo' in the store PLACE/store"
-NO_PROJECT = "there is no project 'typo' in the store PLACE/store; there are 'vision'"
+NO_RUN = "no run matches 'typo' (ID, unique prefix or name) in the store PLACE/store"
+NO_PROJECT = "no project 'typo' in the store PLACE/store. Projects: 'vision'."
 NO_STORE = "holds no Quark store"
 NO_SERVICE = "does not exist: --store"
 SERVICE = ["--store", "sqlite:///typo/service.db"]
@@ -115,7 +115,7 @@ TYPOS = [
         )
     ),
     (["sync", "typo"], NO_STORE),
-    (["runs", *STORE, "--backend", "csv:typo"], "--backend: there are no runs at csv:typo"),
+    (["runs", *STORE, "--backend", "csv:typo"], "--backend: no runs at csv:typo."),
     (["runs", *STORE, "--backend", "typo"], "there is no backend 'typo'"),
     # a run
     *(
@@ -142,14 +142,17 @@ TYPOS = [
             ["logs", "typo"],
         )
     ),
-    (["restore", "typo", *STORE], "no run in the trash begins with 'typo' in the store PLACE"),
-    (["show", "irst", *STORE], "no run begins with 'irst' in the store "),
-    (["show", "r", *STORE], '\'r\' fits 2 runs: r2 "second", r1 "first"; give more of it'),
-    (["analyze", "r", *STORE, "--fail-on", "error"], "'r' fits 2 runs: "),
-    (["compare", "r1", "r", *STORE], "'r' fits 2 runs: "),
-    (["compare", "r1", *STORE], "Missing argument 'BASELINE'"),
-    (["compare", "r1,,r2", "r2", *STORE], "between two commas there must be a run"),
-    (["why", "r1,r2", "r2", *STORE, "--check", "2"], "--check takes one run on each side"),
+    (["restore", "typo", *STORE], "no run in the trash of the store PLACE"),
+    (["show", "irst", *STORE], "no run matches 'irst' (ID, unique prefix or name) in the store "),
+    (["show", "r", *STORE], '\'r\' matches 2 runs: r2 "second", r1 "first". Pass a longer prefix.'),
+    (["analyze", "r", *STORE, "--fail-on", "error"], "'r' matches 2 runs: "),
+    (["compare", "r1", "r", *STORE], "'r' matches 2 runs: "),
+    (["compare", "r1", *STORE], "Missing argument 'NEW'. `quark runs` lists the runs."),
+    (
+        ["compare", "r1,,r2", "r2", *STORE],
+        "'r1,,r2' has an empty entry. Separate runs with single commas.",
+    ),
+    (["why", "r1,r2", "r2", *STORE, "--check", "2"], "--check needs one run on each side"),
     # a metric, a rule, a project, a group, an artifact, a sweep
     (["analyze", "r1", *STORE, "--objective", "zebra"], "no metric 'zebra'; there are"),
     (["analyze", "r1", *STORE, "--objective", "los"], "near it: 'train/loss'"),
@@ -157,9 +160,12 @@ TYPOS = [
         (["analyze", "r1", *STORE, *words], said)
         for words, said in (
             (["--objective", ":max"], "--objective: objective must not be empty"),
-            (["--rule", "typo"], "--rule: there is no rule 'typo'; there are constant_inputs"),
-            (["--explain", "typo"], "--explain: there is no rule 'typo'"),
-            (["--explain", "plateau", "--rule", "divergence"], "--rule leaves it out"),
+            (["--rule", "typo"], "--rule: no rule 'typo'. Choose 'constant_inputs'"),
+            (["--explain", "typo"], "--explain: no rule 'typo'"),
+            (
+                ["--explain", "plateau", "--rule", "divergence"],
+                "--explain 'plateau' is not among the rules of --rule.",
+            ),
             (["--mode", "absolute", "--rule", "plateau"], "'plateau' in the absolute mode"),
             (["--mode", "odd"], "'odd' is not one of"),
             (["--fail-on", "info"], "'info' is not one of"),
@@ -175,7 +181,7 @@ TYPOS = [
         )
     ),
     *(
-        (["compare", "r1", "r2", *STORE, "-t", *words], said)
+        (["compare", "r1", "r2", *STORE, "--target", *words], said)
         for words, said in (
             (["zebra", "at_least", "1"], "--target: none of the runs has metric 'zebra'; there"),
             (["ac", "at_least", "1"], "none of the runs has metric 'ac'; near it: 'acc'"),
@@ -191,9 +197,9 @@ TYPOS = [
     (["groups", "typo", *STORE], f"PROJECT: {NO_PROJECT}"),
     (["traces", "typo", *STORE], f"PROJECT: {NO_PROJECT}"),
     (["artifacts", "versions", *STORE, "-p", "typo"], f"--project: {NO_PROJECT}"),
-    (["artifacts", "versions", "typo", *STORE], "NAME: there is no artifact 'typo'"),
+    (["artifacts", "versions", "typo", *STORE], "no artifact 'typo'"),
     (["artifacts", "get", "typo:best", *STORE], "no artifact 'typo'"),
-    (["runs", *STORE, "--group", "typo"], "--group: there is no group 'typo' here"),
+    (["runs", *STORE, "--group", "typo"], "--group: no group 'typo' here"),
     *(
         (["runs", *STORE, *words], words[-2])
         for words in (
@@ -209,10 +215,10 @@ TYPOS = [
     ),
     (["du", *STORE, "--limit", "-1"], "--limit"),
     (["groups", *STORE, "--metric", "lossless"], "mode must be"),
-    (["edit", "r1", *STORE], "nothing to change"),
+    (["edit", "r1", *STORE], "Nothing to change. Pass --name"),
     (["edit", "r1", *STORE, "--tag", "a", "--untag", "a"], "'a' is to be added and to be removed"),
     (["edit", "r1", *STORE, "--tag", ""], "tags[0]"),
-    (["edit", "r1", *STORE, "--field", "gpu"], "--field must be NAME=VALUE"),
+    (["edit", "r1", *STORE, "--field", "gpu"], "--field 'gpu' is not NAME=VALUE."),
     *(
         (["logs", "r1", *STORE, "--since", time], "--since")
         for time in ("soon", "10", "10y", "99999999999d", "2026-13-01")
@@ -222,8 +228,8 @@ TYPOS = [
     (["ui", "store", "--no-open", "--port", "70000"], "--port"),
     (["ui", "store", "--no-open", "-d", "store"], "DIRECTORY or --storage-dir"),
     (["ui", "store", "--no-open", "--backend", "nope"], "nope"),
-    (["sweep", "show", "typo", *STORE], "there is no sweep 'typo' in the store"),
-    (["sweep", "run", "typo", *STORE, "--", "python"], "there is no sweep 'typo' in the store"),
+    (["sweep", "show", "typo", *STORE], "no sweep 'typo' in the store"),
+    (["sweep", "run", "typo", *STORE, "--", "python"], "no sweep 'typo' in the store"),
     # what is imported
     *(
         (["import", tool, "typo", "-d", "new"], "typo")
@@ -233,7 +239,7 @@ TYPOS = [
         )
     ),
     *(
-        (["import", tool, "empty", "-d", "new"], "there are no runs")
+        (["import", tool, "empty", "-d", "new"], "no runs of ")
         for tool in ("tensorboard", "clearml", "comet", "csv", "neptune", "track", "wandb")
     ),
     (["import", "csv", "prose.csv", "-d", "new"], "no table of metrics"),

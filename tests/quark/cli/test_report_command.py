@@ -65,5 +65,5 @@ def test_a_file_that_cannot_be_written_is_told_in_one_line(store, invoke):
         [line] = [line for line in result.output.splitlines() if str(path) in line]
         assert line.startswith("quark: ")
         assert "cannot be written" in line
-        assert line.endswith(f"Name another file with {option}.")
+        assert line.endswith(f"Pass another file with {option}.")
     assert (store / "file").read_text() == "no folder"

@@ -81,14 +81,14 @@ def test_the_table_shows_project_status_last_loss_and_tags(invoke, store):
 
 @pytest.mark.long
 def test_a_limit_says_that_there_are_more(invoke, store):
-    assert "more than these 2" in invoke("runs", "-d", store, "-n", "2").stdout
-    assert "more than" not in invoke("runs", "-d", store, "-n", "3").stdout
+    assert "Only 2 runs shown; --limit shows more." in invoke("runs", "-d", store, "-n", "2").stdout
+    assert "shown" not in invoke("runs", "-d", store, "-n", "3").stdout
 
 
 @pytest.mark.long
 def test_no_fitting_run_is_no_error(invoke, store):
     result = invoke("runs", "-d", store, "-t", "absent")
-    assert (result.exit_code, result.stdout) == (0, f"No run fits in the store {store}.\n")
+    assert (result.exit_code, result.stdout) == (0, f"No matching runs in the store {store}.\n")
     assert json.loads(invoke("runs", "-d", store, "-t", "absent", "--json").stdout) == []
 
 

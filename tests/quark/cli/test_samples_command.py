@@ -44,7 +44,7 @@ def test_rows_are_searched_and_told_newest_first(tmp_path, rolled_out, invoke):
         row["step"] for row in json.loads(near)
     ) == [3, 4, 5]
     assert invoke("samples", rolled_out, "--search", "nowhere", *place).output == (
-        f"Run {rolled_out[:8]} of the store {tmp_path} has no text samples that fit.\n"
+        f"Run {rolled_out[:8]} of the store {tmp_path} has no matching text samples.\n"
     )
 
 
@@ -53,7 +53,7 @@ def test_what_a_model_says_does_not_steer_the_terminal(tmp_path, rolled_out, inv
     assert "\x1b" not in shown
     assert "\x07" not in shown
     assert "[red]x" in shown
-    assert "4000 characters more; --full shows them" in shown
+    assert "4000 more characters; --full prints them" in shown
     whole = invoke(
         "samples", rolled_out, "--name", "hostile", "--full", "--storage-dir", tmp_path
     ).output
@@ -61,8 +61,12 @@ def test_what_a_model_says_does_not_steer_the_terminal(tmp_path, rolled_out, inv
 
 
 def test_a_condition_that_is_none_is_shown(tmp_path, rolled_out, invoke):
-    with pytest.raises(quark.SchemaValidationError, match="'reward above 1'"):
-        invoke("samples", rolled_out, "-w", "reward above 1", "--storage-dir", tmp_path)
+    done = invoke("samples", rolled_out, "-w", "reward above 1", "--storage-dir", tmp_path)
+    assert done.exit_code == 2
+    assert "'reward above 1'" in done.stderr
+    done = invoke("samples", rolled_out, "-w", "nosuch == 1", "--storage-dir", tmp_path)
+    assert done.exit_code == 2
+    assert "no sample has a column 'nosuch'" in done.stderr
 
 
 def test_a_run_without_samples_says_so(tmp_path, log_run, invoke):

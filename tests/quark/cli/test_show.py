@@ -57,14 +57,14 @@ def test_a_name_of_two_runs_is_ambiguous(quark_command, tmp_path, log_run):
         log_run(tmp_path, run_id, name="same")
     done = quark_command("show", "same", "-d", tmp_path)
     assert done.returncode == 2
-    assert "'same' fits 2 runs: two, one; name one by its id" in done.stderr
+    assert "'same' matches 2 runs: two, one. Pass the run ID." in done.stderr
 
 
 def test_a_run_that_the_store_has_taken_in_has_no_folder_named(invoke, tmp_path, log_run):
     log_run(tmp_path, "taken")
     folder = tmp_path / ".quark" / "runs" / "taken"
     shutil.rmtree(folder, ignore_errors=True)
-    told = f"path     {tmp_path / '.quark'} (all of it is in the store's files)"
+    told = f"path     {tmp_path / '.quark'} (merged into the store's files)"
     assert told in invoke("show", "taken", "-d", tmp_path, columns=300).stdout
     folder.mkdir(parents=True)
     assert f"path     {folder} " in invoke("show", "taken", "-d", tmp_path, columns=300).stdout

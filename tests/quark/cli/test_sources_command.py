@@ -45,7 +45,7 @@ def test_restored_files_lie_in_their_folder_and_nowhere_else(make_run, call, tmp
     done = call("run", "--restore", there)
     assert done.exit_code == 0, done.output
     assert list_files(tmp_path / "one") == ["there/pkg/deep.py", "there/right.py"]
-    assert ".git/config is not there" in done.output
+    assert ".git/config was not restored" in done.output
     assert not {"\x1b", "\u202e"} & set(done.output)
 
 
@@ -58,7 +58,7 @@ def test_a_folder_that_is_a_link_or_has_something_is_refused(make_run, call, tmp
     for name in ("full", "link"):
         done = call("run", "--restore", tmp_path / name)
         assert done.exit_code == 1
-        assert "give a new directory" in done.output
+        assert "Pass a new directory." in done.output
     assert list_files(tmp_path / "empty") == []
     assert list_files(tmp_path / "full") == ["mine"]
 

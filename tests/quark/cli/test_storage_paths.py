@@ -16,7 +16,7 @@ COMMANDS = [
     ("analyze", "x"),
     ("compare", "x", "y"),
     ("why", "x", "y"),
-    ("export", "x", "-f", "csv"),
+    ("export", "x", "--format", "csv"),
     ("rm", "x"),
     ("report", "x"),
     ("restore", "x"),

@@ -132,7 +132,7 @@ def test_a_script_runs_for_each_trial_with_its_parameters(new, work, train, list
     runs = quark.search_runs(storage_dir=tmp_path)
     assert {run.run_id for run in runs} == {trial.run_id for trial in trials}
     assert {run.stored.run.groups for run in runs} == {("sweeps/lr-search",)}
-    assert "lr-search: 2 completed; the best is trial" in stderr
+    assert "lr-search: 2 completed; best: trial" in stderr
 
 
 @pytest.mark.long
@@ -178,12 +178,12 @@ def test_a_script_that_never_begins_a_run_is_settled_with_its_reason(
     script.write_text("import nothing_of_this_name\n")
     status, _, stderr = work("lr-search", "--", sys.executable, script)
     assert status == 2
-    assert "3 trials in a row ended before they began a run" in stderr
+    assert "3 trials in a row ended before they started a run" in stderr
     first, second, *_ = list_trials()
     assert first.state == "broken"
     assert first.failures == 2
     for trial in (first, second):
-        assert "ended with status 1 before it began a run: ModuleNotFoundError" in trial.reason
+        assert "ended with status 1 before it started a run: ModuleNotFoundError" in trial.reason
     assert second.state == "waiting"
 
 
@@ -195,7 +195,7 @@ def test_a_script_that_ends_well_without_a_run_is_not_tried_again(new, work, lis
     assert status == 3
     (trial,) = list_trials()
     assert (trial.state, trial.token) == ("failed", 1)
-    assert trial.reason == "ended with status 0 before it began a run"
+    assert trial.reason == "ended with status 0 before it started a run"
 
 
 @pytest.mark.long
@@ -215,7 +215,7 @@ def test_a_run_that_is_killed_is_a_failure_and_tried_again(new, work, list_trial
     )
     status, _, stderr = work("lr-search", "--", sys.executable, killed)
     assert status == 0, stderr
-    assert "failed, and is tried again: was ended by SIGKILL" in stderr
+    assert "failed, will be retried: was ended by SIGKILL" in stderr
     (trial,) = list_trials()
     assert (trial.state, trial.token, trial.failures, trial.losses) == ("completed", 2, 1, 0)
 
@@ -259,7 +259,11 @@ def test_a_trial_that_was_on_its_way_when_a_signal_came_is_given_back(tmp_path, 
     choices = AgentChoices(command=("true",), storage_dir=tmp_path)
     assert SweepAgent(sweep, choices, said.append).run() == 128 + signal.SIGTERM
     first, second = sweep.trials()
-    assert (first.state, first.reason, second.state) == ("suspended", "it was not begun", "waiting")
+    assert (first.state, first.reason, second.state) == (
+        "suspended",
+        "it was not started",
+        "waiting",
+    )
     assert said == []
     sweep.close()
 
@@ -279,7 +283,7 @@ def test_a_second_signal_kills_what_does_not_end(new, begin, list_trials, tmp_pa
     agent = begin("lr-search", "--", sys.executable, script)
     pids = wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text())
     agent.send_signal(signal.SIGINT)
-    assert "waits for 1 trial to end; once more kills it" in wait_for_line(agent, "once more")
+    assert "waiting for 1 trial to end; Ctrl-C again kills it" in wait_for_line(agent, "again")
     agent.send_signal(signal.SIGINT)
     agent.communicate(timeout=_DEADLINE_S)
     assert agent.returncode == 130
@@ -320,7 +324,7 @@ def test_a_trial_that_another_worker_has_got_is_ended_here(
     taken.complete([0.5])
     _, stderr = agent.communicate(timeout=_DEADLINE_S)
     sweep.close()
-    assert "is another worker's now" in stderr
+    assert "was claimed by another worker" in stderr
     (trial,) = list_trials()
     assert (trial.state, trial.values, trial.token) == ("completed", (0.5,), 2)
 
@@ -339,8 +343,8 @@ def test_a_value_that_no_command_can_be_given_fails_its_trial_alone(
     assert status == 0, stderr
     states = {trial.parameters["lr"]: (trial.state, trial.reason) for trial in list_trials()}
     assert states["a\0b"][0] == "failed"
-    assert "cannot be given to a command" in states["a\0b"][1]
-    assert "where a shell would read its value" in states["$(touch owned)"][1]
+    assert "cannot be passed to a command" in states["a\0b"][1]
+    assert "so a shell would interpret its value" in states["$(touch owned)"][1]
     assert sorted(state for state, _ in states.values()) == ["completed", "failed", "failed"]
     assert not (tmp_path / "owned").exists()
 
@@ -351,7 +355,7 @@ def test_pause_resume_and_cancel(new, invoke, work, train, list_trials, tmp_path
     assert "is paused" in invoke("sweep", "pause", "lr-search", *at).output
     status, _, stderr = work("lr-search", "--no-wait", "--", sys.executable, train)
     assert (status, list_trials()) == (0, []), stderr
-    assert "goes on" in invoke("sweep", "resume", "lr-search", *at).output
+    assert "is running again" in invoke("sweep", "resume", "lr-search", *at).output
     done = invoke("sweep", "cancel", "lr-search", "-y", *at)
     assert done.exit_code == 0, done.output
     assert "cancelled" in invoke("sweep", "show", "lr-search", *at).output
@@ -371,11 +375,11 @@ def test_broken_trials_are_tried_again_when_the_script_is_mended(
     assert [trial.state for trial in list_trials()] == ["broken"] * 2
     train.write_text(good)
     said = invoke("sweep", "retry", name, "-d", tmp_path)
-    assert (said.exit_code, said.output) == (0, "Tried again: 0 as 2, 1 as 3.\n")
+    assert (said.exit_code, said.output) == (0, "Retrying trials: 0 as 2, 1 as 3.\n")
     work(name, "--", sys.executable, train)
     assert [trial.state for trial in list_trials()] == ["broken"] * 2 + ["completed"] * 2
     said = invoke("sweep", "retry", name, "-d", tmp_path)
-    assert "no broken trial that is not tried again already" in said.output
+    assert "has no broken trials to retry" in said.output
     said = invoke("sweep", "retry", name, "-d", tmp_path, "--trial", "3")
     assert said.exit_code == 2
     assert "trial 3 is completed" in said.output
@@ -421,18 +425,21 @@ def test_the_same_sweep_again_is_that_one_and_another_one_is_refused(new, invoke
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("run", "lr-serach", "--", "python"), "did you mean 'lr-search'?"),
-        (("run", "lr-search"), "say behind -- what to run"),
+        (("run", "lr-serach", "--", "python"), "Did you mean 'lr-search'?"),
+        (("run", "lr-search"), "Pass the command to run for each trial after --"),
         (("run", "lr-search", "--", "no-such-program"), "'no-such-program' cannot be started"),
-        (("run", "lr-search", "--", "./train.py"), "it is no program that may be run"),
-        (("show", "other"), "there is no sweep 'other' in the store "),
-        (("pause", "other"), "there is no sweep 'other' in the store "),
-        (("run", "lr-search", "--", "python", "{laers}"), "did you mean {layers}?"),
+        (("run", "lr-search", "--", "./train.py"), "it is not executable. To run a script: python"),
+        (("show", "other"), "no sweep 'other' in the store "),
+        (("pause", "other"), "no sweep 'other' in the store "),
+        (("run", "lr-search", "--", "python", "{laers}"), "Did you mean {layers}?"),
         (
             ("show", "lr-search", "-p", "another"),
-            "there is no sweep 'lr-search' in project 'another' of the store ",
+            "no sweep 'lr-search' in project 'another' of the store ",
         ),
-        (("new", "x", "-p", "p", "--metric", "m"), "--set or --space must say what to search"),
+        (
+            ("new", "x", "-p", "p", "--metric", "m"),
+            "Pass the parameters with --set NAME=VALUES or --space FILE.",
+        ),
         (("new", "x", "-p", "p", "--metric", "m", "--set", "lr"), "--set must be NAME=VALUES"),
         (
             ("new", "x", "-p", "p", "--metric", "m", "--set", "lr=log:0:1"),

@@ -37,20 +37,20 @@ def test_placeholders_are_filled_in_and_nothing_is_appended():
 
 @pytest.mark.parametrize("value", ["$(id)", "a; b", "`id`", "a\nb", "'", "a b", "&", "|x"])
 def test_into_a_line_for_a_shell_only_plain_values_are_put(value):
-    with pytest.raises(quark.SchemaValidationError, match="where a shell would read its value"):
+    with pytest.raises(quark.SchemaValidationError, match="so a shell would interpret its value"):
         build_command(["bash", "-c", "train --name {name}"], {"name": value})
     assert build_command(["x", "{name}"], {"name": value}) == ["x", value]
 
 
 @pytest.mark.parametrize("value", ["a\0b", "\ud800"])
 def test_a_value_that_is_no_argument_is_refused(value):
-    with pytest.raises(quark.SchemaValidationError, match="cannot be given to a command"):
+    with pytest.raises(quark.SchemaValidationError, match="cannot be passed to a command"):
         build_command(["x"], {"name": value})
 
 
 def test_braces_of_the_scripts_own_stay_and_a_typing_error_is_told():
     check_placeholders(["x", "{}", "${HOME}", "{print $1}", "{lr}", "{parameters}"], ["lr"])
-    with pytest.raises(quark.SchemaValidationError, match="did you mean"):
+    with pytest.raises(quark.SchemaValidationError, match="Did you mean"):
         check_placeholders(["x", "{laers}"], ["lr", "layers"])
 
 
@@ -59,9 +59,9 @@ def test_a_command_that_cannot_be_started_is_told_before_anything_is_claimed(tmp
     script.write_text("pass\n")
     check_command(["python"])
     for command, said in (
-        ([], "say behind -- what to run"),
-        (["no-such-program"], "no such program on the path"),
-        ([str(script)], "runs a script"),
+        ([], "Pass the command to run for each trial after --"),
+        (["no-such-program"], "no such program on the PATH"),
+        ([str(script)], "To run a script"),
     ):
         with pytest.raises(quark.SchemaValidationError, match=said):
             check_command(command)

@@ -81,9 +81,9 @@ def test_it_serves_the_runs_of_a_folder_and_ends_by_ctrl_c(tmp_path, log_run, ru
     code, out, err = ui.end()
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert ui.hint == "Ctrl-C ends it.\n"
-    assert lines[0].startswith("Opened. For another browser: http://127.0.0.1:")
-    assert lines[-1] == "The page is closed."
+    assert ui.hint == "Ctrl-C stops it.\n"
+    assert lines[0].startswith("Opened in the browser. Link for another browser: http://127.0.0.1:")
+    assert lines[-1] == "Stopped the web UI."
 
 
 def test_sigterm_ends_it_too(tmp_path, log_run, run_ui):
@@ -130,7 +130,7 @@ def test_another_address_is_warned_of(tmp_path, log_run, run_ui):
     log_run(tmp_path, "r1")
     ui = run_ui(tmp_path, "--host", "0.0.0.0")
     _, _, err = ui.end()
-    assert "can be reached from other machines" in err
+    assert "is reachable from other machines" in err
     assert ui.link.startswith("http://127.0.0.1:")
 
 

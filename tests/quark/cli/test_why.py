@@ -48,7 +48,7 @@ def test_groups_by_comma_and_one_run_alone(tmp_path, log_run, invoke):
     assert json.loads(group.stdout)["before"]["run_count"] == 3
     alone = json.loads(invoke("why", "late", "-d", tmp_path, "--json").stdout)
     assert (alone["before"]["run_id"], alone["after"]["run_id"]) == ("good-3", "late")
-    assert "against good-3, the last good run" in invoke("why", "late", "-d", tmp_path).stdout
+    assert "Compared with good-3, the last good run" in invoke("why", "late", "-d", tmp_path).stdout
 
 
 def test_it_shows_the_figures_of_runs_grouped_and_both_name_them(tmp_path, log_run, invoke):
@@ -73,5 +73,5 @@ def test_a_check_without_yes_runs_nothing(tmp_path, log_run, invoke):
     log_seeds(log_run, tmp_path)
     done = invoke("why", "good-0", "bad-0", "-d", tmp_path, "--check", "2")
     assert "\n2 runs of the first with lr=9.0\n" in done.stdout
-    assert "Nothing was run" in done.stdout
+    assert "No runs were started" in done.stdout
     assert len(quark.search_runs(storage_dir=tmp_path)) == 5

@@ -93,7 +93,7 @@ def test_exports_tell_of_them_and_artifacts_leave_them_out(project, tmp_path):
         body="quark.ArtifactStore(session).log_file('pyproject.toml', name='mine')"
     )
     run_id = project.train()
-    call("export", run_id, "-f", "jsonl", "-o", tmp_path / "out", "-d", project.store)
+    call("export", run_id, "--format", "jsonl", "-o", tmp_path / "out", "-d", project.store)
     told = (tmp_path / "out" / "fingerprint.jsonl").read_text()
     assert project.read(run_id).digest in told
     call("artifacts", run_id, "--output", tmp_path / "files", "-d", project.store)

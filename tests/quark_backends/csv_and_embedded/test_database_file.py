@@ -168,7 +168,7 @@ def test_what_a_killed_process_leaves_is_told_and_made_whole_by_sync(tmp_path):
     )
     assert count_copied(store, tmp_path / "before") == {}
     told = call("doctor", "-d", store)
-    assert "quark.db alone is not the store" in told
+    assert "of new data that quark.db lacks" in told
     assert f"quark sync {store}" in told
     assert json.loads(call("doctor", "-d", store, "--json"))["store"]["log_bytes"] > 0
     call("sync", store)

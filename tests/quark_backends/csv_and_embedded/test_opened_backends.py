@@ -159,11 +159,11 @@ def test_a_run_of_a_backend_is_shown_and_analyzed(mirrored, tmp_path, run):
 
 @pytest.mark.long
 def test_sides_of_a_comparison_come_from_anywhere(mirrored, tmp_path):
-    both = json.loads(call("compare", "run-a", "run-b", "-b", mirrored, "--json").stdout)
+    both = json.loads(call("compare", "run-b", "run-a", "-b", mirrored, "--json").stdout)
     store = ["-d", tmp_path / "store"]
     one = json.loads(
         call(
-            *("compare", "run-a", "run-b", *store, "--reference-backend", mirrored, "--json")
+            *("compare", "run-b", "run-a", *store, "--reference-backend", mirrored, "--json")
         ).stdout
     )
     for result in (both, one):
@@ -171,7 +171,7 @@ def test_sides_of_a_comparison_come_from_anywhere(mirrored, tmp_path):
         # One run a side: the end is lower, and nobody knows how far seeds lie apart.
         assert diff["verdict"] == "inconclusive"
         assert diff["last"]["difference"] < 0
-    assert "train/loss" in call("compare", "run-a", "run-b", "-b", mirrored).stdout
+    assert "train/loss" in call("compare", "run-b", "run-a", "-b", mirrored).stdout
 
 
 @pytest.mark.long
@@ -181,7 +181,7 @@ def test_artifacts_of_a_backend_are_listed_and_exported(mirrored, tmp_path):
     call("artifacts", "run-a", "-b", mirrored, "--output", tmp_path / "copied")
     (copied,) = [path for path in (tmp_path / "copied").rglob("*") if path.is_file()]
     assert json.loads(copied.read_text()) == {"columns": ["a"], "rows": [[1]]}
-    said = call("export", "run-a", "-f", "csv", "-o", tmp_path / "out", "-b", mirrored).stdout
+    said = call("export", "run-a", "--format", "csv", "-o", tmp_path / "out", "-b", mirrored).stdout
     assert f"--backend {mirrored}" in said
     assert len((tmp_path / "out" / "metric.csv").read_text().splitlines()) == 61
 

@@ -119,7 +119,7 @@ def test_each_backend_that_can_be_read_gives_the_same_analysis(run_python, tmp_p
     run_id = said.partition("run ")[2].split()[0]
     deadline = time.monotonic() + 300
     # Exit status 1 says that something waits yet.
-    while "Nothing waits" not in run_python("-m", "quark", "sync", may_fail=True):
+    while "No records are waiting" not in run_python("-m", "quark", "sync", may_fail=True):
         assert time.monotonic() < deadline
         time.sleep(1)
     lines = run_python("-c", ANALYZE, run_id, json.dumps(READABLE)).splitlines()

@@ -99,7 +99,7 @@ def test_a_run_of_ours_is_compared_with_one_of_mlflow_s(call, uri, project, fore
         for step in range(200):
             metrics.log("train loss", 5.0 / (step + 1) + 2.0, step=step)
     run_id = foreign[0].info.run_id
-    sides = (ours.run_id, run_id)
+    sides = (run_id, ours.run_id)
     for options in (
         # Both out of MLflow, or ours out of the store.
         ("--backend", uri),
@@ -118,7 +118,7 @@ def test_a_run_of_ours_is_compared_with_one_of_mlflow_s(call, uri, project, fore
 def test_a_run_is_exported_by_its_name(call, uri, foreign, tmp_path, count_changes):
     before = count_changes()
     target = tmp_path / "out"
-    call("export", foreign[0].info.run_id, "-f", "jsonl", "-o", target, "--backend", uri)
+    call("export", foreign[0].info.run_id, "--format", "jsonl", "-o", target, "--backend", uri)
     assert len((target / "metric.jsonl").read_text().splitlines()) == 201
     call("artifacts", foreign[0].info.run_id, "--backend", uri)
     assert count_changes() == before

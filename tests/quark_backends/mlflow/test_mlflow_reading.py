@@ -145,7 +145,7 @@ def test_it_is_analyzed_compared_and_exported(tmp_path, server, project, foreign
     target = tmp_path / "out"
     told = CliRunner().invoke(
         cli,
-        ["export", run.info.run_id, "-f", "jsonl", "-o", str(target), "--backend", uri],
+        ["export", run.info.run_id, "--format", "jsonl", "-o", str(target), "--backend", uri],
     )
     assert told.exit_code == 0, told.output
     lines = [json.loads(line) for line in (target / "metric.jsonl").read_text().splitlines()]

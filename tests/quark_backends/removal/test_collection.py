@@ -233,7 +233,7 @@ def test_what_comes_into_the_trash_while_the_question_stands_stays_there(
     store.trash.trash_runs(["old"])
 
     def answer(question, **_):
-        assert question.startswith("Remove 1 run (")
+        assert question.startswith("Permanently delete 1 run (")
         store.trash.trash_runs(["precious"])
         return True
 
@@ -248,11 +248,11 @@ def test_gc_asks_first(tmp_path, make_run, invoke, store):
     make_run(tmp_path, "go")
     invoke("rm", "go", "-y", "-d", tmp_path)
     result = invoke("gc", "-d", tmp_path, answer="n\n", code=1)
-    assert "Remove 1 run (" in result.stdout
+    assert "Permanently delete 1 run (" in result.stdout
     assert [usage.run_id for usage in store.trash.list_trash()] == ["go"]
     result = invoke("gc", "-d", tmp_path, answer="y\n")
-    assert "1 run removed. The store took" in result.stdout
-    assert "are free again." in result.stdout
+    assert "Deleted 1 run. Store size: " in result.stdout
+    assert " freed)." in result.stdout
     assert "0 runs removed" in invoke("gc", "-d", tmp_path).stdout  # nothing to ask about
 
 

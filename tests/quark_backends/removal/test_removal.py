@@ -70,8 +70,8 @@ def test_removing_one_leaves_every_byte_of_the_others(filled, invoke):
 @pytest.mark.long
 def test_what_is_in_the_trash_is_hidden_and_says_how_to_get_it_back(filled, invoke):
     result = invoke("rm", "alpha-1", "-y", "-d", filled.root)
-    assert "Put back with: quark restore" in result.stdout
-    assert "Free the space with: quark gc" in result.stdout
+    assert "To restore: quark restore" in result.stdout
+    assert "To free the space: quark gc" in result.stdout
     assert list_ids(invoke, filled.root) == {"alpha-2", "beta-1", "beta-2"}
     with pytest.raises(RunNotFoundError, match=r"trash.*quark restore"):
         quark.open_run("alpha-1", filled.root)
@@ -87,7 +87,7 @@ def test_restoring_brings_everything_back(filled, invoke):
     before = {run_id: filled.read_everything(run_id) for run_id in ("alpha-1", "beta-1")}
     invoke("rm", "alpha-1", "beta-1", "-y", "-d", filled.root)
     result = invoke("restore", "first", "beta", "-d", filled.root)
-    assert result.stdout.splitlines() == ["alpha-1 is back.", "beta-1 is back."]
+    assert result.stdout.splitlines() == ["Restored alpha-1.", "Restored beta-1."]
     assert {run_id: filled.read_everything(run_id) for run_id in before} == before
     assert list_ids(invoke, filled.root) == {"alpha-1", "alpha-2", "beta-1", "beta-2"}
     assert invoke("rm", "--list", "-d", filled.root).stdout == (
@@ -103,7 +103,7 @@ def test_the_table_says_what_goes_before_it_goes(filled, invoke):
     assert header.split() == order
     (row,) = [line for line in result.stdout.splitlines() if line.strip().startswith("alpha-1")]
     assert row.split()[:5] == ["alpha-1", "first", "vision", "completed", "600"]
-    assert "Put 2 runs into the trash (" in result.stdout
+    assert "Move 2 runs to the trash (" in result.stdout
     assert list_trash(invoke, filled.root) == set()
     # Nobody there to answer is no answer.
     invoke("rm", "alpha-1", "-d", filled.root, answer="", code=1)
@@ -116,12 +116,12 @@ def test_the_table_says_what_goes_before_it_goes(filled, invoke):
 @pytest.mark.parametrize(
     ("texts", "reason"),
     [
-        (["alpha"], '\'alpha\' fits 2 runs: alpha-2 "same", alpha-1 "first"; give more of it'),
-        (["same"], "'same' fits 2 runs: beta-1, alpha-2; name one by its id"),
-        (["gamma"], "no run begins with 'gamma' in the store "),
-        ([""], "no run begins with ''"),
-        (["alpha-1", "gamma"], "no run begins with 'gamma'"),
-        (["beta-1", "beta"], "'beta' fits 2 runs"),
+        (["alpha"], '\'alpha\' matches 2 runs: alpha-2 "same", alpha-1 "first". Pass a longer '),
+        (["same"], "'same' matches 2 runs: beta-1, alpha-2. Pass the run ID."),
+        (["gamma"], "no run matches 'gamma' (ID, unique prefix or name) in the store "),
+        ([""], "no run matches ''"),
+        (["alpha-1", "gamma"], "no run matches 'gamma'"),
+        (["beta-1", "beta"], "'beta' matches 2 runs"),
     ],
 )
 def test_what_fits_no_run_or_several_is_refused_and_nothing_goes(
@@ -151,8 +151,8 @@ def test_an_exact_id_wins_over_longer_ones(tmp_path, make_run, invoke):
 @pytest.mark.long
 def test_what_is_in_the_trash_already_is_said_to_be(filled, invoke, refuse):
     invoke("rm", "alpha-1", "-y", "-d", filled.root)
-    assert "is in the trash already (alpha-1)" in refuse("rm", "first", "-y", "-d", filled.root)
-    assert "no run in the trash begins with 'beta-1'" in refuse(
+    assert "is already in the trash (alpha-1)" in refuse("rm", "first", "-y", "-d", filled.root)
+    assert "matches 'beta-1'. `quark rm --list` lists the runs in the trash." in refuse(
         "restore", "beta-1", "-d", filled.root
     )
     with pytest.raises(RunNotFoundError, match="beta-1 is not in the trash"):
@@ -162,7 +162,7 @@ def test_what_is_in_the_trash_already_is_said_to_be(filled, invoke, refuse):
 
 @pytest.mark.long
 def test_without_a_run_it_is_a_usage_error(filled, invoke):
-    assert "name at least one RUN" in invoke("rm", "-d", filled.root, code=2).output
+    assert "Missing argument 'RUN...'" in invoke("rm", "-d", filled.root, code=2).output
     invoke("restore", "-d", filled.root, code=2)
 
 
@@ -171,7 +171,7 @@ def test_a_living_run_is_refused_and_with_it_the_others(filled, invoke, refuse, 
     child = spawn(TRAINING, filled.root)
     run_id = child.stdout.readline().strip()
     reason = refuse("rm", run_id, "alpha-1", "-y", "--force", "-d", filled.root)
-    assert f"{run_id} is still running, so nothing was removed: stop the training" in reason
+    assert f"{run_id[:8]} is still running; nothing was removed. Stop the training" in reason
     with pytest.raises(InvalidRunStateError, match=rf"{run_id} is alive \(process {child.pid}\)"):
         filled.trash.trash_runs(["alpha-1", run_id])
     assert list_trash(invoke, filled.root) == set()
@@ -211,7 +211,7 @@ def test_undelivered_records_are_not_removed_unawares(
     assert [*journal.iterdir()]
 
     reason = refuse("rm", "waits", "-y", "-d", tmp_path)
-    assert "records wait for csv" in reason
+    assert "records waiting for csv" in reason
     assert list_trash(invoke, tmp_path) == set()
     (usage,) = json.loads(invoke("rm", "waits", "-y", "--force", "--json", "-d", tmp_path).stdout)[
         "trashed"
@@ -366,7 +366,7 @@ def test_many_are_not_all_named(tmp_path, make_run, invoke, store):
         make_run(tmp_path, f"run-{index:02}", points=1)
     result = invoke("rm", *[f"run-{index:02}" for index in range(22)], "-y", "-d", tmp_path)
     assert "20 of 22 runs, the largest." in result.stdout
-    assert "22 runs in the trash" in result.stdout
+    assert "Moved 22 runs to the trash" in result.stdout
     assert "quark restore" in result.stdout
     assert "run-21 " not in result.stdout.splitlines()[-2]
     assert len(invoke("rm", "--list", "-d", tmp_path).stdout.splitlines()) > 22

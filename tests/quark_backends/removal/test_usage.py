@@ -117,7 +117,7 @@ def test_the_table_has_projects_runs_and_totals(tmp_path, make_run, invoke):
     lines = result.stdout.splitlines()
     assert max(map(len, [line for line in lines if str(tmp_path) not in line])) <= 80
     text = " ".join(result.stdout.split())
-    for words in ("2 runs", "1 in the trash", "database overhead", "all of it", "in trash"):
+    for words in ("2 runs", "1 in the trash", "database overhead", "total", "in trash"):
         assert words in text
     wide = invoke("du", "-d", tmp_path, columns=200).stdout
     rows = [line.split() for line in wide.splitlines()]

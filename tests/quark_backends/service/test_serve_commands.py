@@ -38,7 +38,7 @@ def test_keys_from_first_to_last(store):
     assert created.exit_code == 0, created.output
     key = created.stdout.strip()
     assert re.fullmatch(r"qk_[0-9a-f]{16}_[\w-]{43}", key)
-    assert "workspace default is new" in created.stderr
+    assert "Created the workspace 'default'." in created.stderr
     listed = json.loads(run("keys", "list", "--store", store, "--json").stdout)
     assert [entry["scopes"] for entry in listed] == [["ingest", "read"]]
     assert listed[0]["state"] == "live"
@@ -51,7 +51,7 @@ def test_keys_from_first_to_last(store):
     ]
     assert states == ["expired", "live"]
     revoked = run("keys", "revoke", "--store", store, rotated.stdout.strip())
-    assert "is revoked" in revoked.stdout
+    assert "Revoked key " in revoked.stdout
     table = run("keys", "list", "--store", store, env={"COLUMNS": "200"}).stdout
     assert "revoked" in table
     assert key.split("_", 2)[2] not in table
@@ -85,13 +85,13 @@ def test_a_server_that_was_told_nothing_keeps_all_in_one_folder(tmp_path, monkey
 def test_keys_that_cannot_be(store):
     make_databases(store)
     for given in ("abc", "", "…", "qk_", "qk_abc_secret"):
-        with pytest.raises(SessionStoreError, match=r"there is no key '(abc)?'"):
+        with pytest.raises(SessionStoreError, match=r"no key matches '(abc)?'"):
             run("keys", "revoke", "--store", store, given)
-    with pytest.raises(SchemaValidationError, match="--expires must be"):
+    with pytest.raises(SchemaValidationError, match="--expires is not a duration"):
         run("keys", "create", "--store", store, "--expires", "soon")
     with pytest.raises(SchemaValidationError, match="workspace must begin"):
         run("keys", "create", "--store", store, "--workspace", "../x")
-    assert "There are no keys" in run("keys", "list", "--store", store).stdout
+    assert "No API keys" in run("keys", "list", "--store", store).stdout
 
 
 def test_databases(store):
@@ -131,7 +131,7 @@ def test_the_beginning_of_an_id_names_a_key(store):
     for key_id in (first, second, other):
         make_key_with_id(store, key_id)
     for given in ("5", "52a8", "52a86922", "52a86922…", "qk_52a86922"):
-        with pytest.raises(SessionStoreError, match="not enough") as refused:
+        with pytest.raises(SessionStoreError, match="is ambiguous") as refused:
             run("keys", "revoke", "--store", store, given)
         assert f"{first}  vision  of {first}" in str(refused.value)
         assert second in str(refused.value)
@@ -166,7 +166,7 @@ def test_the_first_start_makes_a_key_for_people_and_says_how_to_make_one_for_tra
             f"{server.url}/v1/workspace", headers={"Authorization": f"Bearer {key}"}, timeout=60
         )
         assert (reply.json()["workspace"], reply.json()["scopes"]) == ("default", ["admin"])
-        assert "This key is for you" in server.output
+        assert "Admin key, shown once" in server.output
         # The key that may do everything is in no line for the machines that train.
         assert f"QUARK_USER_KEY={key}" not in server.output
         assert f"export QUARK_PERSISTENCE_URL={server.url}" in server.output
@@ -274,7 +274,7 @@ def test_a_store_that_was_open_to_others_is_so_no_more(tmp_path, open_umask):
 def test_other_machines_are_warned_of(tmp_path):
     with serving_process(tmp_path, "--host", "0.0.0.0"):
         pass
-    assert "put a proxy that speaks TLS before this server" in (tmp_path / "server.log").read_text()
+    assert "Put a TLS proxy in front of this server." in (tmp_path / "server.log").read_text()
 
 
 def serve(*arguments):

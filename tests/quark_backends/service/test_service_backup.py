@@ -106,7 +106,7 @@ def test_all_that_was_acknowledged_comes_back_after_everything_was_lost(
             training.kill()
             training.wait()
     lose(first)
-    assert "is whole" in call("backup", "--verify", tmp_path / "copy")
+    assert "is complete and undamaged" in call("backup", "--verify", tmp_path / "copy")
     first.mkdir()
     output = call("db", "restore", tmp_path / "copy", "--store", store, "--artifacts", payloads)
     assert "3 workspaces, 1 run" in output
@@ -150,11 +150,11 @@ def test_what_is_there_makes_way_only_when_asked_and_is_kept(tmp_path, monkeypat
     with pytest.raises(SessionStoreError, match="would have to make way"):
         call("db", "restore", tmp_path / "copy", *place)
     output = call("db", "restore", tmp_path / "copy", *place, "--replace")
-    assert "is now" in output
+    assert "Renamed " in output
     with serving_process(folder, store_url=store) as server:
         use(monkeypatch, server, server.make_key("vision"))
         assert list(find_runs(tmp_path / "train")) == [first]
-    aside = [line.split(" is now ")[1].split(";")[0] for line in output.splitlines()[:-1]]
+    aside = [line.split(" to ")[1].split(". ")[0] for line in output.splitlines()[:-1]]
     if store.startswith("sqlite"):
         (found,) = [path for path in aside if path.endswith("-vision") and "workspaces" in path]
         shutil.copytree(Path(found) / ".quark", tmp_path / "kept" / ".quark")

@@ -75,7 +75,7 @@ def test_another_store_lists_other_runs_and_finds_this_one_by_its_id(
     assert "train/loss" in invoke("show", run_id[:8], *there)
     monkeypatch.setenv("QUARK_STORE_NAME", "another")
     assert run_id[:8] not in invoke("runs", *there)
-    assert "no run begins with" in invoke("show", run_id[:8], *there, status=1)
+    assert "no run matches" in invoke("show", run_id[:8], *there, status=1)
     assert "train/loss" in invoke("show", run_id, *there)
 
 
@@ -96,10 +96,10 @@ def test_sync_and_doctor(invoke, proxied, tmp_path, monkeypatch):
     proxied.set_mode("pass")
     # Whoever reads first delivers what waits.
     shown = invoke("show", session.run_id, "-d", tmp_path / "vision")
-    assert "not everything of this run" not in shown
+    assert "Some records of this run are not in the store" not in shown
     invoke("sync", tmp_path / "vision")
     assert recovery.survey(tmp_path / "vision") == []
-    assert "Nothing waits" in invoke("sync", tmp_path / "vision")
+    assert "No records are waiting" in invoke("sync", tmp_path / "vision")
     said = invoke("doctor", "-d", tmp_path / "vision")
     assert f"Store {proxied.url}?store=*: readable." in said
 

@@ -45,7 +45,7 @@ def test_the_mirror_has_what_was_found_during_the_run_and_after_it(tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(outputs, "journal_outputs", lambda *_, **__: None)
         assert call("analyze", run_id, *here)[0] == 0
-    assert call("mirror", "verify", run_id, *here)[0] == 1
+    assert call("mirror", "verify", run_id, *here)[0] == 3
     assert call("mirror", "replay", run_id, *here)[0] == 0
     assert list_writers(tmp_path, run_id) == {"analyzer.1", "analyzer.2", "analyzer.3"}
     assert call("mirror", "verify", run_id, *here)[0] == 0

@@ -283,7 +283,7 @@ def test_what_is_not_found_says_which_store_was_asked(service, tmp_path, monkeyp
     monkeypatch.chdir(elsewhere)
     assert "completed" in CliRunner().invoke(cli, ["runs"]).output
     everything, named = f"the store {service.url}?store=*", f"the store {service.url}?store=empty"
-    with pytest.raises(RunNotFoundError, match="no run begins with 'absent'") as caught:
+    with pytest.raises(RunNotFoundError, match="no run matches 'absent'") as caught:
         CliRunner().invoke(cli, ["show", "absent"], catch_exceptions=False)
     assert everything in str(caught.value)
     with pytest.raises(RunNotFoundError) as caught:
@@ -291,5 +291,5 @@ def test_what_is_not_found_says_which_store_was_asked(service, tmp_path, monkeyp
     assert str(caught.value).startswith(f"run_id absent: {everything} has no such run")
     monkeypatch.setenv("QUARK_STORE_NAME", "empty")
     output = CliRunner().invoke(cli, ["runs"]).output
-    assert f"No run fits in {named}." in " ".join(output.split())
-    assert "Only the project store 'empty' of the service was asked" in output
+    assert f"No matching runs in {named}." in " ".join(output.split())
+    assert "Only the project store 'empty' of the server was searched" in output

@@ -136,7 +136,7 @@ def test_what_never_was_sent_is_known_of_and_replayed_once(train, read_mirror, m
         return done.exit_code, json.loads(done.stdout)
 
     status, (_, state) = call("status")
-    assert (status, state["outputs"]["alert"]) == (1, [len(result.alerts), 0])
+    assert (status, state["outputs"]["alert"]) == (3, [len(result.alerts), 0])
     for _ in range(2):
         assert call("replay")[0] == 0
         mirrored = read_mirror(session.run_path)

@@ -251,7 +251,7 @@ def test_the_rank_that_is_late_is_found(uneven):
     assert (late.data_ms, late.last_step) == (5.0, 49)
     (line,) = describe_late(paces)
     assert line.startswith("Rank 1 is late: its steps take 4 ms (40 %) longer")
-    assert line.endswith("It waits for its data.")
+    assert line.endswith("It waits for data.")
 
 
 @pytest.mark.sampled

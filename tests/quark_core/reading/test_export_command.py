@@ -169,7 +169,7 @@ def test_only_kinds_that_the_run_has_make_files(invoke, tmp_path, elsewhere, mon
     # What is asked for by name is there, be it empty.
     kinds = ("-k", "metric", "-k", "layer")
     for suffix in ("csv", "jsonl", "parquet"):
-        invoke("export", "few", "-d", tmp_path / "store", "-f", suffix, *kinds, "-o", suffix)
+        invoke("export", "few", "-d", tmp_path / "store", "--format", suffix, *kinds, "-o", suffix)
         assert sorted(os.listdir(suffix)) == [f"layer.{suffix}", f"metric.{suffix}", "run.json"]
     assert Path("jsonl/layer.jsonl").read_bytes() == b""
     assert Path("csv/layer.csv").read_text().startswith("run_id,writer_id,")
@@ -177,7 +177,7 @@ def test_only_kinds_that_the_run_has_make_files(invoke, tmp_path, elsewhere, mon
 
 
 def test_one_kind_goes_to_one_file(invoke, root, elsewhere):
-    done = invoke("export", "abc", "-d", root, "-f", "csv", "-k", "layer", "-o", "new/l.csv")
+    done = invoke("export", "abc", "-d", root, "--format", "csv", "-k", "layer", "-o", "new/l.csv")
     assert done.exit_code == 0
     assert sorted(os.listdir("new")) == ["l.csv", "l.run.json"]
 
@@ -185,7 +185,7 @@ def test_one_kind_goes_to_one_file(invoke, root, elsewhere):
 @pytest.mark.long
 def test_a_directory_may_look_like_a_file(invoke, root, elsewhere):
     Path("odd.csv").mkdir()
-    assert invoke("export", "abc", "-d", root, "-f", "csv", "-o", "odd.csv").exit_code == 0
+    assert invoke("export", "abc", "-d", root, "--format", "csv", "-o", "odd.csv").exit_code == 0
     assert "metric.csv" in os.listdir("odd.csv")
 
 
@@ -193,14 +193,22 @@ def test_a_directory_may_look_like_a_file(invoke, root, elsewhere):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["abc", "-f", "xml"], 2, "'xml' is not one of 'parquet', 'csv', 'jsonl'"),
+        (["abc", "--format", "xml"], 2, "'xml' is not one of 'parquet', 'csv', 'jsonl'"),
         (["abc"], 2, "--format"),
-        (["abc", "-f", "csv", "-k", "image"], 2, "metric, event, telemetry, layer"),
-        (["abc", "-f", "csv", "-k", "lifecycle"], 2, "metric, event, telemetry, layer"),
-        (["abc", "-f", "csv", "-o", "x.csv"], 2, "exactly one --kind"),
-        (["abc", "-f", "csv", "-k", "metric", "-o", "x.jsonl"], 2, "no file of --format csv"),
-        (["zzz", "-f", "csv"], 2, "no run begins with 'zzz'"),
-        (["abc", "-f", "csv", "-o", "a-file/out"], 1, "a-file/out cannot be written"),
+        (["abc", "--format", "csv", "-k", "image"], 2, "'metric', 'event', 'telemetry', 'layer'"),
+        (
+            ["abc", "--format", "csv", "-k", "lifecycle"],
+            2,
+            "'metric', 'event', 'telemetry', 'layer'",
+        ),
+        (["abc", "--format", "csv", "-o", "x.csv"], 2, "exactly one --kind"),
+        (
+            ["abc", "--format", "csv", "-k", "metric", "-o", "x.jsonl"],
+            2,
+            "does not end in '.csv', as --format csv requires.",
+        ),
+        (["zzz", "--format", "csv"], 2, "no run matches 'zzz'"),
+        (["abc", "--format", "csv", "-o", "a-file/out"], 1, "a-file/out cannot be written"),
     ],
 )
 def test_mistakes_are_told_and_leave_nothing(root, elsewhere, arguments, status, message):
@@ -218,14 +226,14 @@ def test_what_is_there_is_overwritten_only_by_force(invoke, root, elsewhere):
     Path("out").mkdir()
     for name in ("metric.csv", "run.json"):
         Path("out", name).write_text("mine")
-        done = invoke("export", "abc", "-d", root, "-f", "csv", "-o", "out")
+        done = invoke("export", "abc", "-d", root, "--format", "csv", "-o", "out")
         assert done.exit_code == 1
-        assert f"out/{name} exists; --force overwrites it" in done.output
+        assert f"out/{name} already exists. To overwrite it, pass --force." in done.output
         assert os.listdir("out") == [name]
         assert Path("out", name).read_text() == "mine"
         if name == "metric.csv":
             Path("out", name).unlink()
-    done = invoke("export", "abc", "-d", root, "-f", "csv", "-o", "out", "--force")
+    done = invoke("export", "abc", "-d", root, "--format", "csv", "-o", "out", "--force")
     assert done.exit_code == 0
     assert json.loads(Path("out/run.json").read_text())["run"]["id"] == "abc"
 
@@ -243,7 +251,7 @@ def test_parquet_without_pyarrow_says_what_to_install(root, elsewhere):
         "main()\n"
     )
     for file_format, status in (("parquet", 1), ("csv", 0)):
-        done = run_code(program, "export", "abc", "-d", root, "-f", file_format, ends=status)
+        done = run_code(program, "export", "abc", "-d", root, "--format", file_format, ends=status)
         if status:
             assert done.stderr == (
                 "quark: --format parquet needs pyarrow, which is not installed: "
@@ -301,7 +309,7 @@ def long_run(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_ctrl_c_leaves_no_half_file(long_run, elsewhere):
-    command = [SCRIPT, "export", "long", "-d", str(long_run), "-f", "jsonl", "-o", "out"]
+    command = [SCRIPT, "export", "long", "-d", str(long_run), "--format", "jsonl", "-o", "out"]
     for _ in range(10):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             while process.poll() is None and not list(Path().glob("out/.metric*")):
@@ -313,13 +321,13 @@ def test_ctrl_c_leaves_no_half_file(long_run, elsewhere):
         # On a busy machine it was at its end before this process came to look.
         shutil.rmtree("out")
     assert (process.returncode, output) == (130, b"")
-    assert errors.strip() == b"Broken off. What had been begun is removed."
+    assert errors.strip() == b"quark: interrupted; incomplete files were removed"
     assert os.listdir() == []
 
 
 @pytest.mark.long
 def test_many_rows_come_in_several_row_groups_and_all_are_there(invoke, long_run, elsewhere):
-    done = invoke("export", "long", "-d", long_run, "-f", "parquet")
+    done = invoke("export", "long", "-d", long_run, "--format", "parquet")
     assert done.stdout.startswith("150,002 rows, ")
     file = pq.ParquetFile("long/metric.parquet")
     assert file.metadata.num_row_groups > 1
@@ -353,7 +361,7 @@ def run_on_terminal(arguments):
 
 @pytest.mark.long
 def test_a_terminal_shows_a_bar_and_nothing_else_does(root, elsewhere):
-    arguments = ["export", "abc", "-d", str(root), "-f", "csv"]
+    arguments = ["export", "abc", "-d", str(root), "--format", "csv"]
     output, shown = run_on_terminal([*arguments, "-o", "one"])
     assert "metric" in shown
     assert "6 rows" in shown
@@ -378,6 +386,17 @@ def test_hidden_points_come_only_when_all_attempts_are_asked_for(invoke, tmp_pat
             parts = metrics.iterate(all_attempts=all_attempts)
             assert [value for part in parts for value in part["value"].tolist()] == values
     for flags, steps in (([], [0, 1]), (["--all-attempts"], [0, 1, 1])):
-        arguments = ["-d", root, "-f", "csv", "-k", "metric", "-o", "m.csv", "--force", *flags]
+        arguments = [
+            "-d",
+            root,
+            "--format",
+            "csv",
+            "-k",
+            "metric",
+            "-o",
+            "m.csv",
+            "--force",
+            *flags,
+        ]
         assert invoke("export", session.run_id, *arguments).exit_code == 0
         assert pd.read_csv("m.csv")["step"].tolist() == steps

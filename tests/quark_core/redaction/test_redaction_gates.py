@@ -123,7 +123,9 @@ def test_what_curl_sends_to_a_service_is_redacted(tmp_path):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("command", [["show", "{}"], ["export", "{}", "-f", "csv", "-o", "{out}"]])
+@pytest.mark.parametrize(
+    "command", [["show", "{}"], ["export", "{}", "--format", "csv", "-o", "{out}"]]
+)
 def test_commands_show_and_export_no_secret(tmp_path, command):
     with quark.start_run(
         project="p", storage_dir=tmp_path, name=f"n {SECRET}", config={"hf_key": SECRET}

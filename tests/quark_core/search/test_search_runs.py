@@ -245,4 +245,4 @@ def test_a_malformed_expression_shows_the_place(invoke, options, message, line):
 def test_no_fitting_run_is_no_error(invoke):
     result = invoke("-w", "val/loss > 100")
     assert result.exit_code == 0
-    assert result.stdout.startswith("No run fits in the store ")
+    assert result.stdout.startswith("No matching runs in the store ")

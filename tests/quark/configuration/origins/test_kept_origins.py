@@ -92,7 +92,7 @@ def test_show_says_what_is_not_there(run):
     root, run_id = run
     done = CliRunner().invoke(cli, ["show", run_id, "-d", str(root), "--why", "lrr"])
     assert done.exit_code == 1
-    assert "no setting 'lrr'; did you mean 'lr'" in done.output
+    assert "no config value 'lrr'; did you mean 'lr'" in done.output
 
 
 def test_why_names_what_gave_a_setting_its_value(tmp_path):
