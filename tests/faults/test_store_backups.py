@@ -323,8 +323,8 @@ def test_a_store_that_is_not_whole_is_told_before_it_is_needed(tmp_path, what):
         call("backup", "-d", tmp_path / "store", tmp_path / "backup")
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
     told = call("backup", "-d", tmp_path / "store", tmp_path / "backup", "--keep-going")
-    assert f"It lacks what the store lacked: {'payload' if what == 'missing' else '.quark'}" in told
-    assert "It lacks what the store lacked" in call("backup", "--verify", tmp_path / "backup")
+    assert f"missing in the store and the backup: {'payload' if what == 'missing' else '.quark'}" in told
+    assert "missing in the store and the backup" in call("backup", "--verify", tmp_path / "backup")
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -238,7 +238,7 @@ def test_what_comes_into_the_trash_while_the_question_stands_stays_there(
         return True
 
     monkeypatch.setattr("click.confirm", answer)
-    assert "1 run removed" in invoke("gc", "-d", tmp_path).stdout
+    assert "Deleted 1 run." in invoke("gc", "-d", tmp_path).stdout
     assert [usage.run_id for usage in store.trash.list_trash()] == ["precious"]
     store.trash.restore_runs(["precious"])
 
@@ -253,7 +253,7 @@ def test_gc_asks_first(tmp_path, make_run, invoke, store):
     result = invoke("gc", "-d", tmp_path, answer="y\n")
     assert "Deleted 1 run. Store size: " in result.stdout
     assert " freed)." in result.stdout
-    assert "0 runs removed" in invoke("gc", "-d", tmp_path).stdout  # nothing to ask about
+    assert "Deleted 0 runs." in invoke("gc", "-d", tmp_path).stdout  # nothing to ask about
 
 
 def test_a_removal_that_has_begun_cannot_be_taken_back(tmp_path, make_run, invoke, refuse, store):

@@ -226,7 +226,7 @@ def test_payloads_that_lie_elsewhere_are_not_lost_for_a_forgotten_option(tmp_pat
     assert len(list((tmp_path / "copy" / "payloads").rglob("?" * 64))) == 1
     monkeypatch.setenv("QUARK_SERVE_ARTIFACTS", str(tmp_path / "gone"))
     told = call("db", "backup", tmp_path / "second", "--store", store, "--keep-going")
-    assert "It lacks what the store lacked: payload" in told
+    assert "missing in the store and the backup: payload" in told
 
 
 @pytest.mark.long

@@ -100,8 +100,8 @@ def test_a_run_goes_comes_back_and_is_removed_for_good(invoke, make_run, here, t
     assert [run["run_id"] for run in plan["removed"]] == [go]
     assert find_payloads(tmp_path) == {go, keep}
     said = invoke("gc", *here, answer="y\n")
-    assert "Remove 1 run (" in said
-    assert "1 run removed. The store took" in said
+    assert "Permanently delete 1 run (" in said
+    assert "Deleted 1 run. Store size: " in said
     assert (list_trash(invoke, here), find_payloads(tmp_path)) == ([], {keep})
     assert "no run in the trash" in str(refused(invoke, "restore", go, *here))
     # No store is made where a command was called.
