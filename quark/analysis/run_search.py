@@ -115,7 +115,7 @@ def choose_mode(
     """
     objective = check_objective(metric, mode)
     if objective is None:
-        raise SchemaValidationError("metric must be given")
+        raise SchemaValidationError("metric is required")
     declared = (read_objective(run.config) for run in runs)
     found = (
         mode
@@ -221,7 +221,7 @@ def _find_target(run: object, storage_dir: str | Path | None) -> tuple[str, Path
         return context.run_id, root or context.storage_dir
     if not isinstance(run, str):
         raise SchemaValidationError(
-            f"run must be an id, or a session, context or summary of a run, not "
+            "run must be a run ID, or a session, context or summary of a run, not "
             f"{type(run).__name__}"
         )
     return check_run_id(run, "run"), root or resolve_storage_dir(None)

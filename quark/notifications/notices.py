@@ -144,7 +144,7 @@ def describe_end(run: RunRecord, state: str, reason: str | None = None) -> Notic
         reason: What is known of why, or None.
     """
     event = _STATUSES.get(state, state)
-    said = "is lost: its process is gone without a word" if event == "lost" else f"has {event}"
+    said = "is lost: its process ended unexpectedly" if event == "lost" else f"has {event}"
     said = "was interrupted" if event == "interrupted" else said
     lines = [reason or "", f"quark show {run.id}"]
     return _make(

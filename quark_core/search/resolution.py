@@ -121,7 +121,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 # Scopes whose names are written behind the scope, and what a run that lacks one is told.
 _KEYED: dict[Scope, tuple[str, str]] = {
-    "config": ("has this in its configuration", "no run has a configuration"),
+    "config": ("has this in its config", "no run has a configuration"),
     "field": ("has this field", "no run has any"),
     "fingerprint": ("has this fingerprint", "no run has any"),
 }

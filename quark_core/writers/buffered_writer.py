@@ -141,8 +141,8 @@ class BufferedWriter(Generic[R]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} belongs to its process and cannot be pickled or copied: give "
-            "the other process session.context, and make a writer of it there"
+            f"a {type(self).__name__} belongs to its process and cannot be pickled or copied. "
+            "Pass session.context to the other process, and create a writer from it there"
         )
 
     def _expand(self, item: Any) -> list[R]:
