@@ -115,7 +115,7 @@ def _tell_nothing(data: Mapping[str, Any]) -> str:
     if analysis["state"] == "failed":
         return f"The run could not be analyzed: {analysis['note']}"
     if not rules["with_data"]:
-        return "Unknown: no rule had the data that it requires."
+        return "Not known: no rule had the data that it requires."
     return f"No problem found; {rules['with_data']} of {rules['count']} checks ran."
 
 

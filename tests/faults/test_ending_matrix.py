@@ -335,7 +335,7 @@ def test_show(made):
     shown = made.ask("show", made.run_id)
     assert shown.exit_code == 0
     assert made.tells(shown.stdout)
-    assert "not everything of this run is in the store" not in shown.output
+    assert "some records of this run are not in the store" not in shown.output
 
 
 def test_analyze_gates(made):

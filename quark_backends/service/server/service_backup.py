@@ -37,8 +37,8 @@ from quark_core.errors import SessionStoreError
 if TYPE_CHECKING:
     from quark_backends.service.server.deployment import Deployment
 
-_SQLITE = "server on SQLite"
-_POSTGRESQL = "server on PostgreSQL"
+_SQLITE = "service on SQLite"
+_POSTGRESQL = "service on PostgreSQL"
 _CONTROL = "service.db"
 _WORKSPACES = "workspaces"
 _PAYLOADS = "payloads"

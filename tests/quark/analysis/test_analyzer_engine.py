@@ -261,11 +261,11 @@ def test_the_csv_files_of_a_run_can_be_analyzed_and_keep_nothing(tmp_path):
     mirrored = quark.AnalyzerEngine(opened)
     result = mirrored.analyze()
     assert (result.stored, result.generation) == (False, None)
-    assert "keeps no outputs" in result.refusal
+    assert "does not store outputs" in result.refusal
     assert [alert.fact for alert in result.alerts] == [alert.fact for alert in embedded.alerts]
     again = quark.AnalyzerEngine(opened.context).analyze()
     assert [alert.id for alert in again.alerts] == [alert.id for alert in result.alerts]
-    with pytest.raises(quark.SessionStoreError, match="keeps no outputs"):
+    with pytest.raises(quark.SessionStoreError, match="does not store outputs"):
         mirrored.read_alerts()
 
 

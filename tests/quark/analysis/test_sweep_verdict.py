@@ -246,7 +246,7 @@ def test_of_a_halving_the_rung_is_compared_that_the_last_one_was_chosen_in():
     assert find_best_trial(make_sweep(), trials).number == 5
     (verdict,) = judge_sweep(make_sweep(), trials)
     assert (verdict.best, verdict.second, verdict.compared) == (4, 3, 2)
-    assert verdict.reason.endswith("Trial 5 alone came further: it was chosen among these.")
+    assert verdict.reason.endswith("Only trial 5 went further; it was selected from these.")
 
 
 def test_nothing_and_one_are_told():

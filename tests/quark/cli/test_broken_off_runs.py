@@ -222,7 +222,7 @@ def test_why_says_first_which_run_broke_off(invoke, store, name):
             line = result.stdout.splitlines()[0]
             assert line.startswith(f"The {word} ({name})")
             assert tells(line, end)
-            assert "no change beyond chance" not in result.stdout
+            assert "no change beyond seed noise" not in result.stdout
 
 
 @pytest.mark.parametrize("name", BROKEN_OFF)

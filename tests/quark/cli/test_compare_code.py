@@ -77,7 +77,7 @@ def test_an_edit_is_named_by_its_function_as_why_names_it(runs, invoke):
 def test_a_comment_is_no_change_and_is_told(runs, invoke):
     said = " ".join(compare(invoke, runs, "commented").split())
     assert "configuration, code and environment agree." in said
-    assert "train.py differs in comments or layout only" in said
+    assert "train.py differs only in comments or layout" in said
 
 
 def test_code_that_was_not_kept_is_said_not_to_be_compared(runs, invoke):
@@ -91,7 +91,7 @@ def test_without_anything_recorded_nothing_agrees(invoke, log_run, tmp_path, mon
     for name in ("one", "two"):
         log_run(tmp_path, name, values={"val/loss": [1.0] * 9})
     said = " ".join(invoke("compare", "one", "two", "-d", tmp_path).stdout.split())
-    assert "Nothing that is recorded changed: environment agrees." in said
+    assert "No recorded setting changed: environment agrees." in said
     assert "Not compared: configuration and code." in said
 
 

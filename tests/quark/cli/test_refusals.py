@@ -67,7 +67,7 @@ def list_files(place):
 STORE = ["-d", "store"]
 NO_RUN = "no run begins with 'typo' in the store PLACE/store"
 NO_PROJECT = "there is no project 'typo' in the store PLACE/store; there are 'vision'"
-NO_STORE = "holds no Quark store"
+NO_STORE = "No Quark store in"
 NO_SERVICE = "does not exist: --store"
 SERVICE = ["--store", "sqlite:///typo/service.db"]
 TYPOS = [
@@ -79,8 +79,8 @@ TYPOS = [
     (["db", "upgrade", *SERVICE], NO_SERVICE),
     (["db", "version", *SERVICE], NO_SERVICE),
     (["db", "backup", "copy", *SERVICE], NO_SERVICE),
-    (["db", "restore", "typo", *SERVICE], "typo is no backup"),
-    (["backup", "--verify", "typo"], "typo is no backup"),
+    (["db", "restore", "typo", *SERVICE], "typo is not a complete backup"),
+    (["backup", "--verify", "typo"], "typo is not a complete backup"),
     (["backup", "copy", "-d", "typo"], NO_STORE),
     *(
         ([*command, "-d", "typo"], NO_STORE)
@@ -116,7 +116,7 @@ TYPOS = [
     ),
     (["sync", "typo"], NO_STORE),
     (["runs", *STORE, "--backend", "csv:typo"], "--backend: there are no runs at csv:typo"),
-    (["runs", *STORE, "--backend", "typo"], "there is no backend 'typo'"),
+    (["runs", *STORE, "--backend", "typo"], "'typo' is not an installed backend"),
     # a run
     *(
         ([*command, *STORE], NO_RUN)
@@ -152,7 +152,7 @@ TYPOS = [
     (["why", "r1,r2", "r2", *STORE, "--check", "2"], "--check takes one run on each side"),
     # a metric, a rule, a project, a group, an artifact, a sweep
     (["analyze", "r1", *STORE, "--objective", "zebra"], "no metric 'zebra'; there are"),
-    (["analyze", "r1", *STORE, "--objective", "los"], "near it: 'train/loss'"),
+    (["analyze", "r1", *STORE, "--objective", "los"], "similar names: 'train/loss'"),
     *(
         (["analyze", "r1", *STORE, *words], said)
         for words, said in (
@@ -169,7 +169,7 @@ TYPOS = [
         (["follow", "r1", *STORE, "--once", *words], said)
         for words, said in (
             (["-m", "zebra"], "--metric: the run has no metric 'zebra'; there are"),
-            (["-m", "los"], "--metric: the run has no metric 'los'; near it: 'train/loss'"),
+            (["-m", "los"], "--metric: the run has no metric 'los'; similar names: 'train/loss'"),
             (["-m", ""], "--metric"),
             (["--interval", "0"], "--interval"),
         )
@@ -210,20 +210,20 @@ TYPOS = [
     (["du", *STORE, "--limit", "-1"], "--limit"),
     (["groups", *STORE, "--metric", "lossless"], "mode must be"),
     (["edit", "r1", *STORE], "nothing to change"),
-    (["edit", "r1", *STORE, "--tag", "a", "--untag", "a"], "'a' is to be added and to be removed"),
+    (["edit", "r1", *STORE, "--tag", "a", "--untag", "a"], "'a' cannot be both added and removed"),
     (["edit", "r1", *STORE, "--tag", ""], "tags[0]"),
     (["edit", "r1", *STORE, "--field", "gpu"], "--field must be NAME=VALUE"),
     *(
         (["logs", "r1", *STORE, "--since", time], "--since")
         for time in ("soon", "10", "10y", "99999999999d", "2026-13-01")
     ),
-    (["mirror", "replay", "r1", *STORE, "--to", "nosuch"], "there is no backend 'nosuch'"),
+    (["mirror", "replay", "r1", *STORE, "--to", "nosuch"], "'nosuch' is not an installed backend"),
     (["ui", "store", "--no-open", "--base", "a b"], "base"),
     (["ui", "store", "--no-open", "--port", "70000"], "--port"),
     (["ui", "store", "--no-open", "-d", "store"], "DIRECTORY or --storage-dir"),
     (["ui", "store", "--no-open", "--backend", "nope"], "nope"),
-    (["sweep", "show", "typo", *STORE], "there is no sweep 'typo' in the store"),
-    (["sweep", "run", "typo", *STORE, "--", "python"], "there is no sweep 'typo' in the store"),
+    (["sweep", "show", "typo", *STORE], "sweep 'typo' does not exist in the store"),
+    (["sweep", "run", "typo", *STORE, "--", "python"], "sweep 'typo' does not exist in the store"),
     # what is imported
     *(
         (["import", tool, "typo", "-d", "new"], "typo")
@@ -236,10 +236,10 @@ TYPOS = [
         (["import", tool, "empty", "-d", "new"], "there are no runs")
         for tool in ("tensorboard", "clearml", "comet", "csv", "neptune", "track", "wandb")
     ),
-    (["import", "csv", "prose.csv", "-d", "new"], "no table of metrics"),
-    (["import", "csv", "object.csv", "-d", "new"], "no table of metrics"),
-    (["import", "csv", "header.csv", "-d", "new"], "no table of metrics"),
-    (["import", "csv", ".", "-d", "new"], "no table of metrics"),
+    (["import", "csv", "prose.csv", "-d", "new"], "not a table of metrics"),
+    (["import", "csv", "object.csv", "-d", "new"], "not a table of metrics"),
+    (["import", "csv", "header.csv", "-d", "new"], "not a table of metrics"),
+    (["import", "csv", ".", "-d", "new"], "not a table of metrics"),
 ]
 
 

@@ -425,8 +425,8 @@ def test_the_same_sweep_again_is_that_one_and_another_one_is_refused(new, invoke
         (("run", "lr-search"), "say behind -- what to run"),
         (("run", "lr-search", "--", "no-such-program"), "'no-such-program' cannot be started"),
         (("run", "lr-search", "--", "./train.py"), "it is no program that may be run"),
-        (("show", "other"), "there is no sweep 'other' in the store "),
-        (("pause", "other"), "there is no sweep 'other' in the store "),
+        (("show", "other"), "sweep 'other' does not exist in the store "),
+        (("pause", "other"), "sweep 'other' does not exist in the store "),
         (("run", "lr-search", "--", "python", "{laers}"), "did you mean {layers}?"),
         (
             ("show", "lr-search", "-p", "another"),

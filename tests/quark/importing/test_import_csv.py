@@ -195,4 +195,4 @@ def test_numbers_that_float64_cannot_hold_are_kept_and_told_of(tmp_path, take, r
     assert values(read_points(run["run_id"], "tokens")) == [(0, 2.0**53), (1, 2.0**53)]
     assert values(read_points(run["run_id"], "huge")) == [(0, float("inf")), (1, -float("inf"))]
     assert [(one["name"], one["count"]) for one in run["losses"]] == [("tokens", 1), ("huge", 2)]
-    assert "rounded to a float64" in run["losses"][0]["reason"]
+    assert "rounded to float64" in run["losses"][0]["reason"]

@@ -144,4 +144,4 @@ def test_files_are_taken_from_below_the_store_only(uri, take, store, tmp_path, w
     assert b"PRIVATE" not in kept
     assert kept == ([b"hello"] if way == "link" else [])
     assert [(one["kind"], one["name"]) for one in taken["losses"]] == [("artifact", "id_rsa")]
-    assert "not below the imported store" in str(taken["losses"])
+    assert "outside of the imported store" in str(taken["losses"])

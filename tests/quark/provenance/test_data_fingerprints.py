@@ -93,8 +93,8 @@ def test_a_fifo_alone_is_refused_in_words_and_not_waited_for(session, tmp_path, 
     os.mkfifo(tmp_path / "pipe")
     pending = session.fingerprint_data("train", tmp_path / "pipe")
     assert pending.wait(10) is None
-    assert "no regular file" in pending.reason
-    assert "no regular file" in caplog.text
+    assert "not a regular file" in pending.reason
+    assert "not a regular file" in caplog.text
     missing = session.fingerprint_data("val", tmp_path / "nowhere")
     assert missing.wait(10) is None
     assert "FileNotFoundError" in missing.reason

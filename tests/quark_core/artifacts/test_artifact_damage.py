@@ -120,7 +120,7 @@ def test_a_deleted_payload_is_not_found(store_and_reader, what, tmp_path):
         artifacts.open,
         lambda artifact: artifacts.load_file(artifact, tmp_path / "copy"),
     ):
-        with pytest.raises(quark.ArtifactNotFoundError, match="not there") as said:
+        with pytest.raises(quark.ArtifactNotFoundError, match="does not exist") as said:
             call(record)
         assert record.sha256 in str(said.value)
     assert not (tmp_path / "copy").exists()

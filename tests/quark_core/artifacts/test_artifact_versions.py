@@ -322,7 +322,7 @@ def test_a_type_within_its_rule_is_taken(artifacts, session, artifact_type):
     "name", ["mean@1", "_x", ".x", "a//b", "a/", "a b/ü", "my model (1).pt", "\u2028", "\ud800"]
 )
 def test_a_name_outside_the_rule_is_stored_encoded(artifacts, name):
-    with pytest.warns(RuntimeWarning, match="reads accept either name") as said:
+    with pytest.warns(RuntimeWarning, match="Both names can be read") as said:
         record = artifacts.store("t", name, "x")
     assert [warning.filename for warning in said] == [__file__]
     assert record.artifact_key == encode_name(name) != name

@@ -117,7 +117,7 @@ def test_none_keeps_nothing(registry, monkeypatch):
         assert (plan.primary, plan.mirrors, plan.specifications) == (None, (), ())
     monkeypatch.setenv("QUARK_BACKENDS", "none")
     assert plan_backends(None, ZERO, registry).primary is None
-    with pytest.raises(UnknownBackendError, match="stands alone; leave it out, or csv"):
+    with pytest.raises(UnknownBackendError, match="stores nothing. Remove it, or pass csv"):
         plan_backends("none,csv", ZERO, registry)
 
 
@@ -175,7 +175,7 @@ def test_a_primary_that_lies_is_refused_when_it_is_opened(registry, plugin, defi
 )
 def test_a_backend_that_no_run_lives_in_is_refused_by_name(uri, reads, tmp_path, monkeypatch):
     called = rf"quark\.open_run\('{re.escape(uri)}', run_id\)"
-    with pytest.raises(SessionStoreError, match="is no primary store") as refused:
+    with pytest.raises(SessionStoreError, match="is not a primary store") as refused:
         open_reader(tmp_path, specification=uri)
     assert bool(re.search(called, str(refused.value))) is reads
     # The environment may name one, and then every call of a run comes here.

@@ -23,8 +23,8 @@ BROKEN = {
     "syntax": ("def", "import failed: SyntaxError: invalid syntax"),
     "a text": (HOOK + "return ['csv2']", "it declared a str, not a BackendDefinition"),
     "nothing": (HOOK + "return None", "TypeError: 'NoneType' object is not iterable"),
-    "version": (HOOK + "return [define('broken', api_version=99)]", "it speaks version 99 of"),
-    "taken": (HOOK + "return [define('csv')]", "the name is taken by quark-tracker"),
+    "version": (HOOK + "return [define('broken', api_version=99)]", "it uses version 99 of"),
+    "taken": (HOOK + "return [define('csv')]", "its name is already used by quark-tracker"),
     "raises": (HOOK + "1 / 0", "ZeroDivisionError: division by zero"),
     "exits": (HOOK + "raise SystemExit(4)", "SystemExit: 4"),
     "midway": (HOOK + "yield define('half')\n    1 / 0", "ZeroDivisionError: division by zero"),
@@ -148,7 +148,7 @@ def test_an_absent_backend_of_an_extra_says_what_to_install(registry, name):
 
 @pytest.mark.parametrize("name", ["service", "http", "https"])
 def test_an_absent_backend_of_the_base_says_that_the_installation_is_not_whole(registry, name):
-    with pytest.raises(UnknownBackendError, match="install quark-tracker again"):
+    with pytest.raises(UnknownBackendError, match="reinstall quark-tracker"):
         registry.find(name)
 
 
@@ -185,7 +185,7 @@ class Groups(Writes):
     ("opened", "capabilities", "message"),
     [
         (object(), "", "has no write"),
-        (None, "", "opened a NoneType"),
+        (None, "", "opened NoneType"),
         (Writes(), "read", "declares read but does not implement SupportsRead"),
         (Writes(), "groups", "declares groups but does not implement SupportsGroups"),
         (Reads(), "primary read idempotent", "declares primary but does not implement"),

@@ -190,7 +190,7 @@ def test_where_the_store_is_out_of_reach_the_run_begins_and_says_so(tmp_path, mo
         monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.2")
         with start(tmp_path) as session:
             assert session.already_done is None
-    assert "does not say whether this configuration was run before" in caplog.text
+    assert "does not report if this config was run before" in caplog.text
 
 
 PROGRAM = """
@@ -292,7 +292,7 @@ def test_what_is_done_is_told_in_one_line(tmp_path, monkeypatch, capsys):
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert first.id[:8] in told
-    assert "nothing is recorded here" in told
+    assert "this process records nothing" in told
 
 
 def test_nobody_waits_for_a_start_that_is_over(tmp_path):
@@ -316,7 +316,7 @@ def test_where_there_can_be_no_file_nobody_waits_and_the_run_begins(tmp_path, ca
     launches.write_text("no folder")
     caplog.set_level("DEBUG", "quark")
     assert run(tmp_path).revision == 1
-    assert "starts of one configuration are not kept apart" in caplog.text
+    assert "concurrent starts of one config are not coordinated" in caplog.text
     with start(tmp_path) as session:
         assert session.already_done
 

@@ -205,7 +205,7 @@ def test_what_is_no_fork_is_refused_by_name(tmp_path, fork, message):
 
 
 def test_a_run_that_is_not_there_cannot_be_forked(tmp_path, parent):
-    with pytest.raises(quark.RunNotFoundError, match=r"^fork_from nope: .*no such run"):
+    with pytest.raises(quark.RunNotFoundError, match=r"^fork_from nope: .*no run with this ID"):
         quark.start_run(project="p", storage_dir=tmp_path, fork_from=("nope", 1))
     assert len(quark.search_runs(storage_dir=tmp_path)) == 1
 

@@ -103,7 +103,7 @@ def test_bad_arguments_are_named(metrics):
     with pytest.raises(quark.SchemaValidationError, match="step"):
         metrics.aggregate("x", 1.0, step=-1)
     metrics.aggregate("y", 1.0)
-    with pytest.raises(quark.SchemaValidationError, match="cannot be 'ring' too"):
+    with pytest.raises(quark.SchemaValidationError, match="'ring' is not possible"):
         metrics.aggregate("y", 1.0, keep="ring")
 
 

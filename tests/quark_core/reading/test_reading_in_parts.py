@@ -490,7 +490,7 @@ def test_any_backend_that_reads_has_grids():
         ("metric", "value", {}, "kind must be one of layer, parameter, telemetry"),
         ("layer", "module_name", {}, "field of layer records must be one of"),
         ("layer", "step", {}, "field of layer records must be one of"),
-        ("parameter", "value_norm", {"summary_type": "gradient"}, "only layers have one"),
+        ("parameter", "value_norm", {"summary_type": "gradient"}, "applies to layers only"),
         ("layer", "norm", {"summary_type": "weight"}, "summary_type must be"),
         (
             "telemetry",

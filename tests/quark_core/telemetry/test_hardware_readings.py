@@ -245,7 +245,7 @@ def test_shares_of_time_need_two_readings(monkeypatch):
     reader = ProcessorReader()
     first = reader.read()
     assert (first.cpu_usage_percent, first.process_cpu_percent) == (None, None)
-    assert first.unavailable == "shares of time need a second reading"
+    assert first.unavailable == "shares of time require a second reading"
     assert first.ram_used_bytes > 0
     time.sleep(0.15)
     second = reader.read()
@@ -452,7 +452,7 @@ def test_without_a_driver_the_binding_is_not_imported(monkeypatch):
         reading = reader.read()
         assert (
             reading.unavailable
-            == "NVML: there is no libnobody-has-this.so.1 of an NVIDIA driver here"
+            == "NVML: libnobody-has-this.so.1 of an NVIDIA driver is not installed"
         )
     assert "pynvml" not in sys.modules
     # A driver that is installed later is found; the C library is there for certain.
@@ -550,7 +550,7 @@ def test_a_driver_without_gpus_is_a_reason(nvml):
     assert reading.gpus == ()
     assert choose_gpu(reading, gpu_index=None, device_index=None) == (
         None,
-        "the driver shows no GPU",
+        "the driver reports no GPU",
     )
 
 

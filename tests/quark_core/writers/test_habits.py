@@ -228,7 +228,7 @@ def test_threads_that_count_share_no_step_of_several_metrics(session):
         (lambda s, m, d: m.log("loss", step=3), "metrics.log('loss', value, step=step)"),
         (lambda s, m, d: m.log({"loss": 0.5}, 3), "metrics.log({…}, step=step)"),
         (lambda s, m, d: m.log({"loss": 0.5}, stp=3), "no argument 'stp': write step="),
-        (lambda s, m, d: m.log({"loss": 0.5}, step=3, metadata={}), "neither description"),
+        (lambda s, m, d: m.log({"loss": 0.5}, step=3, metadata={}), "no description"),
         (lambda s, m, d: m.log_many({"loss": 0.5}, 3), "step=3"),
         (lambda s, m, d: m.log_many({"loss": 0.5}, stpe=3), "write step="),
         (lambda s, m, d: m.log({"loss": 0.5}, step=3, commit=False), "each call is kept at once"),
@@ -321,9 +321,11 @@ def test_attributes_that_nobody_has_are_told_as_python_tells_them(session):
 def test_a_type_error_of_an_object_that_was_given_is_told_with_the_argument(tmp_path):
     class Odd:
         def __iter__(self):
-            raise TypeError("of its own")
+            raise TypeError("starts a new run")
 
-    with pytest.raises(SchemaValidationError, match=r"tags .*TypeError: of its own") as caught:
+    with pytest.raises(
+        SchemaValidationError, match=r"tags .*TypeError: starts a new run"
+    ) as caught:
         quark.start_run(project="p", storage_dir=tmp_path, tags=Odd())
     assert isinstance(caught.value.__cause__, TypeError)
 

@@ -366,7 +366,7 @@ def test_very_many_experts_are_bounded(session):
     assert len([key for key in found if "/load/" in key]) == 1000
     assert "router/router2/load_entropy" in found
     (notice,) = list_notices(session, "instrument_bounded")
-    assert "2000 lines are left out" in notice
+    assert "2000 values are omitted" in notice
 
 
 def test_flops_of_a_step_are_counted_once_from_the_model(session):

@@ -190,8 +190,8 @@ def test_numbers_of_other_types_become_plain_ones():
     ("arguments", "message"),
     [
         ((nn.Linear(1, 1).parameters(),), "model must be a torch.nn.Module"),
-        ((nn.Linear(1, 1), "adam"), "optimizer must be a torch.optim.Optimizer.*not a str"),
-        ((nn.Linear(1, 1), [None]), "optimizer must be .*not a NoneType"),
+        ((nn.Linear(1, 1), "adam"), "optimizer must be a torch.optim.Optimizer.*not str"),
+        ((nn.Linear(1, 1), [None]), "optimizer must be .*not NoneType"),
     ],
 )
 def test_bad_arguments(session, arguments, message):
