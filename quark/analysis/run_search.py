@@ -124,8 +124,8 @@ def choose_mode(
     )
     if found is None:
         raise SchemaValidationError(
-            f"mode must be 'min' or 'max': the name {objective.metric[:60]!r} does not say which "
-            "way it is better"
+            "mode is required: pass 'min' or 'max'. It cannot be inferred from the metric name "
+            f"{objective.metric[:60]!r}"
         )
     return found
 

@@ -516,7 +516,7 @@ def _judge_few(field: _Field, metric: str, mode: ObjectiveMode) -> SweepVerdict:
             headline = "No completed trial has the metric"
         return SweepVerdict(
             metric, mode, "cannot_tell", headline,
-            f"There is no completed trial with a finite value of {metric}.", "",
+            f"No completed trial has a finite value of {metric}.", "",
         )  # fmt: skip
     (only,) = field.configurations
     sign = 1.0 if mode == "max" else -1.0

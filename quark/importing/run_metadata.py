@@ -1,4 +1,4 @@
-"""How far a run of ours has come at the tool that it is imported from.
+"""Import progress of a run, and its metadata in the tool that it comes from.
 
 Each group of batches that is stored ends with a lifecycle record `import`, which holds this:
 whoever imports the run the next time begins behind it. Two who import one run at once write

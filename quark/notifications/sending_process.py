@@ -116,7 +116,7 @@ def _send_by_apprise(request: Mapping[str, Any]) -> tuple[str, str]:
         return _judge(int(code[1]))
     if _NOT_REACHED.search(lines.text):
         return "busy", "it cannot be reached"
-    return "unknown", "the service did not accept it"
+    return "unknown", "the receiver did not accept it"
 
 
 if __name__ == "__main__":

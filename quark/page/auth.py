@@ -198,9 +198,9 @@ _OUR_SITES = ("same-origin", "none")
 _LOCKED_OUT = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Quark</title>
 <h1>Open the address that the terminal shows</h1>
-<p>This page is for whoever has started it: <code>quark ui</code> prints an address with a token.
-Each is good once, for one browser; after that it prints another one.</p>
-<p>Opened before in this browser, and come here by a link? <a href="">Go on</a>.</p>
+<p>Use the address with a token that <code>quark ui</code> prints. Each address works once, in one
+browser. After that, it prints another one.</p>
+<p>If you have opened it in this browser before, <a href="">continue</a>.</p>
 </html>
 """
 

@@ -1,4 +1,4 @@
-"""How Quark's objects look in a notebook: a small card, and a run's report in a sandboxed frame.
+"""Display in notebooks: a small card, and a run's report in a sandboxed frame.
 
 Where scripts do not run (a notebook on a code host, a mail), text and SVG stand there.
 """

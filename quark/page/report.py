@@ -252,7 +252,7 @@ def show_run(contents: RunContents) -> str:
         f"<p>{escape(' · '.join(_list_facts(data)))}</p>",
     ]
     held = "".join(f"<li>{escape(text)}</li>" for text in data["holds"])
-    lacks = "".join(f"<li><b>left out:</b> {escape(text)}</li>" for text in data["lacks"])
+    lacks = "".join(f"<li><b>omitted:</b> {escape(text)}</li>" for text in data["lacks"])
     parts.append(f"<ul>{held}{lacks}</ul>")
     if scores := _tell_scores(data):
         parts.append(f"<p>health: {escape('; '.join(scores))}</p>")

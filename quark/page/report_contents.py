@@ -1,4 +1,4 @@
-"""What a report holds of one run: what its page would ask for, bounded, with what was left out."""
+"""The bounded contents of a report on one run: the page's answers, and what is omitted."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def _ask_plugins(name: str, definition: SweepDefinition) -> Methods:
             if isinstance(label, str) and callable(make):
                 known.setdefault(label, make)
             else:
-                _log.warning("plugin %s: there is no sampler %.80r", plugin, label)
+                _log.warning("plugin %s: %.80r is not a sampler", plugin, label)
     make = known.get(name)
     if make is None:
         names = ", ".join([*_OWN_NAMES, *_NAMES, *sorted(set(known) - {*_OWN_NAMES, *_NAMES})])

@@ -1,4 +1,4 @@
-"""How the ranks of a launch work at one trial: the leading one claims, the others look at a log.
+"""Agreement of ranks on one trial: the lead rank claims it, the others read a log.
 
 The log `<sweep>/launch/<launch>` has an entry for each trial that the leading rank has claimed,
 one for each rung that a rank has reached, and one for each decision there. A training is stopped

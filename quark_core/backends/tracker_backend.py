@@ -1,4 +1,4 @@
-"""What a tracker logs to: backends of the user's own, and Quark's mirrors by their names."""
+"""The backends of a tracker: custom ones, and Quark's mirrors by name."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def working_directory() -> Path:
         return Path.cwd()
     except OSError as error:
         raise SessionStoreError(
-            f"storage_dir is required, because there is no working directory: {error}"
+            f"storage_dir is required, because the working directory is missing: {error}"
         ) from error
 
 

@@ -166,8 +166,8 @@ def explain_attribute(owner: object, name: str, table: str, shown: str) -> Attri
 def explain_item(key: object) -> TypeError:
     """The error of `session[key]`, which some trackers log by."""
     return TypeError(
-        f"a session holds no values by name. To log metrics, write {_LOG}; "
-        f"a setting is session.config[{_show(key)}]"
+        f"a session is not a mapping. To log metrics, write {_LOG}. For a config value, write "
+        f"session.config[{_show(key)}]"
     )
 
 

@@ -1,4 +1,4 @@
-"""How batches go to a backend: starts first, in groups, with payloads; rejected ones aside."""
+"""Sending of batches to a backend: starts first, in groups, with payloads; rejected ones apart."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ class RunStream:
             if time.monotonic() >= deadline:
                 raise SessionStoreError(
                     f"the records did not reach the journal within {timeout_s:g} s "
-                    f"({self._log.journal_error or 'there is no journal or its disk is slow'}). "
+                    f"({self._log.journal_error or 'the journal is missing or its disk is slow'}). "
                     "Nothing is lost: the records wait in memory."
                 )
             time.sleep(min(0.02, timeout_s))

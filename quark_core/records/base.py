@@ -1,4 +1,4 @@
-"""What every record is: immutable, quick to make, and a dataclass to whoever asks."""
+"""The base of every record: immutable, quick to create, and a dataclass for other code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a read returns before anyone asks for records: columns in persistence order."""
+"""The columns that a read returns, in persistence order."""
 
 from __future__ import annotations
 

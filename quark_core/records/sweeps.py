@@ -1,4 +1,4 @@
-"""What is known of a sweep, its trials, and of the claim by which a run has one of them.
+"""A sweep, its trials, and the claim by which a run has one of them.
 
 A trial is a set of parameters that one worker at a time holds. Each claim of it has a token,
 one higher than that before: whoever holds an older one no longer decides what becomes of it.

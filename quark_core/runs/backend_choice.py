@@ -781,9 +781,7 @@ def _open_journal(
         folder.write_manifest(manifest)
     except OSError as error:
         if box is None:
-            _log.warning(
-                "there is no journal for this run: %s cannot be created: %s", folder.path, error
-            )
+            _log.warning("this run has no journal: %s cannot be created: %s", folder.path, error)
             return None, None
         _log.warning(
             "the journal %s cannot be created (%s); records wait in shared memory",

@@ -1,4 +1,4 @@
-"""Which run an id means that somebody has typed: the whole of it, or its beginning, as in git.
+"""Resolution of a typed run ID, in full or by its first characters, as in git.
 
 Four characters are enough where one run begins so. What fits several runs, or none, is
 answered with those that may be meant. Programs that hold an id hold the whole of it: a

@@ -120,7 +120,7 @@ class SampleFilter:
             return
         known = {name for row in columns["columns"] for name in row or ()}
         for name in sorted(asked - known):
-            listed = ", ".join(sorted(known)[:_MOST_NAMES]) or "none of their own"
+            listed = ", ".join(sorted(known)[:_MOST_NAMES]) or "no custom columns"
             raise SchemaValidationError(
                 f"where: no sample has a column {name!r:.60}. The columns are "
                 f"{', '.join(_OWN)}, and {listed}"

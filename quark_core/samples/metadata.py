@@ -1,4 +1,4 @@
-"""What a batch says of itself: adapters that take it out of a batch, and its checks.
+"""Metadata of a batch: adapters that extract it, and its checks.
 
 Labels, ids and lengths come as lists, tuples, ranges, other sequences, numpy
 arrays, torch tensors (one on a GPU is brought over by a single copy, for which

@@ -1,4 +1,4 @@
-"""How an artifact is written: its arguments checked, its payload stored, at once or by a thread."""
+"""Writing of an artifact: checked arguments, and its payload, stored at once or by a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How spread out attention is, where a module gives its weights."""
+"""The entropy of attention, for modules that return their weights."""
 
 from __future__ import annotations
 

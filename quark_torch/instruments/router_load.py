@@ -1,4 +1,4 @@
-"""How a router of experts spreads its tokens: load, entropy, what is dropped."""
+"""The load of an expert router: tokens per expert, entropy, dropped tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What HookEngine looks at, and when."""
+"""The configuration of HookEngine: its modules and its schedule."""
 
 from __future__ import annotations
 

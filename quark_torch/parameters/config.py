@@ -1,4 +1,4 @@
-"""What ParameterDiagnostics looks at, and when."""
+"""The configuration of ParameterDiagnostics: its parameters and its schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which optimizers and which GradScaler step on a model, on which modules, and how often."""
+"""The optimizers and GradScalers that step on a model: their modules and step counts."""
 
 from __future__ import annotations
 

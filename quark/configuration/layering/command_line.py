@@ -1,4 +1,4 @@
-"""What stands on the command line of a script with layers: their names, and settings.
+"""Parsing of a script's command line: names of layers, and config values.
 
     train.py high_lr batch_size=64 model=%resnet101% --optimizer.name adam
 

@@ -1,4 +1,4 @@
-"""What stands in a row of W&B's history, by the type that W&B gives it."""
+"""The values in a row of W&B's history, by W&B's types."""
 
 from __future__ import annotations
 

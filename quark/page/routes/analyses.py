@@ -1,4 +1,4 @@
-"""What is known of runs by analysis: what their stores keep, else what is computed for the page.
+"""The analyses of runs: stored ones, or ones that are computed for the page.
 
 Nothing that is computed is stored. It is computed for one run after the other.
 """

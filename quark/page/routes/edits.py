@@ -1,4 +1,4 @@
-"""What people change on the page: what is said of a run, that it stop, whether a sweep goes on."""
+"""The edits that the page offers: of runs, stop requests and sweeps."""
 
 from __future__ import annotations
 

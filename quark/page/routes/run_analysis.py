@@ -342,7 +342,7 @@ class AnalysisProcess:
             ("its analysis", "analyzes") if pair is None else ("the comparison", "compares")
         )
         offer = f"quark analyze {run_id}" if pair is None else "quark compare"
-        unbounded = f"; `{offer}` has no such limits"
+        unbounded = f"; `{offer}` does not have these limits"
         try:
             reply = self._find_child().request(message, Reply, limits.time_s)
         except OSError as error:

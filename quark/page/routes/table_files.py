@@ -1,4 +1,4 @@
-"""Where the rows of a text table lie in its file: found in pieces, never all of it in memory."""
+"""The positions of rows in the file of a text table, found without loading the file."""
 
 from __future__ import annotations
 

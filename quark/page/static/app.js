@@ -84,8 +84,8 @@ function SignIn() {
       <p><a class="button" href=${makeLoginLink()}>Log in</a></p></main>`;
   }
   return html`<main id="main" class="notice" role="alert"><h1>Sign in to open this page</h1>
-    <p>Open the address that <code>quark ui</code> has printed, with its token: it is good once, for
-    this browser, and a new one is printed each time that one was used. This page then goes on.</p>
+    <p>Open the address that <code>quark ui</code> prints, with its token. Each address works once, in
+    one browser. After that, it prints a new one. This page then continues.</p>
     <p><button onClick=${() => location.reload()}>Try again</button></p></main>`;
 }
 

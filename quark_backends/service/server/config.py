@@ -1,4 +1,4 @@
-"""How a server is set up, by options, then environment, then file, then defaults."""
+"""Configuration of a server: by options, then environment, then file, then defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the attempts of a run have come with each series, which says what they have replaced.
+"""Progress of a run's attempts in each series, which determines the replaced steps.
 
 Of chunks the index tells the highest step, and one chunk of each series the first. What is not
 compacted yet is read, and remembered, so that it is read once.

@@ -1,4 +1,4 @@
-"""What connects artifacts: which run has used one, and which alias names one."""
+"""Links of artifacts: the runs that have used one, and the aliases that name one."""
 
 from __future__ import annotations
 

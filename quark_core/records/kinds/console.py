@@ -1,4 +1,4 @@
-"""What a run prints."""
+"""The console output of a run."""
 
 from __future__ import annotations
 

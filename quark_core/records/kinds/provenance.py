@@ -1,4 +1,4 @@
-"""What a run was made of, by digest, and what it measured of itself in windows."""
+"""The provenance of a run by digest, and its own measurements in windows."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_who_opens_our_page_has_no_hold_on_it(attacked, stranger, host):
     ours = opened.value
     # From another site the cookie does not come along; a click within the page is our own.
     if host != "127.0.0.1":
-        ours.get_by_role("link", name="Go on").click()
+        ours.get_by_role("link", name="continue").click()
     ours.get_by_role("link", name=SECRET).wait_for()
     assert ours.evaluate("window.opener") is None
     visitor.wait("window.hold.closed")
