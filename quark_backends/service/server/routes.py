@@ -176,7 +176,7 @@ async def _find_key(call: Call) -> StoredKey:
     control = call.service.control
     found = await call.service.threads.key(control.find_key, key_id)
     if found is None or found.workspace != call.principal.workspace:
-        raise ServiceFailure(ErrorCode.NOT_FOUND, "this workspace has no such key", field="key_id")
+        raise ServiceFailure(ErrorCode.NOT_FOUND, "the workspace lacks this key", field="key_id")
     return found
 
 

@@ -301,8 +301,8 @@ class JournalTrash(RunTrash):
     def _open(self, purpose: str) -> NoReturn:
         root = self._layout.root
         raise SessionStoreError(
-            f"{root} is on a network file system and stores runs as journals only, so there is "
-            f"no database that could be {purpose} to measure or delete runs. On a local disk, "
+            f"{root} is on a network file system and stores runs as journals only. No "
+            f"database can be {purpose} there to measure or delete runs. On a local disk, "
             f"`quark sync {root.parent}` creates a database"
         )
 
