@@ -72,7 +72,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
         if config.read_only:
             if found is None:
                 raise StoreNotFoundError(
-                    f"No Quark store in '{config.storage_dir}' (no .quark folder). The first "
+                    f"no Quark store in '{config.storage_dir}' (no .quark folder). The first "
                     "run that you log there creates one"
                 )
             if not found.db_path.exists():

@@ -320,7 +320,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps, StoreReads):
         if config.read_only:
             if find_store(config.storage_dir) is None:
                 raise StoreNotFoundError(
-                    f"No Quark store in '{config.storage_dir}' (no .quark folder). The first "
+                    f"no Quark store in '{config.storage_dir}' (no .quark folder). The first "
                     "run that you log there creates one"
                 )
         else:

@@ -19,7 +19,7 @@ _RAISED = re.compile(
 _LOGGED = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 _START = re.compile(r"(What|Of|Who|Where|Whatever|Whoever|Wherever|Nobody)\b")
 _ODD = {
-    r"(?:\bgot|, not) an? (?:int|bool|float|str|list|dict|tuple|NoneType|…)(?!\w)": "no article before a type",
+    r"(?:\bgot|, not) an? (?:int|bool|float|str|list|dict|tuple|NoneType|…)(?!\w)": "no article",
     r"\ban? an?\b": "two articles",
     r"\ba [aeio](?!f\b|n\b|ne\b|nce\b|ur\b)\w+\b(?<!one)(?<!once)": "write 'an'",
     r"\bno such\b": "name what does not exist",
@@ -103,7 +103,7 @@ def test_messages_follow_the_style_guide():
     ("text", "fault"),
     [
         ("Where it is, it is", "starts with Where"),
-        ("name must be a str, not a int", "no article before a type"),
+        ("name must be a str, not a int", "no article"),
         ("name is no identifier", "'is no i': write 'is not a' or name what is missing"),
         ("run: a error", "'a error': write 'an'"),
         ("the key belongs into QUARK_USER_KEY", "write 'goes in'"),

@@ -305,7 +305,7 @@ def test_what_is_there_is_not_overwritten(tmp_path):
     for inside in (".quark/backup", ".quark"):
         with pytest.raises(SessionStoreError, match=r"is in the store itself|already exists"):
             call("backup", "-d", tmp_path / "store", tmp_path / "store" / inside)
-    with pytest.raises(SessionStoreError, match="No Quark store in"):
+    with pytest.raises(SessionStoreError, match="no Quark store in"):
         call("backup", "-d", tmp_path / "there", tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "there"]
     with pytest.raises(SessionStoreError, match="is not a (complete )?backup"):

@@ -683,7 +683,7 @@ def migrate(storage_dir: Path, migrated_at: str) -> int:
     try:
         layout = find_store(storage_dir)
         if layout is None:
-            raise SchemaMigrationError(f"No Quark store in '{storage_dir}' (no .quark folder)")
+            raise SchemaMigrationError(f"no Quark store in '{storage_dir}' (no .quark folder)")
         if layout.db_path.exists():
             with closing(open_still(layout.db_path)) as connection:
                 version = read_version(connection, layout.root)

@@ -664,7 +664,7 @@ def _find_layout(storage_dir: Path) -> StoreLayout:
             raise
         return layout
     if found is None:
-        raise StoreNotFoundError(f"No Quark store in '{storage_dir}' (no {STORE_FOLDER} folder)")
+        raise StoreNotFoundError(f"no Quark store in '{storage_dir}' (no {STORE_FOLDER} folder)")
     return found
 
 

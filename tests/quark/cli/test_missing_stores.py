@@ -70,7 +70,7 @@ def set_pragma(database, statement):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_without_a_store_is_refused(tmp_path, command):
-    assert "No Quark store in" in refuse(*command, tmp_path / "mistyped")
+    assert "no Quark store in" in refuse(*command, tmp_path / "mistyped")
     assert not (tmp_path / "mistyped").exists()
 
 

@@ -67,7 +67,7 @@ def list_files(place):
 STORE = ["-d", "store"]
 NO_RUN = "no run begins with 'typo' in the store PLACE/store"
 NO_PROJECT = "there is no project 'typo' in the store PLACE/store; there are 'vision'"
-NO_STORE = "No Quark store in"
+NO_STORE = "no Quark store in"
 NO_SERVICE = "does not exist: --store"
 SERVICE = ["--store", "sqlite:///typo/service.db"]
 TYPOS = [

@@ -23,7 +23,7 @@ STORES = Path(__file__).parents[2] / "assets" / "stores"
 
 
 def test_a_place_without_a_store_is_refused(tmp_path):
-    with pytest.raises(SessionStoreError, match=r"No Quark store"):
+    with pytest.raises(SessionStoreError, match=r"no Quark store"):
         open_source(tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_a_moment_that_is_none_is_refused(old_store, moment):
 
 def test_a_storage_dir_without_a_store_is_refused_and_stays_empty(tmp_path):
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(SchemaMigrationError, match="No Quark store in"):
+        with pytest.raises(SchemaMigrationError, match="no Quark store in"):
             quark.migrate_store(folder)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()

@@ -171,6 +171,6 @@ def test_a_run_that_is_alive_is_not_taken_up(tmp_path):
 def test_state_in_a_folder_without_the_run_makes_no_store(tmp_path, first):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    with pytest.raises(quark.SessionStoreError, match="No Quark store in"):
+    with pytest.raises(quark.SessionStoreError, match="no Quark store in"):
         quark.start_run(project="p", storage_dir=elsewhere, state=first.state_dict())
     assert list(elsewhere.iterdir()) == []

@@ -159,7 +159,7 @@ MISTAKES = [
     ("a in tags", 1, "in quotes: 'a'"),
     ("3 in tags", 1, "a text in quotes"),
     ("'' in tags", 1, "a text in quotes"),
-    ("'a' in step", 8, "no text"),
+    ("'a' in step", 8, "not a text"),
     ("avg(x) > 1", 1, "last, first, min, max, count"),
     ("min(config.lr) > 1", 5, "takes a metric"),
     ("min(step) > 1", 5, "min(metric.step)"),
@@ -356,7 +356,7 @@ def test_names_are_parameters_and_fields(where: str, fits: bool) -> None:
     ("where", "message"),
     [
         ("lr <", "expected"),
-        ("state == 'done'", "state is one of waiting, running"),
+        ("state == 'done'", "state must be one of waiting, running"),
         ("number == 'four'", "number is a number"),
         ("trial.lr == 1", "a trial has no field 'lr'"),
         ("min(value) < 1", "a trial has no min"),
