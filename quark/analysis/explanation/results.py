@@ -249,7 +249,7 @@ class Row:
     """One row.
 
     Attributes:
-        label: Probably, Possibly, Unlikely, Differs, Ruled out, Unknown or To be sure.
+        label: Probably, Possibly, Unlikely, Differs, Ruled out, Unknown or To confirm.
         kind: What it is about, or "".
         place: Which one, and what it was and is.
         words: What is said of it.
