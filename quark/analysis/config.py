@@ -39,10 +39,12 @@ class NotedThresholds:
                 )
             if not isfinite(value) or value < 0:
                 raise SchemaValidationError(
-                    f"{item.name} must be finite and not negative, got {value!r}"
+                    f"{item.name} must be finite and not negative, got {value!r:.60}"
                 )
             if item.type == "int" and value != int(value):
-                raise SchemaValidationError(f"{item.name} must be a whole number, got {value!r}")
+                raise SchemaValidationError(
+                    f"{item.name} must be a whole number, got {value!r:.60}"
+                )
 
     @property
     def passed(self) -> frozenset[str]:

@@ -315,7 +315,9 @@ def _check_finding(item: object) -> Finding:
     if not isinstance(item, Finding):
         raise TypeError(f"findings must contain Finding objects, not {type(item).__name__}")
     if item.severity not in SEVERITIES:
-        raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}, got {item.severity!r}")
+        raise ValueError(
+            f"severity must be one of {', '.join(map(repr, SEVERITIES))}, got {item.severity!r}"
+        )
     if isnan(item.confidence):
         raise ValueError("confidence must be between 0 and 1, got NaN")
     for name in ("title", "fact", "inference", "suggested_check"):

@@ -56,7 +56,7 @@ _POLL_S = 0.5
 
 def _check_arguments(steps: Any, on_alert: Any, halt_on: Any, interval: Any) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise SchemaValidationError(f"every_n_steps must be a positive integer, got {steps!r}")
+        raise SchemaValidationError(f"every_n_steps must be a positive integer, got {steps!r:.60}")
     if on_alert is not None and not callable(on_alert):
         raise SchemaValidationError(
             f"on_alert must be a function of one alert, not {type(on_alert).__name__}"
@@ -66,7 +66,7 @@ def _check_arguments(steps: Any, on_alert: Any, halt_on: Any, interval: Any) -> 
     is_number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
     if not is_number or not isfinite(interval) or interval <= 0:
         raise SchemaValidationError(
-            f"min_interval_s must be a positive number of seconds, got {interval!r}"
+            f"min_interval_s must be a positive number of seconds, got {interval!r:.60}"
         )
 
 

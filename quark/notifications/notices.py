@@ -97,7 +97,7 @@ def parse_choice(given: str | Iterable[str] | None, argument: str) -> NoticeChoi
     unknown = [word for word in words if word not in (*_SEVERITIES, *_ENDS)]
     if unknown or len(severities) > 1 or not words:
         raise SchemaValidationError(
-            f"{argument} must be at most one of {', '.join(_SEVERITIES)}, and any of "
+            f"{argument} must be at most one of {', '.join(map(repr, _SEVERITIES))}, and any of "
             f"{', '.join(_ENDS)}, such as 'error, failed, lost', got {given!r:.100}"
         )
     return NoticeChoice(severities[0] if severities else None, frozenset(ends))

@@ -253,7 +253,7 @@ class HalvingSearch(Search):
         rate, least = float(options["rate"]), options["least"]
         _check_halving(definition, rate)
         if not isinstance(least, int) or least < 1:
-            raise SchemaValidationError(f"search: least must be at least 1, got {least!r}")
+            raise SchemaValidationError(f"search: least must be at least 1, got {least!r:.60}")
         if definition.trials is None:
             raise SchemaValidationError(
                 'trials is required, their number in rung 1: search="halving", trials=27'

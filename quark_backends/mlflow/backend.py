@@ -144,9 +144,9 @@ class Options:
                     f"the MLflow mirror has no option {name!r}. Its options are {', '.join(known)}"
                 )
             if name in _NUMBERS and not (text.isascii() and text.isdecimal()):
-                raise unusable(f"{name} must be a number, got {text!r}")
+                raise unusable(f"{name} must be a number, got {text!r:.60}")
             if name in _CHOICES and text not in _CHOICES[name]:
-                raise unusable(f"{name} must be {' or '.join(_CHOICES[name])}, got {text!r}")
+                raise unusable(f"{name} must be {' or '.join(_CHOICES[name])}, got {text!r:.60}")
         numbers = {name: int(options[name]) for name in _NUMBERS if name in options}
         size_mb = numbers.get("max_payload_mb")
         return cls(

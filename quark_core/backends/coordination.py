@@ -313,7 +313,9 @@ def check_sweep(
             f"definition has more than {_MAX_DEFINITION_BYTES:,} bytes of JSON"
         )
     if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < 1:
-        raise SchemaValidationError(f"max_failures must be a positive int, got {max_failures!r}")
+        raise SchemaValidationError(
+            f"max_failures must be a positive int, got {max_failures!r:.60}"
+        )
     redacted = JsonObject(redact_values(kept))
     return check_label(project, "project"), check_label(name, "name"), redacted
 
@@ -347,7 +349,7 @@ def check_lease(lease_s: float) -> float:
     if not is_number or not 0 < lease_s <= _MAX_LEASE_S:
         raise SchemaValidationError(
             f"lease_s must be a number of seconds above 0, at most {_MAX_LEASE_S:.0f}, "
-            f"got {lease_s!r}"
+            f"got {lease_s!r:.60}"
         )
     return float(lease_s)
 
@@ -359,8 +361,10 @@ def check_result(result: TrialResult) -> TrialResult:
         SchemaValidationError: No state that a holder can say, or a value that is not finite.
     """
     if result.state not in TRIAL_STATES or result.state == "running":
-        states = ", ".join(state for state in TRIAL_STATES if state != "running")
-        raise SchemaValidationError(f"result.state must be one of {states}, got {result.state!r}")
+        states = ", ".join(repr(state) for state in TRIAL_STATES if state != "running")
+        raise SchemaValidationError(
+            f"result.state must be one of {states}, got {result.state!r:.60}"
+        )
     for what in ("values", "constraints"):
         numbers = getattr(result, what)
         if numbers is not None and not all(map(math.isfinite, numbers)):

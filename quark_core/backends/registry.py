@@ -268,7 +268,7 @@ class BackendRegistry:
         for field in ("schemes", "capabilities"):
             value = getattr(definition, field)
             if not isinstance(value, Iterable) or isinstance(value, str):
-                return f"its {field} must be a collection, got {value!r}"
+                return f"its {field} must be a collection, got {value!r:.60}"
         if definition.api_version != API_VERSION:
             return (
                 f"it uses version {definition.api_version} of the backend contract, but this "
@@ -356,7 +356,7 @@ def _check_moment(generated_at: str | None) -> str:
         parse_time(generated_at)
     except (ValueError, OverflowError):
         raise SchemaValidationError(
-            f"generated_at must be ISO 8601 such as 2026-05-07T00:00:00Z, got {generated_at!r}"
+            f"generated_at must be ISO 8601 such as 2026-05-07T00:00:00Z, got {generated_at!r:.60}"
         ) from None
     return generated_at
 

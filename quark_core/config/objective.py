@@ -52,7 +52,7 @@ def check_objective(metric: object, mode: object = None) -> Objective | None:
     """
     if isinstance(mode, str) and mode in ("online", "offline", "disabled", "dryrun"):
         raise SchemaValidationError(
-            f"mode must be 'min' or 'max', got {mode!r}. It is the direction of objective=. "
+            f"mode must be 'min' or 'max', got {mode!r:.60}. It is the direction of objective=. "
             "Quark always stores runs locally first"
         )
     if mode is not None:

@@ -216,7 +216,7 @@ def _read_bytes(name: str) -> int | None:
     if not text:
         return None
     if not text.isascii() or not text.isdigit():
-        raise SchemaValidationError(f"{name} must be a number of bytes, got {text!r}")
+        raise SchemaValidationError(f"{name} must be a number of bytes, got {text!r:.60}")
     return int(text)
 
 
@@ -229,7 +229,7 @@ def _read_seconds(name: str, default: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0.0 <= seconds < float("inf"):
-        raise SchemaValidationError(f"{name} must be a number of seconds, got {text!r}")
+        raise SchemaValidationError(f"{name} must be a number of seconds, got {text!r:.60}")
     return seconds
 
 

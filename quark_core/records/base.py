@@ -285,5 +285,5 @@ def check_timestamp(timestamp: object) -> int:
         return parse_time(timestamp)
     except (ValueError, OverflowError):
         raise SchemaValidationError(
-            f"timestamp must be ISO 8601 such as 2026-05-07T09:30:00Z, got {timestamp!r}"
+            f"timestamp must be ISO 8601 such as 2026-05-07T09:30:00Z, got {timestamp!r:.60}"
         ) from None

@@ -238,7 +238,9 @@ def _check_words(column: Column, allowed: tuple[str, ...]) -> None:
     texts: Iterable[Any] = column.head[0] if column.encoding == "t" else [column.head]
     for text in texts:
         if text is not None and text not in allowed:
-            raise _bad(column.name, f"must be one of {', '.join(allowed)}, not {text!r:.60}")
+            raise _bad(
+                column.name, f"must be one of {', '.join(map(repr, allowed))}, not {text!r:.60}"
+            )
 
 
 def _check_json(column: Column, kind: str) -> None:

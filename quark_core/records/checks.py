@@ -33,7 +33,7 @@ def check_choice(choice: object, argument: str, choices: Collection[str]) -> str
         got = repr(choice)[:60]
     else:
         got = "None" if choice is None else f"a {type(choice).__name__}"
-    words = f"one of {', '.join(choices)}"
+    words = f"one of {', '.join(map(repr, choices))}"
     if len(choices) == 2:
         words = " or ".join(map(repr, choices))
     raise SchemaValidationError(f"{argument} must be {words}, got {got}")
@@ -50,7 +50,7 @@ def check_event_type(event_type: object, argument: str = "event_type") -> str:
     if _EVENT_TYPE.fullmatch(name) is None:
         raise SchemaValidationError(
             f"{argument} must start with a lowercase letter and continue with lowercase "
-            f"letters, digits, '_', '.', '/' or '-', got {name!r}"
+            f"letters, digits, '_', '.', '/' or '-', got {name!r:.60}"
         )
     return name
 

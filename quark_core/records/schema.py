@@ -283,7 +283,9 @@ def _tuple_option(annotation: Any) -> Any:
 
 def _check_word(where: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise SchemaValidationError(f"{where} must be one of {', '.join(allowed)}, got {value!r}")
+        raise SchemaValidationError(
+            f"{where} must be one of {', '.join(map(repr, allowed))}, got {value!r:.60}"
+        )
 
 
 def _check_field(where: str, value: object, annotation: Any) -> None:

@@ -531,7 +531,7 @@ def _check_count(value: Any, argument: str) -> int:
     if isinstance(found, float) and found.is_integer():
         found = int(found)
     if isinstance(found, float):
-        raise SchemaValidationError(f"{argument} must be a whole number, got {found!r}")
+        raise SchemaValidationError(f"{argument} must be a whole number, got {found!r:.60}")
     try:
         # Of an index that is out of bounds the number itself helps.
         number = operator.index(found)

@@ -263,7 +263,9 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         choices = self.CHOICES.get(field.name)
         if choices is not None and value not in choices:
             hint = "; lost is a state" if value == "lost" else ""
-            self._fail(given.token, f"{field.name} must be one of {', '.join(choices)}{hint}")
+            self._fail(
+                given.token, f"{field.name} must be one of {', '.join(map(repr, choices))}{hint}"
+            )
         return value
 
     def _note_mismatch(self, field: Field, given: _Given) -> Field:

@@ -194,7 +194,9 @@ def describe_reference(
     if size_bytes is not None and (
         isinstance(size_bytes, bool) or not isinstance(size_bytes, int) or size_bytes < 0
     ):
-        raise SchemaValidationError(f"size_bytes must be a non-negative int, got {size_bytes!r}")
+        raise SchemaValidationError(
+            f"size_bytes must be a non-negative int, got {size_bytes!r:.60}"
+        )
     found: dict[str, Any] = {"uri": text, "size_bytes": size_bytes, "sha256": sha256, "etag": etag}
     scheme = _SCHEME.match(text)
     if scheme is None or scheme[0].lower() == "file://":

@@ -36,7 +36,7 @@ class BufferedWriter(Generic[R]):
     def __init__(self, session: object, *, batch_size: int = 100) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise SchemaValidationError(
-                f"batch_size must be a positive integer, got {batch_size!r}"
+                f"batch_size must be a positive integer, got {batch_size!r:.60}"
             )
         self._run = resolve_target(session)
         self._batch_size = batch_size

@@ -290,7 +290,7 @@ def _settle_severity(
     Raises:
         SchemaValidationError: The run is strict.
     """
-    said = f"{argument} must be one of {', '.join(known)}, got {_name(given)}"
+    said = f"{argument} must be one of {', '.join(map(repr, known))}, got {_name(given)}"
     if run.strict:
         raise SchemaValidationError(said)
     word = _spell(given).strip().lower() if isinstance(given, str) else ""

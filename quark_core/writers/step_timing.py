@@ -580,7 +580,7 @@ def make_throughput(
     known = read_precision("bf16" if precision is None else precision)
     if known is None:
         raise SchemaValidationError(
-            f"precision must be one of {', '.join(PRECISIONS)}, or a torch dtype, "
+            f"precision must be one of {', '.join(map(repr, PRECISIONS))}, or a torch dtype, "
             f"got {str(precision)[:40]!r}"
         )
     if peak_flops_per_s is not None:

@@ -91,7 +91,7 @@ class SystemTelemetryConfig:
         if not _MIN_INTERVAL_S <= interval_s <= _MAX_INTERVAL_S:
             raise SchemaValidationError(
                 f"sample_interval_s must be from {_MIN_INTERVAL_S} to {_MAX_INTERVAL_S:g} seconds, "
-                f"got {interval_s!r}"
+                f"got {interval_s!r:.60}"
             )
         find_device_index(self.device)
         # Plain numbers, whatever they came as.

@@ -149,5 +149,5 @@ def _check(item: Any) -> str:
     if not isinstance(item, Rule):
         raise TypeError(f"{item!r:.80} has no rule_id, category and check()")
     if item.category not in get_args(AlertCategory):
-        raise ValueError(f"category must be one of {', '.join(get_args(AlertCategory))}")
+        raise ValueError(f"category must be one of {', '.join(map(repr, get_args(AlertCategory)))}")
     return item.rule_id

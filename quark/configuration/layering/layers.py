@@ -561,7 +561,7 @@ class Layers:
         """
         if not isinstance(prefix, str) or not prefix or prefix.upper().startswith("QUARK_"):
             raise SchemaValidationError(
-                f"Layers.add_environment: prefix must be a string such as 'TRAIN_', got {prefix!r}"
+                f"Layers.add_environment: prefix must be a str such as 'TRAIN_', got {prefix!r:.60}"
             )
         self._prefixes.append(prefix)
 
@@ -662,10 +662,10 @@ class Layers:
                 "another name with name="
             )
         if not isinstance(priority, (int, float)) or isinstance(priority, bool):
-            raise SchemaValidationError(f"Layers: priority must be a number, got {priority!r}")
+            raise SchemaValidationError(f"Layers: priority must be a number, got {priority!r:.60}")
         needed = (after,) if isinstance(after, str) else tuple(after)
         if not all(isinstance(each, str) for each in needed):
-            raise SchemaValidationError(f"Layers: after must be layer names, got {after!r}")
+            raise SchemaValidationError(f"Layers: after must be layer names, got {after!r:.60}")
         self._layers[name] = Layer(
             name, apply, place, stage, priority, needed, bool(default), len(self._layers), function
         )

@@ -97,7 +97,7 @@ def _encode(run_id: str, batch: JsonBatch, field: str, limits: Limits) -> WireBa
     if batch.kind not in RECORD_TYPES:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"{field}.kind must be one of {', '.join(sorted(RECORD_TYPES))}, "
+            f"{field}.kind must be one of {', '.join(map(repr, sorted(RECORD_TYPES)))}, "
             f"got {batch.kind!r:.60}",
             field=f"{field}.kind",
         )
@@ -306,7 +306,7 @@ def _decode_generation(call: Call, run_id: str, request: GenerationRequest) -> G
             kinds = sorted(set(RECORD_TYPES) - {LifecycleRecord.KIND})
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                f"outputs[{index}].kind must be one of {', '.join(kinds)}, got {output.kind!r:.60}",
+                f"outputs[{index}].kind must be one of {', '.join(map(repr, kinds))}",
                 field=f"outputs[{index}].kind",
             )
         if output.count:

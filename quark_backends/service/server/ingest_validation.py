@@ -175,7 +175,7 @@ def check_lifecycle(batch: Batch, field: str) -> None:
                 found = msgspec.convert(record.data or {}, form)
                 if isinstance(found, _Status) and found.status not in TERMINAL_STATUSES:
                     raise SchemaValidationError(
-                        f"status must be one of {', '.join(TERMINAL_STATUSES)}, "
+                        f"status must be one of {', '.join(map(repr, TERMINAL_STATUSES))}, "
                         f"got {found.status!r:.60}"
                     )
             if record.action == "environment" and (odd := list_odd_parts(record.data or {})):

@@ -478,7 +478,7 @@ class PostgresDatabase:
     ) -> None:
         if not _SCHEMA_NAME.fullmatch(schema):
             raise SessionStoreError(
-                f"schema must be lowercase letters, digits and _, at most 63, got {schema!r}"
+                f"schema must be lowercase letters, digits and _, at most 63, got {schema!r:.60}"
             )
         self.schema = schema
         self._owns_pool = pool is None

@@ -185,7 +185,7 @@ def test_nothing_is_kept_where_it_is_switched_off(project):
 def test_a_wrong_word_is_refused_at_the_start(project):
     project.write_training()
     done = project.run("train.py", QUARK_SOURCES="maybe", check=False)
-    assert "QUARK_SOURCES must be one of keep, digest, off, got 'maybe'" in done.stderr
+    assert "QUARK_SOURCES must be one of 'keep', 'digest', 'off', got 'maybe'" in done.stderr
 
 
 @pytest.mark.long

@@ -568,7 +568,7 @@ def test_pyplot_stands_for_its_current_figure(artifacts):
 
 @pytest.mark.parametrize("file_format", ["jpg", "", None, 5, ["png"], "PNG"])
 def test_an_unknown_file_format(artifacts, figure, file_format):
-    with pytest.raises(quark.SchemaValidationError, match=r"^file_format must be one of png"):
+    with pytest.raises(quark.SchemaValidationError, match=r"^file_format must be one of 'png'"):
         artifacts.log_figure("f", figure, file_format=file_format)
 
 

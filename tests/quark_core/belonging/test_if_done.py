@@ -582,7 +582,7 @@ def test_a_session_a_summary_and_the_beginning_of_an_id_name_a_run(tmp_path):
 
 def test_bad_arguments_of_similar_runs_are_named(tmp_path):
     own = make(tmp_path, {"lr": 1})
-    with pytest.raises(SchemaValidationError, match="by must be one of structure, config"):
+    with pytest.raises(SchemaValidationError, match="by must be one of 'structure', 'config'"):
         quark.find_similar_runs(own, by="name", storage_dir=tmp_path)
     with pytest.raises(SchemaValidationError, match="run must be a run ID"):
         quark.find_similar_runs(3, storage_dir=tmp_path)

@@ -452,7 +452,7 @@ def test_bad_choices_are_refused_where_the_run_begins(tmp_path, monkeypatch):
         with pytest.raises(SchemaValidationError, match="capture"):
             start(tmp_path, capture=bad)
     monkeypatch.setenv("QUARK_CAPTURE", "all")
-    with pytest.raises(SchemaValidationError, match="QUARK_CAPTURE must be one of sys, fd, none"):
+    with pytest.raises(SchemaValidationError, match="QUARK_CAPTURE must be one of 'sys', 'fd', 'none'"):
         quark.start_run(project="p", storage_dir=tmp_path)
     assert not any(console_taps._sinks.values())
 

@@ -45,7 +45,7 @@ def test_a_flag_that_is_no_bool_is_refused(tmp_path):
 
 
 def test_an_unknown_severity_is_refused_when_reading(session):
-    with pytest.raises(SchemaValidationError, match=r"^severity must be one of debug"):
+    with pytest.raises(SchemaValidationError, match=r"^severity must be one of 'debug'"):
         quark.EventLogger(session).read(severity="warn")
 
 

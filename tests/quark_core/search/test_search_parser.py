@@ -356,7 +356,7 @@ def test_names_are_parameters_and_fields(where: str, fits: bool) -> None:
     ("where", "message"),
     [
         ("lr <", "expected"),
-        ("state == 'done'", "state must be one of waiting, running"),
+        ("state == 'done'", "state must be one of 'waiting', 'running'"),
         ("number == 'four'", "number is a number"),
         ("trial.lr == 1", "a trial has no field 'lr'"),
         ("min(value) < 1", "a trial has no min"),

@@ -245,7 +245,7 @@ def test_bad_arguments_are_named(options, said):
 
 @pytest.mark.parametrize("prefix", ["", "QUARK_", "quark_x", 3])
 def test_the_environment_needs_a_prefix(prefix):
-    with pytest.raises(SchemaValidationError, match="prefix must be a string such as"):
+    with pytest.raises(SchemaValidationError, match="prefix must be a str such as"):
         Layers().add_environment(prefix)
 
 
