@@ -255,7 +255,7 @@ def _make_hyperband(definition: SweepDefinition, options: Mapping[str, float]) -
     budget, rate = definition.budget, options["rate"]
     if budget is None:
         raise SchemaValidationError(
-            'budget is required, the steps of a full trial: search="hyperband", budget=100'
+            "budget is required (steps of a full trial), such as budget=100"
         )
     if not _LOWEST_RATE <= rate <= _HIGHEST_RATE:
         raise SchemaValidationError(

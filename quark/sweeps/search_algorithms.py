@@ -147,7 +147,7 @@ class AshaSearch:
         _check_halving(definition, rate)
         if definition.budget is None:
             raise SchemaValidationError(
-                'budget is required, the steps of a full trial: search="asha", budget=100'
+                "budget is required (steps of a full trial), such as budget=100"
             )
         self._goal = definition.goals[0]
         self._rate = rate
@@ -256,7 +256,7 @@ class HalvingSearch(Search):
             raise SchemaValidationError(f"search: least must be at least 1, got {least!r:.60}")
         if definition.trials is None:
             raise SchemaValidationError(
-                'trials is required, their number in rung 1: search="halving", trials=27'
+                "trials is required (number of trials in rung 1), such as trials=27"
             )
         if definition.trials > MOST_TRIALS:
             raise SchemaValidationError(f"trials must be at most {MOST_TRIALS:,} for halving")

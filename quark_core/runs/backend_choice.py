@@ -207,11 +207,11 @@ def choose_primary(registry: BackendRegistry) -> BackendChoice:
     if url:
         try:
             return choose_backend(url, registry)
-        except UnknownBackendError:
+        except UnknownBackendError as error:
             shown = redact_text(url)
             raise SessionStoreError(
                 f"{settings.PERSISTENCE_URL} is not a URL of a Quark server: {shown[:100]!r}. "
-                f"Use http:// or https://, for example 'https://quark.example.org'"
+                f"Use http:// or https://, for example 'https://quark.example.org' ({error})"
             ) from None
     if settings.requires_service():
         raise SessionStoreError(

@@ -178,7 +178,7 @@ def test_a_folder_that_cannot_be_written_is_left_and_told(store, monkeypatch, ca
     assert read_by_opening(root, run_id) == 1
     assert "cannot be written" in caplog.text
     assert f"quark sync {root}" in caplog.text
-    assert "some records of this run are not in the store yet" in ask_command(root, "show", run_id)
+    assert "not everything of this run is in the store yet" in ask_command(root, "show", run_id)
     assert os.path.lexists(find_box_path(run_id, next(find_folders(root)).path.name))
     monkeypatch.undo()
     assert read_by_opening(root, run_id) == 50

@@ -323,7 +323,7 @@ def _compare_commits(before: Sequence[CodeHolder], after: Sequence[CodeHolder]) 
     lacking = dict.fromkeys(str(run.run.id) for run in everyone if run.digests.code is None)
     named = ", ".join(list(lacking)[:_MOST_NAMED]) + (" …" if len(lacking) > _MOST_NAMED else "")
     which = f"run {named} has" if len(lacking) == 1 else f"runs {named} have"
-    return CodeComparison("unknown", f"{which} has no source snapshot")
+    return CodeComparison("unknown", f"{which} no source snapshot")
 
 
 def _find_commit(run: StoredRun) -> str | None:

@@ -122,7 +122,7 @@ def tell_checks(causes: Sequence[Cause], checked: Mapping[str, Effect]) -> str |
     unchecked = [cause.place for cause in list_checkable(causes) if cause.place not in checked]
     said = []
     if guilty:
-        verb = "brings" if len(guilty) == 1 else "bring"
+        verb = "causes" if len(guilty) == 1 else "cause"
         said.append(f"{', '.join(guilty)} alone {verb} the change")
     if cleared:
         said.append(f"{', '.join(cleared)} alone {'does' if len(cleared) == 1 else 'do'} not")

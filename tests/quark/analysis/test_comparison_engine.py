@@ -226,7 +226,7 @@ def test_runs_without_metrics(tmp_path):
 
 
 @pytest.mark.sampled
-@pytest.mark.filterwarnings("ignore:metric .* is outside:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:metric .* breaks:RuntimeWarning")
 @pytest.mark.parametrize(
     "curves",
     [
@@ -252,7 +252,7 @@ def test_bad_data(tmp_path, curves):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:metric .* is outside:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:metric .* breaks:RuntimeWarning")
 def test_an_encoded_name_is_found_as_it_was_logged(tmp_path):
     one = train(tmp_path, 1, curves={"acc@1": [0.5, 0.9, 0.9, 0.9]})
     two = train(tmp_path, 2, curves={"acc@1": [0.5, 0.5, 0.9, 0.9]})
@@ -270,7 +270,7 @@ def test_a_run_that_stopped_early_is_told(tmp_path):
     result = ComparisonEngine(train(tmp_path, 2)).compare([short, train(tmp_path, 3)])
     assert result.metric_diffs[0].common_end == 19
     assert result.notes[0].endswith(
-        f"{short.run_id} and 1 more at steps 19 to 59: each run is taken by its own end."
+        f"{short.run_id} and 1 more at steps 19 to 59: each run is compared at its own end."
     )
 
 

@@ -105,13 +105,13 @@ def test_show_and_export_say_that_more_is_to_come(tmp_path, monkeypatch, journal
     monkeypatch.setenv("QUARK_JOURNAL_ONLY", journal_only)
     root, target = tmp_path / "a store", tmp_path / "out"
     run_id = run_killed(root)
-    line = f"some records of this run are not in the store yet: quark sync '{root}'"
+    line = f"not everything of this run is in the store yet: quark sync '{root}'"
     with refuse_writing(monkeypatch):
         assert call("show", run_id, "-d", root).stdout.count(line) == 1
         exported = call("export", run_id, "-f", "csv", "-o", target, "-d", root)
         assert exported.stderr.endswith(f"{line}\n")
     call("sync", root)
-    assert "some records" not in call("show", run_id, "-d", root).stdout
+    assert "not everything" not in call("show", run_id, "-d", root).stdout
     exported = call("export", run_id, "-f", "csv", "-o", target, "--force", "-d", root)
     assert exported.stderr == ""
 

@@ -84,7 +84,7 @@ def test_a_foreign_folder_is_refused(tmp_path, command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_newer_store_is_refused(tmp_path, folder, command):
     set_pragma(folder / "quark.db", "PRAGMA user_version=99")
-    assert "upgrade quark-tracker" in refuse(*command, tmp_path)
+    assert "Upgrade quark-tracker" in refuse(*command, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ STORE = ["-d", "store"]
 NO_RUN = "no run begins with 'typo' in the store PLACE/store"
 NO_PROJECT = "there is no project 'typo' in the store PLACE/store; there are 'vision'"
 NO_STORE = "no Quark store in"
-NO_SERVICE = "does not exist: --store"
+NO_SERVICE = "does not exist. --store"
 SERVICE = ["--store", "sqlite:///typo/service.db"]
 TYPOS = [
     # a store
@@ -178,7 +178,7 @@ TYPOS = [
         (["compare", "r1", "r2", *STORE, "-t", *words], said)
         for words, said in (
             (["zebra", "at_least", "1"], "--target: none of the runs has metric 'zebra'; there"),
-            (["ac", "at_least", "1"], "none of the runs has metric 'ac'; near it: 'acc'"),
+            (["ac", "at_least", "1"], "none of the runs has metric 'ac'; similar names: 'acc'"),
             (["loss", "below", "1"], "'below' is not one of"),
             (["loss", "at_most", "x"], "'x' is not a valid float"),
             (["loss", "at_most", "nan"], "--target: target_value must be a finite"),

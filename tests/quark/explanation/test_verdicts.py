@@ -66,7 +66,7 @@ def test_a_shorter_schedule_is_taken_by_its_own_end_and_only_common_points_are_c
     assert found.first_difference.manner == "identical"
     assert found.first_difference.summary.startswith("all 38 common points")
     assert found.notes[0] == f"{long} ends at step 227, {short} at step 37: " \
-        "each run is taken by its own end."  # fmt: skip
+        "each run is compared at its own end."  # fmt: skip
     back = project.explain(short, long)
     assert back.first_difference.equal_points == 38
 

@@ -114,7 +114,7 @@ def test_a_server_that_dies_in_the_middle_leaves_nothing_twice(uri, take, read_p
     monkeypatch.setattr("quark.importing.sources.mlflow.PORTION_POINTS", 10)
     first, second = take("mlflow", uri, status=1)
     assert "does not answer" in first["failure"]
-    assert "import it again" in second["failure"]
+    assert "Import again" in second["failure"]
     assert calls == ["a", "b"]
     monkeypatch.setattr(Server, "load_points", load)
     first, second = take("mlflow", uri)

@@ -99,7 +99,7 @@ def tell(cache):
         (
             "WIDTH = 3",
             "WIDTH = (",
-            ("m.py differs, and no more is known: SyntaxError while it was read", True),
+            ("m.py differs, details unknown: reading it raised SyntaxError", True),
         ),
     ],
 )

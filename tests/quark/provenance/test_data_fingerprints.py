@@ -198,7 +198,7 @@ def test_what_has_no_end_is_refused_with_what_to_do(session):
     for source in (Endless(), iter([1]), (n for n in [1]), torch.utils.data.DataLoader([1])):
         with pytest.raises(quark.SchemaValidationError, match="watch_data"):
             session.fingerprint_data("train", source)
-    with pytest.raises(quark.SchemaValidationError, match="plugins can add types"):
+    with pytest.raises(quark.SchemaValidationError, match="Plugins can add types"):
         session.fingerprint_data("train", object())
     with pytest.raises(quark.SchemaValidationError, match="level must be"):
         session.fingerprint_data("train", [1], level="all")

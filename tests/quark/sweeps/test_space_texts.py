@@ -43,11 +43,11 @@ def test_a_setting_is_a_range_or_choices(text, name, values):
         ("lr=log:a:1", "--set lr: 'a' is no finite number"),
         ("lr=uniform:0:inf", "--set lr: 'inf' is no finite number"),
         ("lr=uniform:1:0", "--set lr: low must be below high"),
-        ("n=int:1:2.5", "--set n: 2.5 is no whole number"),
+        ("n=int:1:2.5", "--set n: 2.5 is not a whole number"),
         ("n=int:1:4:0", "--set n: count must be"),
-        ("lr=lgo:1e-5:1e-1", "--set lr: there is no range 'lgo'; it must be log:LOW:HIGH"),
-        ("n=Int:1:4", "--set n: there is no range 'Int'"),
-        ("n=linear:1:4:3", "--set n: there is no range 'linear'"),
+        ("lr=lgo:1e-5:1e-1", "--set lr: the range 'lgo' does not exist. Use log:LOW:HIGH"),
+        ("n=Int:1:4", "--set n: the range 'Int' does not exist"),
+        ("n=linear:1:4:3", "--set n: the range 'linear' does not exist"),
     ],
 )
 def test_what_is_no_setting_is_told_by_its_name(text, said):

@@ -335,7 +335,9 @@ def test_a_sweep_is_joined_by_its_name(open_sweep, root):
 
 def test_another_definition_under_one_name_is_refused_by_its_place(open_sweep):
     open_sweep()
-    with pytest.raises(SchemaValidationError, match=r"it is another one: seed is 0 there, and 1"):
+    with pytest.raises(
+        SchemaValidationError, match=r"already exists with a different definition: seed is 0, not 1"
+    ):
         open_sweep(seed=1)
     with pytest.raises(SchemaValidationError, match=r"space\['lr'\] is"):
         open_sweep(space={**SPACE, "lr": [1.0]})
@@ -360,7 +362,7 @@ def test_a_setting_other_than_the_parameter_is_told(open_sweep, caplog):
     assert config["lr"] == 0.5
     assert config["model"] == {"layers": 4}
     assert "model.layers" not in config
-    assert "has lr = 0.1, and the run's config says 0.5" in caplog.text
+    assert "has lr = 0.1, but the run's config has 0.5" in caplog.text
 
 
 def test_a_stop_at_a_rung_is_asked_for_in_the_loop(open_sweep):

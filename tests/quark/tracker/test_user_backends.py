@@ -154,7 +154,7 @@ def test_a_backend_that_raises_is_told_of_once_and_called_again(said, read, erro
     ("error", "text"),
     [
         (ImportError("No module named 'x'"), "not available (missing dependency: No module"),
-        (RuntimeError("no key"), "could not be made: RuntimeError: no key"),
+        (RuntimeError("no key"), "was not created: RuntimeError: no key"),
         (SystemExit(1), "was not created: SystemExit: 1"),
     ],
 )

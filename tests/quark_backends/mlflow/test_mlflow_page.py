@@ -8,7 +8,7 @@ from quark.page.routes.page_source import open_source
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.filterwarnings("ignore:metric .* is outside Quark's naming rule:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:metric .* breaks Quark's naming rule:RuntimeWarning"),
 ]
 
 

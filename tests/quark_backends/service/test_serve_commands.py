@@ -64,7 +64,7 @@ def test_a_look_makes_no_store(tmp_path, store, monkeypatch):
         *(["db", "version"], ["db", "upgrade"], ["db", "backup", "copy"]),
     ):
         for option in (["--store", store], []):
-            with pytest.raises(SessionStoreError, match=r"service\.db does not exist: --store"):
+            with pytest.raises(SessionStoreError, match=r"service\.db does not exist. --store"):
                 run(*command, *option)
     assert list(tmp_path.iterdir()) == []
 
@@ -262,7 +262,7 @@ def test_a_store_that_was_open_to_others_is_so_no_more(tmp_path, open_umask):
     assert [path.stat().st_mode & 0o077 for path in own[:2]] == [0, 0]
     # Chosen by people: they are told.
     assert elsewhere.stat().st_mode & 0o777 == folder.stat().st_mode & 0o777 == 0o755
-    assert f"look into {elsewhere} (mode 755): `chmod 700` it" in log
+    assert f"can read {elsewhere} (mode 755). To prevent this, run `chmod 700` on it" in log
     assert f"{own[0]} was open to other users (mode 644)" in log
     deployment = Deployment(ServiceConfig(store_url=store))
     assert [said.split()[0] for said in deployment.make_private()] == [str(own[2])]
@@ -296,7 +296,7 @@ def test_older_and_newer_databases_are_refused(tmp_path, store):
     connection.close()
     done = serve("--store", store, "--port", "0")
     assert done.returncode == 1
-    said = f"version 7, this Quark knows {CONTROL_VERSION}: upgrade quark-tracker"
+    said = f"version 7, but this Quark supports up to {CONTROL_VERSION}. Upgrade quark-tracker"
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 

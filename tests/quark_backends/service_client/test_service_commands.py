@@ -96,7 +96,7 @@ def test_sync_and_doctor(invoke, proxied, tmp_path, monkeypatch):
     proxied.set_mode("pass")
     # Whoever reads first delivers what waits.
     shown = invoke("show", session.run_id, "-d", tmp_path / "vision")
-    assert "some records of this run" not in shown
+    assert "not everything of this run" not in shown
     invoke("sync", tmp_path / "vision")
     assert recovery.survey(tmp_path / "vision") == []
     assert "Nothing waits" in invoke("sync", tmp_path / "vision")

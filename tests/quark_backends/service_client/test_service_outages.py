@@ -186,7 +186,7 @@ def test_what_is_no_quark_service_is_said(replying):
         + page
     )
     with pytest.raises(
-        SessionStoreError, match=r"not from a Quark server .* check the host and the path"
+        SessionStoreError, match=r"not from a Quark server .* Check the host and the path"
     ):
         backend.list_runs()
     backend = replying(

@@ -158,7 +158,7 @@ def test_the_scope_decides(invoke, make_run, here, service, tmp_path, monkeypatc
     said = refused(invoke, "gc", "-y", *here, kind=StoreUnauthorizedError)
     assert "does not have the scope 'admin'" in str(said)
     # Such a key trains nothing, and is told so at once.
-    with pytest.raises(StoreUnauthorizedError, match="scope ingest"):
+    with pytest.raises(StoreUnauthorizedError, match="scope 'ingest'"):
         quark.start_run(project="p", storage_dir=tmp_path / "vision")
     assert list_trash(invoke, here) == [run_id]
     monkeypatch.setenv("QUARK_USER_KEY", keys["admin"])

@@ -250,7 +250,7 @@ def assert_told(artifacts, record, place):
     assert artifacts.read(artifact_id=record.id) == (record,)
     for call in (artifacts.load, artifacts.open):
         for artifact in (record, record.id):
-            with pytest.raises(quark.ArtifactNotFoundError, match="not kept: No space left"):
+            with pytest.raises(quark.ArtifactNotFoundError, match="not stored: No space left"):
                 call(artifact)
 
 

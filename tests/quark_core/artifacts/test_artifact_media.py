@@ -106,7 +106,7 @@ def test_frames_that_are_none_are_refused(artifacts, monkeypatch):
         (sizes, r"frames\[1\]"),
         ({"a": 1}, "frames"),
         (np.zeros((4, 8)), r"^frames\[0\] must have the shape"),
-        (np.full((2, 8, 8, 3), 300), r"^frames\[0\] has integers from 300 to 300; .* 0 to 255$"),
+        (np.full((2, 8, 8, 3), 300), r"^frames\[0\] has integers from 300 to 300, .* 0 to 255$"),
         ([sizes[0], "no frame"], r"^frames\[1\] must be a PIL image"),
         (3, "frames"),
     ):
@@ -245,9 +245,9 @@ def test_a_mask_is_read_back_as_the_classes_it_had(artifacts, mask, encoding):
     ("arguments", "word"),
     [
         ({"masks": np.zeros((40, 61), dtype=int)}, "40 high and 60 wide"),
-        ({"masks": np.full((40, 60), 0.5)}, "whole"),
+        ({"masks": np.full((40, 60), 0.5)}, "integers"),
         ({"masks": np.full((40, 60), -1)}, "classes from -1"),
-        ({"masks": np.full((40, 60), "a")}, "classes"),
+        ({"masks": np.full((40, 60), "a")}, "class numbers"),
         ({"boxes": [[1, 2, 3]]}, r"boxes\['boxes'\]\[0\]"),
         ({"boxes": 3}, "boxes"),
         ({"boxes": [["a", 1, 2, 3]]}, "numbers"),

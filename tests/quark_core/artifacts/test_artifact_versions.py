@@ -85,7 +85,9 @@ def test_versions_are_counted_through_the_runs_of_a_project(begin, tmp_path):
     ):  # fmt: skip
         assert user.use_artifact(name).read() == payload, name
     assert user.use_artifact("model", project="other").read() == b"z"
-    with pytest.raises(ArtifactNotFoundError, match=r"no 'model:v3' in .*: there is best, latest"):
+    with pytest.raises(
+        ArtifactNotFoundError, match=r"no 'model:v3' in .*: its aliases are best, latest"
+    ):
         user.use_artifact("model:v3")
     with pytest.raises(ArtifactNotFoundError, match="no artifact 'modle'"):
         user.use_artifact("modle:best")

@@ -88,7 +88,7 @@ def test_backends_of_a_wrong_type_are_refused(registry, backends):
 
 @pytest.mark.parametrize("backends", ["absent", "csv,absent:x", "1bad", "/tmp/out", "https://h/x"])
 def test_what_nothing_answers_to_is_refused(registry, backends):
-    with pytest.raises(UnknownBackendError, match="installed: csv, embedded"):
+    with pytest.raises(UnknownBackendError, match="installed: 'csv', 'embedded'"):
         plan_backends(backends, ZERO, registry)
 
 
@@ -148,7 +148,7 @@ def test_requiring_the_service_without_its_url_is_an_error(registry, monkeypatch
 def test_a_service_that_is_not_installed_is_an_error(registry, monkeypatch, required):
     monkeypatch.setenv("QUARK_REQUIRE_SERVICE", required)
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", "https://quark.example.org")
-    with pytest.raises(SessionStoreError, match=r"QUARK_PERSISTENCE_URL.*install quark-tracker"):
+    with pytest.raises(SessionStoreError, match=r"QUARK_PERSISTENCE_URL.*reinstall quark-tracker"):
         plan_backends(None, ZERO, registry)
 
 

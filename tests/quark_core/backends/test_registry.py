@@ -21,7 +21,7 @@ BROKEN = {
     "import": ("raise ImportError('no client')", "import failed: ImportError: no client"),
     "exit": ("import sys; sys.exit(3)", "import failed: SystemExit: 3"),
     "syntax": ("def", "import failed: SyntaxError: invalid syntax"),
-    "a text": (HOOK + "return ['csv2']", "it declared a str, not a BackendDefinition"),
+    "a text": (HOOK + "return ['csv2']", "it declares  str, not a BackendDefinition"),
     "nothing": (HOOK + "return None", "TypeError: 'NoneType' object is not iterable"),
     "version": (HOOK + "return [define('broken', api_version=99)]", "it uses version 99 of"),
     "taken": (HOOK + "return [define('csv')]", "its name is already used by quark-tracker"),
@@ -133,7 +133,9 @@ def test_a_scheme_belongs_to_the_first_that_took_it(plugin, define):
 def test_an_unknown_name_lists_what_is_installed(registry):
     with pytest.raises(UnknownBackendError) as raised:
         registry.find("absent")
-    assert "'absent' (installed: csv, embedded)" in str(raised.value)
+    assert "'absent' is not an installed backend (installed: 'csv', 'embedded')" in str(
+        raised.value
+    )
     assert "pip install" not in str(raised.value)
     assert raised.value.backend == "absent"
 
@@ -143,7 +145,7 @@ def test_an_absent_backend_of_an_extra_says_what_to_install(registry, name):
     with pytest.raises(UnknownBackendError) as raised:
         registry.find(name)
     assert f'pip install "quark-tracker[{name}]"' in str(raised.value)
-    assert "csv, embedded" in str(raised.value)
+    assert "'csv', 'embedded'" in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["service", "http", "https"])
@@ -193,11 +195,11 @@ class Groups(Writes):
         (Groups(), "idempotent", "implements SupportsGroups but does not declare groups"),
         (Primary(), "read idempotent", "implements SupportsPrimary but does not declare primary"),
         (Mirror(), "read generations", "declares generations without primary"),
-        (Primary(), "primary read", "declares primary without generations, idempotent: what"),
+        (Primary(), "primary read", "declares primary without generations, idempotent: findings"),
         (
             Primary(),
             "primary read idempotent",
-            "declares primary without generations: what analyze() finds would be kept nowhere",
+            "declares primary without generations: findings of analyze() cannot be stored",
         ),
     ],
 )

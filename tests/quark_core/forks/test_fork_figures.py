@@ -192,9 +192,9 @@ def test_a_step_beyond_the_parents_end_takes_all_of_it(tmp_path, parent):
         (("abcd", 1, 2), r"fork_from must be a pair"),
         (("abcd", None), r"its step must not be None"),
         (("abcd", -1), r"fork_from\[1\] must not be negative"),
-        (("../x", 1), r"fork_from\[0\] may hold"),
-        ((None, 1), r"its run must be an id, a session"),
-        ((7, 1), r"its run must be an id, a session"),
+        (("../x", 1), r"fork_from\[0\] may contain"),
+        ((None, 1), r"its run must be an ID, a session"),
+        ((7, 1), r"its run must be an ID, a session"),
         (7, r"fork_from must be a pair"),
     ],
 )

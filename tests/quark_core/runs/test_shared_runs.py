@@ -250,7 +250,7 @@ def test_a_wait_that_is_noticed_is_told_once(tmp_path, deliver, caplog):
     finally:
         logging.getLogger("quark").removeHandler(handler)
     (told,) = [each.getMessage() for each in caplog.records]
-    assert told == "run 01234567 is still being written to its mirrors: waiting for it"
+    assert told == "run 01234567 is still being written to its mirrors. Waiting for it"
 
 
 def test_no_wait_is_no_message(tmp_path, deliver, caplog):

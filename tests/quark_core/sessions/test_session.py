@@ -183,7 +183,7 @@ def test_a_killed_run_is_lost_and_can_be_resumed(tmp_path):
     run_id = kill_a_run(tmp_path)
     stored = quark.open_run(run_id, tmp_path).open_run.reader.load_run(run_id)
     assert (stored.run.status, stored.state) == ("running", "lost")
-    assert "is gone" in stored.lost_reason
+    assert "has ended" in stored.lost_reason
     with quark.resume_run(run_id=run_id, storage_dir=tmp_path) as resumed:
         assert [r.value for r in quark.MetricsLogger(resumed).read()] == [1.0]
     assert resumed.reload().status == "completed"
@@ -339,7 +339,7 @@ def test_bad_arguments_are_named_and_leave_nothing_behind(tmp_path, arguments, n
 
 @pytest.mark.parametrize("backends", ["nowhere", "csv,nowhere", ["nowhere:x"], "no where", ":x"])
 def test_unknown_backends_list_what_is_installed(tmp_path, backends):
-    expected = r"installed: csv, embedded, mlflow, service, tensorboard, wandb\)"
+    expected = r"installed: 'csv', 'embedded', 'mlflow', 'service', 'tensorboard', 'wandb'\)"
     with pytest.raises(UnknownBackendError, match=expected) as caught:
         quark.start_run(project="p", storage_dir=tmp_path, backends=backends)
     assert isinstance(caught.value, (BackendError, ValueError))
@@ -443,7 +443,7 @@ def test_the_beginning_of_an_id_is_enough_where_one_run_begins_so(log_runs):
     with pytest.raises(quark.RunNotFoundError) as caught:
         quark.open_run("dfbe8d2", root)
     assert str(caught.value) == (
-        "run_id 'dfbe8d2' fits 2 runs: dfbe8d2b00, dfbe8d2a00 \"one\"; give more of it"
+        "run_id 'dfbe8d2' matches 2 runs: dfbe8d2b00, dfbe8d2a00 \"one\". Type more characters"
     )
     assert find_mistake("absent", root).endswith("has no run with this ID")
     assert find_mistake("dfb", root).endswith(

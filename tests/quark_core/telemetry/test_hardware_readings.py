@@ -527,7 +527,7 @@ def test_which_gpu_is_meant(environ, choice, index):
 @pytest.mark.parametrize(
     ("environ", "choice", "words"),
     [
-        ({}, {"gpu_index": 4}, "gpu_index 4 does not exist; the driver shows 4 GPUs: 0, 1, 2, 3"),
+        ({}, {"gpu_index": 4}, "gpu_index 4 does not exist. The driver reports 4 GPUs: 0, 1, 2, 3"),
         ({}, {"device_index": 4}, "device index 4"),
         ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, {"device_index": 1}, "1 GPU: 1"),
         ({"CUDA_VISIBLE_DEVICES": ""}, {}, "CUDA_VISIBLE_DEVICES=''"),

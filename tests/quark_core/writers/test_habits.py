@@ -69,7 +69,7 @@ def make_circle():
     [
         ({"a/b": 1.0, "a": {"b": 2.0}}, "metrics has 'a/b' twice"),
         ({"a": {1: 2.0}}, "name of a metric must be a str, not int"),
-        (make_circle(), "32 deep"),
+        (make_circle(), "32 levels deep"),
     ],
     ids=["twice", "number", "circle"],
 )
@@ -87,7 +87,7 @@ def test_a_call_without_a_step_says_what_to_write(session, metrics):
         metrics.log({"loss": 0.5})
 
     assert str(single.value).startswith(
-        "step or epoch must be given: write metrics.log('loss', 0.5, step=step)"
+        "step or epoch is required: write metrics.log('loss', 0.5, step=step)"
     )
     assert "write metrics.log({…}, step=step)" in str(several.value)
     for each in (single, several):
@@ -371,9 +371,9 @@ def test_a_read_of_an_unknown_metric_is_empty_and_says_once_which_names_are_near
     assert read(metrics, "train/loss")
 
     assert [each.getMessage() for each in caplog.records] == [
-        f"run {session.run_id} has no metric 'los'; near it: 'train/loss', 'val/loss'; "
+        f"run {session.run_id} has no metric 'los'; similar names: 'train/loss', 'val/loss'; "
         "nothing was read",
-        f"run {session.run_id} has no metric 'meen@1'; near it: 'mean@1'; nothing was read",
+        f"run {session.run_id} has no metric 'meen@1'; similar names: 'mean@1'; nothing was read",
     ]
 
 

@@ -155,7 +155,7 @@ def test_a_layer_without_weights_says_so_once_or_is_asked_for_them(session):
     with watch(session, plain, quark.AttentionEntropy()) as watched:
         train(watched, plain, 5)
     (notice,) = list_notices(session)
-    assert "fused kernels" in notice
+    assert "Fused kernels" in notice
     assert read(session, "attention/") == {}
     with watch(
         session, asked, quark.AttentionEntropy(ask_for_weights=True, name="asked")

@@ -162,7 +162,7 @@ def test_a_forgotten_object_leaves_no_trace_in_the_optimizer(session):
         ({"near_zero_epsilon": float("nan")}, "near_zero_epsilon"),
         ({"near_zero_epsilon": "small"}, "near_zero_epsilon"),
         ({"distribution_types": "value"}, "distribution_types must be a tuple"),
-        ({"distribution_types": ("values",)}, "value, gradient, update, got 'values'"),
+        ({"distribution_types": ("values",)}, "'value', 'gradient', 'update', got 'values'"),
         ({"capture_distributions": True, "distribution_types": ()}, "distribution_types"),
         ({"include_parameter_patterns": ("(",)}, "include_parameter_patterns has .* '\\('"),
         ({"exclude_parameter_patterns": (3,)}, "exclude_parameter_patterns must be a tuple of str"),

@@ -109,7 +109,7 @@ def test_a_file_may_be_named_on_the_command_line_or_be_absent(tmp_path):
     ("name", "content", "said"),
     [
         ("x.json", b'{"a": 1, "a": 2}', "'a' occurs twice"),
-        ("x.json", b"[1]", "holds a list; a configuration is a mapping"),
+        ("x.json", b"[1]", "contains a list, but a config must be a mapping"),
         ("x.json", b"{", "cannot be read"),
         ("x.json", b"\xff\xfe", "is not UTF-8"),
         ("x.json", b'{"a":' * 60_000 + b"1" + b"}" * 60_000, "nested too deep"),
