@@ -291,7 +291,7 @@ def test_a_backup_that_is_killed_half_way_is_none(tmp_path):
         for part in tmp_path.glob(f".{target.name}.part-*"):
             shutil.rmtree(part) if (part / "backup.json").exists() else None
         for part in tmp_path.glob(f".{target.name}.part-*"):
-            with pytest.raises(SessionStoreError, match="is not a (complete )?backup"):
+            with pytest.raises(SessionStoreError, match=r"is not a (complete )?backup"):
                 verify_backup(part)
     assert syncs > 5
     verify_backup(target)
@@ -308,7 +308,7 @@ def test_what_is_there_is_not_overwritten(tmp_path):
     with pytest.raises(SessionStoreError, match="no Quark store in"):
         call("backup", "-d", tmp_path / "there", tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "there"]
-    with pytest.raises(SessionStoreError, match="is not a (complete )?backup"):
+    with pytest.raises(SessionStoreError, match=r"is not a (complete )?backup"):
         call("backup", "--verify", tmp_path / "there")
 
 

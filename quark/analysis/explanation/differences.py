@@ -291,7 +291,7 @@ def _tell(difference: Difference, before: str | None, after: str | None) -> Diff
     if before == after:
         said = f"by {after} on both sides"
     else:
-        said = "by {after or 'an unknown value'}, before by {before or 'an unknown value'}"
+        said = f"by {after or 'an unknown value'}, before by {before or 'an unknown value'}"
     words = f"{difference.words}; set {said}" if difference.words else f"set {said}"
     return replace(difference, words=words)
 

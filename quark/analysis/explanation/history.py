@@ -47,7 +47,7 @@ _FOLLOWS = 0.899
 """Rank correlation from which on results follow a number, as they do a setting's."""
 
 _UNNAMED = re.compile(r"argv (#\d+|[A-Za-z])$")
-_ASSUMED = re.compile(r"(argument (\d+)|-(\w)) is taken for the seed")
+_ASSUMED = re.compile(r"(argument (\d+)|-(\w)) is treated as the seed")
 _MOST_DIGITS = 20
 
 

@@ -374,7 +374,7 @@ async def hold_body(
     if encoding not in ENCODINGS:
         raise ServiceFailure(
             ErrorCode.UNSUPPORTED,
-            f"Content-Encoding must be {{' or '.join(ENCODINGS)}}, not {encoding!r:.60}",
+            f"Content-Encoding must be {' or '.join(ENCODINGS)}, not {encoding!r:.60}",
             field="Content-Encoding",
         )
     declared = _find_length(request)

@@ -82,7 +82,7 @@ def test_a_broken_command_says_why_and_spoils_no_other(add_commands, place, reas
     [
         ({"runs": "greetings:greet"}, "it is a command of Quark"),
         ({"greet": "greetings:greet"}, "the plugin 'greetings' has it"),
-        ({"Greet All": "greetings:greet"}, "must be one lowercase word"),
+        ({"Greet All": "greetings:greet"}, "it is not a lowercase word"),
         ({"other": "greetings"}, "it is at 'greetings', not at 'module:attribute'"),
         ({"other": greet}, "not at 'module:attribute'"),
         (7, "a int is not a mapping"),

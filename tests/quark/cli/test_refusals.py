@@ -151,7 +151,7 @@ TYPOS = [
     (["compare", "r1,,r2", "r2", *STORE], "between two commas there must be a run"),
     (["why", "r1,r2", "r2", *STORE, "--check", "2"], "--check takes one run on each side"),
     # a metric, a rule, a project, a group, an artifact, a sweep
-    (["analyze", "r1", *STORE, "--objective", "zebra"], "no metric 'zebra'; there are"),
+    (["analyze", "r1", *STORE, "--objective", "zebra"], "no metric 'zebra'; the metrics are"),
     (["analyze", "r1", *STORE, "--objective", "los"], "similar names: 'train/loss'"),
     *(
         (["analyze", "r1", *STORE, *words], said)
@@ -168,7 +168,7 @@ TYPOS = [
     *(
         (["follow", "r1", *STORE, "--once", *words], said)
         for words, said in (
-            (["-m", "zebra"], "--metric: the run has no metric 'zebra'; there are"),
+            (["-m", "zebra"], "--metric: the run has no metric 'zebra'; the metrics are"),
             (["-m", "los"], "--metric: the run has no metric 'los'; similar names: 'train/loss'"),
             (["-m", ""], "--metric"),
             (["--interval", "0"], "--interval"),
@@ -177,7 +177,10 @@ TYPOS = [
     *(
         (["compare", "r1", "r2", *STORE, "-t", *words], said)
         for words, said in (
-            (["zebra", "at_least", "1"], "--target: none of the runs has metric 'zebra'; there"),
+            (
+                ["zebra", "at_least", "1"],
+                "--target: none of the runs has metric 'zebra'; the metrics",
+            ),
             (["ac", "at_least", "1"], "none of the runs has metric 'ac'; similar names: 'acc'"),
             (["loss", "below", "1"], "'below' is not one of"),
             (["loss", "at_most", "x"], "'x' is not a valid float"),
@@ -208,7 +211,7 @@ TYPOS = [
         )
     ),
     (["du", *STORE, "--limit", "-1"], "--limit"),
-    (["groups", *STORE, "--metric", "lossless"], "mode must be"),
+    (["groups", *STORE, "--metric", "lossless"], "mode is required"),
     (["edit", "r1", *STORE], "nothing to change"),
     (["edit", "r1", *STORE, "--tag", "a", "--untag", "a"], "'a' cannot be both added and removed"),
     (["edit", "r1", *STORE, "--tag", ""], "tags[0]"),
@@ -222,8 +225,8 @@ TYPOS = [
     (["ui", "store", "--no-open", "--port", "70000"], "--port"),
     (["ui", "store", "--no-open", "-d", "store"], "DIRECTORY or --storage-dir"),
     (["ui", "store", "--no-open", "--backend", "nope"], "nope"),
-    (["sweep", "show", "typo", *STORE], "sweep 'typo' does not exist in the store"),
-    (["sweep", "run", "typo", *STORE, "--", "python"], "sweep 'typo' does not exist in the store"),
+    (["sweep", "show", "typo", *STORE], "there is no sweep 'typo' in the store"),
+    (["sweep", "run", "typo", *STORE, "--", "python"], "there is no sweep 'typo' in the store"),
     # what is imported
     *(
         (["import", tool, "typo", "-d", "new"], "typo")

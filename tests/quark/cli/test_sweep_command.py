@@ -425,8 +425,8 @@ def test_the_same_sweep_again_is_that_one_and_another_one_is_refused(new, invoke
         (("run", "lr-search"), "say behind -- what to run"),
         (("run", "lr-search", "--", "no-such-program"), "'no-such-program' cannot be started"),
         (("run", "lr-search", "--", "./train.py"), "it is no program that may be run"),
-        (("show", "other"), "sweep 'other' does not exist in the store "),
-        (("pause", "other"), "sweep 'other' does not exist in the store "),
+        (("show", "other"), "there is no sweep 'other' in the store "),
+        (("pause", "other"), "there is no sweep 'other' in the store "),
         (("run", "lr-search", "--", "python", "{laers}"), "did you mean {layers}?"),
         (
             ("show", "lr-search", "-p", "another"),
@@ -436,7 +436,7 @@ def test_the_same_sweep_again_is_that_one_and_another_one_is_refused(new, invoke
         (("new", "x", "-p", "p", "--metric", "m", "--set", "lr"), "--set must be NAME=VALUES"),
         (
             ("new", "x", "-p", "p", "--metric", "m", "--set", "lr=log:0:1"),
-            "--set lr: low must be more than 0",
+            "--set lr: low must be above 0",
         ),
         (
             ("new", "x", "-p", "p", "--metric", "loss", "--set", "a=1,2", "--search", "nonsense"),
@@ -444,7 +444,7 @@ def test_the_same_sweep_again_is_that_one_and_another_one_is_refused(new, invoke
         ),
         (
             ("new", "x", "-p", "p", "--metric", "m", "--set", "a=1,2"),
-            "--mode must be 'min' or 'max'",
+            "--mode is required: pass 'min' or 'max'",
         ),
     ],
 )

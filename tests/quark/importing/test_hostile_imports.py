@@ -81,7 +81,7 @@ def test_nobody_waits_for_a_pipe(tool, name, tmp_path, take):
     place.mkdir()
     os.mkfifo(place / name)
     if tool == "trackio":
-        with pytest.raises(ImportFailure, match="no database"):
+        with pytest.raises(ImportFailure, match=r"not contain a .* database"):
             take(tool, place)
     else:
         with pytest.raises(ImportFailure, match="there are no runs"):

@@ -118,7 +118,7 @@ def test_a_file_that_has_become_shorter_is_refused_with_its_reason(tmp_path, tak
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"), [(["step,epoch", "0,1"], "no column"), ([], "no header yet")]
+    ("lines", "why"), [(["step,epoch", "0,1"], "no numeric column"), ([], "no header yet")]
 )
 def test_a_table_without_metrics_fails_alone(tmp_path, take, lines, why):
     folder = tmp_path / "tables"

@@ -117,7 +117,7 @@ def test_none_keeps_nothing(registry, monkeypatch):
         assert (plan.primary, plan.mirrors, plan.specifications) == (None, (), ())
     monkeypatch.setenv("QUARK_BACKENDS", "none")
     assert plan_backends(None, ZERO, registry).primary is None
-    with pytest.raises(UnknownBackendError, match="stores nothing. Remove it, or pass csv"):
+    with pytest.raises(UnknownBackendError, match=r"stores nothing\. Remove it, or pass csv"):
         plan_backends("none,csv", ZERO, registry)
 
 

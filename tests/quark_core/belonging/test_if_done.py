@@ -172,7 +172,7 @@ def test_a_run_that_is_at_it_now_counts_as_done(root):
 
 
 def test_words_that_nobody_knows_are_refused(tmp_path):
-    with pytest.raises(SchemaValidationError, match="if_done must be one of 'skip', 'resume', 'again'"):
+    with pytest.raises(SchemaValidationError, match="one of 'skip', 'resume', 'again'"):
         start(tmp_path, "never")
 
 

@@ -96,7 +96,7 @@ def test_a_strict_run_refuses_what_is_not_finite(tmp_path):
 
 
 def test_bad_arguments_are_named(metrics):
-    with pytest.raises(quark.SchemaValidationError, match="keep must be one of 'stat', 'ring', 'value'"):
+    with pytest.raises(quark.SchemaValidationError, match="one of 'stat', 'ring', 'value'"):
         metrics.aggregate("x", 1.0, keep="mean")
     with pytest.raises(quark.SchemaValidationError, match="key must be a str"):
         metrics.aggregate(None, 1.0)

@@ -113,7 +113,7 @@ function findKind(line) {
   return { "+": "line-added", "-": "line-removed", "@": "line-place" }[line.slice(0, 1)] ?? "";
 }
 
-/** Changes in the code of two sides differs in. @param {{ judged: string, baseline: string, names: [string, string], version: number }} props */
+/** The differences in the code of two sides. @param {{ judged: string, baseline: string, names: [string, string], version: number }} props */
 export function SourceDiffs({ judged, baseline, names, version }) {
   const side = [judged, baseline];
   const found = useAnswer("api/compare/sources", { side }, version);

@@ -117,7 +117,7 @@ def test_a_file_may_be_named_on_the_command_line_or_be_absent(tmp_path):
         ("x.json", b'{"a": [' + b"1," * 200_000 + b"1]}", "more than 100,000 values"),
         ("x.json", b" " * 4_000_001, "more than 4 MB"),
         ("x.toml", b"a = 1\na = 2", "cannot be read"),
-        ("x.ini", b"", "ends with .json, .toml, .yaml, .yml"),
+        ("x.ini", b"", "end with .json, .toml, .yaml, .yml"),
         ("x.yaml", b"a: 1\nb: 2\na: 3\n", "line 3: the key 'a' occurs twice"),
         ("x.yaml", b"a: !!python/object/apply:os.system ['true']\n", "could not determine"),
         ("x.yaml", b"a: !!python/name:os.system\n", "could not determine"),

@@ -97,7 +97,7 @@ def test_a_circle_is_named():
     write(layers, "a", {}, after="b")
     write(layers, "b", {}, after="c")
     write(layers, "c", {}, after="a")
-    with pytest.raises(SchemaValidationError, match=r"in a circle: a -> b -> c -> a"):
+    with pytest.raises(SchemaValidationError, match=r"circular: a -> b -> c -> a"):
         layers.resolve(["a"])
 
 
@@ -110,7 +110,7 @@ def test_no_layer_comes_after_one_that_is_applied_later(tmp_path):
     layers = Layers()
     write(layers, "lonely", {}, after="nobdy")
     write(layers, "nobody", {})
-    with pytest.raises(SchemaValidationError, match="no layer; did you mean 'nobody'"):
+    with pytest.raises(SchemaValidationError, match="not a layer; did you mean 'nobody'"):
         layers.resolve(["lonely"])
 
 
