@@ -426,9 +426,9 @@ def replay_run(
     idempotent = Capability.IDEMPOTENT in definition.capabilities
     if known is not None and not idempotent:
         raise InvalidRunStateError(
-            f"{place} was a mirror of run {run_id} and cannot tell a batch that comes twice: "
-            "what it has acknowledged would be there twice. What still waits for it, "
-            "`quark sync` delivers"
+            f"{place} was a mirror of run {run_id} and cannot detect duplicate batches, so a "
+            "replay would duplicate its records. `quark sync` delivers the records that still "
+            "wait for it"
         )
     # What analyzers find later is sent there too.
     remember([choice], storage_dir)
@@ -437,7 +437,7 @@ def replay_run(
         present = _list_present(mirror, run_id)
         if present and not idempotent:
             raise InvalidRunStateError(
-                f"{place} has records of run {run_id} and cannot tell a batch that comes twice"
+                f"{place} has records of run {run_id} and cannot detect duplicate batches"
             )
         writers = _list_writers(primary, run_id)
         generations = load_generations(primary, run_id)
@@ -483,12 +483,12 @@ def _check_run(primary: object, stored: StoredRun) -> SupportsReplay:
     """Refuse a run whose batches the primary does not give back, or that is being written."""
     if not isinstance(primary, SupportsReplay):
         raise SessionStoreError(
-            "the run's primary store does not give batches back, so there is nothing to replay"
+            "the run's primary store cannot return batches, so they cannot be replayed"
         )
     if stored.state == "running":
         raise InvalidRunStateError(
-            f"run {stored.run.id} is being written: its own process delivers to its mirrors; "
-            "replay it when it has ended"
+            f"run {stored.run.id} is running, and its own process delivers to its mirrors. "
+            "Replay it when it has ended"
         )
     return primary
 

@@ -1,4 +1,4 @@
-"""What is said of projects and groups: `quark.project(name).update(…)`, and what runs inherit."""
+"""Descriptions of projects and groups: `quark.project(name).update(…)`, and inherited values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the backends that come with Quark are declared: a definition, and what it loads late.
+"""Declaration of the backends that come with Quark, with lazy imports.
 
 A declaration must be cheap, so all that it leads to is imported when it is first called.
 """

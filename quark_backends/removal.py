@@ -1,4 +1,4 @@
-"""How a backend hands measuring and removing runs on to whatever does it."""
+"""Delegation of a backend's measuring and removing of runs."""
 
 from __future__ import annotations
 

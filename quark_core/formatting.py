@@ -1,4 +1,4 @@
-"""How durations, sizes and values are written for people, the same on each surface.
+"""Formats of durations, sizes and values for people, the same on each surface.
 
 The page writes them in JavaScript: `quark/page/static/pages/texts.js`. The tests of both read one
 table of cases, `tests/quark/formats.json`.

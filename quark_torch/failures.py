@@ -77,7 +77,7 @@ class InstrumentationNotices:
             (where, type(error)),
             "instrumentation_failed",
             "error",
-            f"{self._component}: {where}; training goes on: {reason}",
+            f"{self._component}: {where}; training continues: {reason}",
             step,
             {"where": where, "reason": reason},
         )

@@ -41,7 +41,7 @@ class HookScheduleConfig:
         given: object = self.explicit_steps
         if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
             raise SchemaValidationError(
-                f"explicit_steps must be an iterable of steps, not a {type(given).__name__}"
+                f"explicit_steps must be an iterable of steps, not {type(given).__name__}"
             )
         steps = tuple(_require(step, "explicit_steps") for step in given)
         for name, value in (

@@ -229,7 +229,7 @@ class StepFlops:
         self._flops: float | None = None
         self._is_done = any(place.is_compiled for place in name_modules(model))
         if self._is_done:
-            self._tell("the model is compiled, and what runs in it cannot be counted")
+            self._tell("the model is compiled, so its operations cannot be counted")
 
     def __call__(self) -> float | None:
         """FLOPs of a step; None as long as that is not known."""
@@ -266,12 +266,12 @@ class StepFlops:
         if mode.flops:
             self._flops = float(mode.flops)
         else:
-            self._tell("no matrix product, convolution or attention was seen in the counted step")
+            self._tell("the counted step had no matrix product, convolution or attention")
 
     def _tell(self, reason: str) -> None:
         self._notices.warn(
             "flops_not_counted",
-            f"FLOPs of a step are not known: {reason}; give flops_per_step as a number, or "
+            f"the FLOPs of a step are unknown: {reason}. Pass flops_per_step as a number, or "
             "flops_per_token",
         )
 

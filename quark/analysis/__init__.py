@@ -1,1 +1,1 @@
-"""What analyzers make of a run's records: alerts, health scores, phases and comparisons."""
+"""The analyzers: alerts, health scores, phases and comparisons from a run's records."""

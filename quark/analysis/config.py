@@ -39,10 +39,12 @@ class NotedThresholds:
                 )
             if not isfinite(value) or value < 0:
                 raise SchemaValidationError(
-                    f"{item.name} must be finite and not negative, got {value!r}"
+                    f"{item.name} must be finite and not negative, got {value!r:.60}"
                 )
             if item.type == "int" and value != int(value):
-                raise SchemaValidationError(f"{item.name} must be a whole number, got {value!r}")
+                raise SchemaValidationError(
+                    f"{item.name} must be a whole number, got {value!r:.60}"
+                )
 
     @property
     def passed(self) -> frozenset[str]:
@@ -233,11 +235,11 @@ def check_texts(values: object, argument: str) -> tuple[str, ...]:
         SchemaValidationError: One text in place of several, or something else.
     """
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise SchemaValidationError(f"{argument} must be a tuple of texts, got {values!r:.60}")
+        raise SchemaValidationError(f"{argument} must be a tuple of str, got {values!r:.60}")
     texts = tuple(values)
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise SchemaValidationError(f"{argument} must hold non-empty texts, got {text!r:.60}")
+            raise SchemaValidationError(f"{argument} must contain non-empty str, got {text!r:.60}")
     return texts
 
 
@@ -329,7 +331,7 @@ class MetricTargetSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.metric_key, str) or not self.metric_key:
-            raise SchemaValidationError("metric_key must be a metric's name, a str that is not ''")
+            raise SchemaValidationError("metric_key must be a metric name, a non-empty str")
         _check_number(self.target_value, "target_value")
         check_choice(self.direction, "direction", get_args(TargetDirection))
 
@@ -396,7 +398,7 @@ class ComparisonEngineConfig:
         for name in ("headline_share", "error_rate", "tail_fraction", "alert_window"):
             value = _check_number(getattr(self, name), name)
             if not 0 < value < 1:
-                raise SchemaValidationError(f"{name} must lie between 0 and 1, got {value}")
+                raise SchemaValidationError(f"{name} must be between 0 and 1, got {value}")
         for name in ("relative_tolerance", "rate_tolerance"):
             _check_not_negative(getattr(self, name), name)
         if _check_number(self.layer_factor, "layer_factor") <= 1:

@@ -1,4 +1,4 @@
-"""Whether a training that goes on is broken: what it lost, and what others like it had by then.
+"""Detection of broken running runs: their loss of progress, compared with similar runs.
 
 A search gives the time of a trial that is broken to another one, so that the question is harder
 than that of an alert: what is stopped never shows that it would have come round. So only three

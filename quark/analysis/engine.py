@@ -312,11 +312,13 @@ def _check_verdict(answer: object) -> Verdict:
 
 def _check_finding(item: object) -> Finding:
     if not isinstance(item, Finding):
-        raise TypeError(f"findings must hold Findings, not {type(item).__name__}")
+        raise TypeError(f"findings must contain Finding objects, not {type(item).__name__}")
     if item.severity not in SEVERITIES:
-        raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}, got {item.severity!r}")
+        raise ValueError(
+            f"severity must be one of {', '.join(map(repr, SEVERITIES))}, got {item.severity!r}"
+        )
     if isnan(item.confidence):
-        raise ValueError("confidence must lie between 0 and 1, got NaN")
+        raise ValueError("confidence must be between 0 and 1, got NaN")
     for name in ("title", "fact", "inference", "suggested_check"):
         _check_text(getattr(item, name), name)
     return replace(
@@ -336,7 +338,7 @@ def _check_finding(item: object) -> Finding:
 
 def _check_evidence(piece: object) -> EvidenceRecord:
     if not isinstance(piece, EvidenceRecord):
-        raise TypeError(f"evidence must hold EvidenceRecords, not {type(piece).__name__}")
+        raise TypeError(f"evidence must contain EvidenceRecord objects, not {type(piece).__name__}")
     for name in ("kind", "source", "summary"):
         _check_text(getattr(piece, name), f"evidence: {name}")
     return msgspec.structs.replace(
@@ -362,7 +364,7 @@ def _check_figure(value: object, name: str) -> float | None:
 
 def _check_text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a text, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a str, not {type(value).__name__}")
     value.encode()
     return str(value)
 
@@ -500,7 +502,7 @@ def _explain(
         try:
             told = explain_finding(case, rule_id, finding, min(steps))
         except Exception:  # noqa: BLE001 - what was found is told in any case
-            _log.warning("no cause is told of run %s", case.run.run_id, exc_info=True)
+            _log.warning("no cause is determined for run %s", case.run.run_id, exc_info=True)
             told = finding
         explained.append((rule_id, told))
     return explained
@@ -738,8 +740,8 @@ class AnalyzerEngine:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "an AnalyzerEngine belongs to its process and cannot be pickled or copied: give the "
-            "other process session.context, and make an AnalyzerEngine of it there"
+            "an AnalyzerEngine belongs to its process and cannot be pickled or copied. Pass "
+            "session.context to the other process, and create an AnalyzerEngine from it there"
         )
 
     def _count_generations(self) -> int:
@@ -773,13 +775,13 @@ def load_baseline(against: object) -> HealthyBaseline:
     """
     given = against if isinstance(against, (list, tuple)) else (against,)
     if not given:
-        raise SchemaValidationError("against must name a run at least")
+        raise SchemaValidationError("against must contain at least one run")
     runs = [open_analysis(one).load() for one in given]
     for run in runs:
         learning = judge_learning(Case(run, AnalyzerEngineConfig()))
         if learning.state == "not_learned":
             raise SchemaValidationError(
-                f"against: run {run.run_id} did not go well, so nothing can be held against it: "
-                f"{learning.reason}; name another run"
+                f"against: run {run.run_id} is not healthy, so it cannot be a reference: "
+                f"{learning.reason}. Pass another run"
             )
     return HealthyBaseline(runs)

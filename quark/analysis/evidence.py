@@ -1,4 +1,4 @@
-"""Where the records are that show a piece of evidence, and the curve that they are.
+"""The records and curves that show a piece of evidence.
 
 A rule says in words what it saw; which records these words rest on is known of the figures
 that its texts show. So one place finds it out for every rule, also for those that others

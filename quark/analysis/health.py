@@ -379,9 +379,9 @@ _VERBS = {
 }
 _CATEGORY = "runtime"
 _END = "end"  # of the alert's metadata: the end that it tells
-_LAST_LINES = "quark logs {run_id} --events prints what it said last."
+_LAST_LINES = "`quark logs {run_id} --events` prints its last events."
 _CHECKS = {
-    "exception": "quark logs {run_id} --events prints the traceback.",
+    "exception": "`quark logs {run_id} --events` prints the traceback.",
     "out_of_memory": f"Use smaller batches, or give the job more memory. {_LAST_LINES}",
     "preempted": "Resume it, where it has kept a checkpoint.",
     "stop_request": "Resume it, or judge it by what it has up to here.",
@@ -479,7 +479,7 @@ def _describe(stored: StoredRun, last_step: int | None, time_us: int) -> AlertRe
     return AlertRecord(
         run_id, "", 0, 0, 0, time_us,
         BROKEN_OFF, _CATEGORY, _grade(stored), title, said, said,
-        "What it has recorded is of the part before: its result is not that of a whole training.",
+        "Its records end early, so its result is not that of a complete run.",
         last_step, None, None, check.format(run_id=run_id),
         (EvidenceRecord("run", "status", stored.state, step_start=last_step),),
         JsonObject({"confidence": 1.0, _END: stored.describe_end()}),

@@ -1,4 +1,4 @@
-"""Whether a run has learned something, and the caveats about how well it has learned.
+"""Checks of a run's learning: its progress, and the caveats about its result.
 
 That no rule has found anything says little: most faults have no rule. A run is
 healthy where its loss, or what the user named, got better by more than chance,

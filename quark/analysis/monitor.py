@@ -56,7 +56,7 @@ _POLL_S = 0.5
 
 def _check_arguments(steps: Any, on_alert: Any, halt_on: Any, interval: Any) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise SchemaValidationError(f"every_n_steps must be a positive integer, got {steps!r}")
+        raise SchemaValidationError(f"every_n_steps must be a positive integer, got {steps!r:.60}")
     if on_alert is not None and not callable(on_alert):
         raise SchemaValidationError(
             f"on_alert must be a function of one alert, not {type(on_alert).__name__}"
@@ -66,7 +66,7 @@ def _check_arguments(steps: Any, on_alert: Any, halt_on: Any, interval: Any) -> 
     is_number = isinstance(interval, (int, float)) and not isinstance(interval, bool)
     if not is_number or not isfinite(interval) or interval <= 0:
         raise SchemaValidationError(
-            f"min_interval_s must be a positive number of seconds, got {interval!r}"
+            f"min_interval_s must be a positive number of seconds, got {interval!r:.60}"
         )
 
 
@@ -182,7 +182,7 @@ class TrainingMonitor:
         if run.is_over:
             run.refuse("monitor")
         if run.forked:
-            raise InvalidRunStateError("monitor: a forked process has none: make it in the parent")
+            raise InvalidRunStateError("monitor: not in a forked process. Create it in the parent")
         self._poll_s = min(_POLL_S, float(min_interval_s))
         self._pace = Pace(float(min_interval_s), _SHARE)
         self._target = AnalysisTarget(RunReader.of(run))
@@ -273,7 +273,7 @@ class TrainingMonitor:
         with run.lock:
             if any(isinstance(other, TrainingMonitor) for other in list_members(run.writers)):
                 raise InvalidRunStateError(
-                    f"monitor: run {run.context.run_id} has a monitor already: close it first"
+                    f"monitor: run {run.context.run_id} already has a monitor. Close it first"
                 )
             run.add_writer(self)
         try:
@@ -288,7 +288,7 @@ class TrainingMonitor:
             self._thread.start()
         except RuntimeError as error:
             self._thread = None
-            self._tell("the thread", "it cannot be started, so nothing is looked at", error)
+            self._tell("the thread", "it cannot be started, so the run is not checked", error)
 
     def _end(self, *, run_ends: bool) -> None:
         with self._lock:
@@ -303,7 +303,7 @@ class TrainingMonitor:
                 thread.join(min(_LAST_LOOK_S, settings.exit_timeout_s()))
                 if thread.is_alive():
                     _log.warning(
-                        "run %s: the monitor's last look is not waited for any longer",
+                        "run %s: the last check of the monitor takes too long and is ended",
                         self._run.context.run_id,
                     )
         finally:
@@ -351,8 +351,8 @@ class TrainingMonitor:
             self._pace.note(now, spent_s - self._spent_s)
             self._spent_s = spent_s
             if self._pace.spacing_s > _SLOW_S:
-                self._tell("pace", f"looks come {self._pace.spacing_s:.0f} s apart, so that they "
-                           "take a twentieth of the time")  # fmt: skip
+                pace = f"checks run every {self._pace.spacing_s:.0f} s to take 5 % of the time"
+                self._tell("pace", pace)
         except SessionStoreError as error:
             self._tell("the store", "it cannot be read now", error)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not end the watch
@@ -393,8 +393,8 @@ class TrainingMonitor:
 
     def _halt(self, alert: AlertRecord) -> None:
         error = TrainingHalted(
-            f"the monitor halts the training: {alert.summary} {alert.fact} "
-            f"({alert.rule_id}, {alert.severity}; this call was not accepted, the next one is)",
+            f"the monitor halts the training: {alert.summary} {alert.fact} ({alert.rule_id}, "
+            f"{alert.severity}; this call was not logged, the next one is)",
             alert,
         )
         # What on_alert logs is not the training.
@@ -456,7 +456,7 @@ def _rank(alert: AlertRecord) -> int:
 
 def _find_refusal(run: OpenRun) -> str | None:
     if not run.leads:
-        return f"this is rank {run.origin.rank}, and it looks on rank 0"
+        return f"this is rank {run.origin.rank}, and the monitor runs on rank 0"
     if not run.stream.active:
-        return "nothing of the run is kept"
+        return "the run stores nothing"
     return None

@@ -104,8 +104,8 @@ def mirror_outputs(run: RunReader, outputs: Mapping[str, Sequence[StreamRecord]]
         _mirror(run, outputs)
     except Exception as error:  # noqa: BLE001 - a mirror must not fail an analysis
         _log.warning(
-            "run %s: what was found does not reach the run's mirrors (%s); "
-            "once that is mended: quark mirror replay %s",
+            "run %s: the findings cannot be delivered to the run's mirrors (%s). When that is "
+            "fixed, run: quark mirror replay %s",
             run.context.run_id,
             error,
             run.context.run_id,
@@ -165,8 +165,8 @@ def _deliver(run: RunReader, run_path: Path, timeout_s: float) -> None:
     reason = deliver_outputs(journal_directory(run_path, run_id), open_lane, timeout_s)
     if reason is not None:
         _log.warning(
-            "run %s: what was found is stored, but waits for the run's mirrors (%s); "
-            "deliver it with: quark sync %s",
+            "run %s: the findings are stored, but wait for the run's mirrors (%s). To deliver "
+            "them, run: quark sync %s",
             run_id,
             reason,
             run.context.storage_dir,
@@ -196,10 +196,10 @@ class AnalysisTarget:
         self.run_id = run.run_id or ""
         self.refusal: str | None = None
         if run.reader is None or not self.run_id:
-            self.refusal = "this process keeps nothing of the run that could be read back"
+            self.refusal = "this process stores nothing of the run that could be read back"
         elif not isinstance(run.reader, SupportsGenerations):
             name = type(run.reader).__name__
-            self.refusal = f"{name} can be read but keeps no outputs of analyzers"
+            self.refusal = f"{name} can be read but does not store outputs of analyzers"
 
     @property
     def context(self) -> RunContext:
@@ -224,7 +224,7 @@ class AnalysisTarget:
         if store is not None and not isinstance(store, bool):
             raise SchemaValidationError("store must be True, False or None")
         if store is False:
-            return "store=False was asked for"
+            return "store=False was passed"
         if self.refusal is None and store is None and self.run.context.read_only:
             return "the run was opened for reading only; analyze(store=True) stores them"
         return self.refusal
@@ -281,7 +281,7 @@ class AnalysisTarget:
             return Columns.empty(kind)
         if not isinstance(reader, SupportsGenerations):
             raise SessionStoreError(
-                f"run_id {self.run_id}: {self.refusal}; use what analyze() returns"
+                f"run_id {self.run_id}: {self.refusal}. Use the return value of analyze()"
             )
         return reader.read_outputs(self.run_id, kind, analyzer)
 

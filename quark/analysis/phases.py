@@ -151,8 +151,7 @@ def _choose_curves(data: RunData, config: PhaseAnalyzerConfig) -> tuple[_Curves 
         other = present.pop(role)
         notes.append(
             f"{decode_name(other.key)} is known in {other.unit}s and {decode_name(main.key)} in "
-            f"{main.unit}s, and nothing "
-            "says which belong together: it was left out"
+            f"{main.unit}s, and nothing says which belong together: it was left out"
         )
     validation_role = next(
         (r for r in ("validation loss", "validation accuracy") if r in present and r != main_role),
@@ -348,8 +347,7 @@ def _describe_course(
             "metric",
             curve.key,
             f"{decode_name(curve.key)} {_tell_change(course)} over {where}, {course.points} "
-            "points: "
-            f"{_figure(course.noise)} times the noise of one point.",
+            f"points: {_figure(course.noise)} times the noise of one point.",
             course.relative,
             threshold,
             *bounds,
@@ -617,8 +615,8 @@ class PhaseAnalyzer:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a PhaseAnalyzer belongs to its process and cannot be pickled or copied: give the "
-            "other process session.context, and make a PhaseAnalyzer of it there"
+            "a PhaseAnalyzer belongs to its process and cannot be pickled or copied. Pass "
+            "session.context to the other process, and create a PhaseAnalyzer from it there"
         )
 
 

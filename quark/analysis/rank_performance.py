@@ -1,4 +1,4 @@
-"""How fast each rank of a run is, which one the others wait for, and the throughput of all."""
+"""The speed of each rank, the rank that the others wait for, and the total throughput."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def check_grouping(by: object, argument: str = "by") -> str:
     )
     if not isinstance(by, str) or not (named or by in GROUPINGS):
         raise SchemaValidationError(
-            f"{argument} must be one of {', '.join(GROUPINGS)}, or field.NAME or config.KEY, "
-            f"got {by!r:.60}"
+            f"{argument} must be one of {', '.join(map(repr, GROUPINGS))}, or field.NAME or "
+            f"config.KEY, got {by!r:.60}"
         )
     return by
 

@@ -67,18 +67,27 @@ def best_run(
         if isinstance(metric, str) and metric:
             # A metric that no run has is named before its direction is asked for.
             name = write_name("metric", encode_name(metric))
-            search_runs(storage_dir=storage_dir, project=project, order_by=name, limit=1)
+            _order_runs(name, storage_dir=storage_dir, project=project)
         raise
     name = write_name("metric", encode_name(metric))
     order = f"min({name})" if wished == "min" else f"-max({name})"
-    found = search_runs(
-        storage_dir=storage_dir, project=project, where=where, order_by=order, limit=1
-    )
+    found = _order_runs(order, storage_dir=storage_dir, project=project, where=where)
     if not found:
         return None
     figures = found[0].metrics.get(metric)
     best = None if figures is None else figures.low if wished == "min" else figures.high
     return None if best is None else found[0]
+
+
+def _order_runs(order: str, **arguments: Any) -> Sequence[RunSummary]:
+    """The first run in this order; an error names the metric, not the order that is made of it."""
+    try:
+        return search_runs(order_by=order, limit=1, **arguments)
+    except SchemaValidationError as error:
+        kind, _, said = str(error).partition("\n")[0].partition(": ")
+        if not kind.startswith("order_by"):
+            raise
+        raise SchemaValidationError(f"metric: {said}") from None
 
 
 def _find_declared(
@@ -115,7 +124,7 @@ def choose_mode(
     """
     objective = check_objective(metric, mode)
     if objective is None:
-        raise SchemaValidationError("metric must be given")
+        raise SchemaValidationError("metric is required")
     declared = (read_objective(run.config) for run in runs)
     found = (
         mode
@@ -124,8 +133,8 @@ def choose_mode(
     )
     if found is None:
         raise SchemaValidationError(
-            f"mode must be 'min' or 'max': the name {objective.metric[:60]!r} does not say which "
-            "way it is better"
+            "mode is required: pass 'min' or 'max'. It cannot be inferred from the metric name "
+            f"{objective.metric[:60]!r}"
         )
     return found
 
@@ -225,7 +234,7 @@ def _find_target(run: object, storage_dir: str | Path | None) -> tuple[str, Path
         return context.run_id, root or context.storage_dir
     if not isinstance(run, str):
         raise SchemaValidationError(
-            f"run must be an id, or a session, context or summary of a run, not "
+            "run must be a run ID, or a session, context or summary of a run, not "
             f"{type(run).__name__}"
         )
     return check_run_id(run, "run"), root or resolve_storage_dir(None)

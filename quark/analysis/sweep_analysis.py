@@ -90,7 +90,7 @@ def measure_importances(
     check_choice(method, "method", ("ped_anova", "ranks"))
     if method == "ped_anova" and find_spec("optuna") is None:
         raise SchemaValidationError(
-            "method 'ped_anova' is Optuna's: pip install 'quark-tracker[sweep]', or take 'ranks'"
+            "method 'ped_anova' requires Optuna: pip install 'quark-tracker[sweep]'. Or use 'ranks'"
         )
     wished: ImportanceMethod = "ped_anova" if method == "ped_anova" else "ranks"
     compared = pick_comparable(sweep, trials, least=_LEAST_TRIALS)
@@ -116,7 +116,7 @@ def _measure(
     columns = _list_columns([parameters for parameters, _ in told])
     values = np.array([value for _, value in told], dtype=np.float64)
     if len(told) < _LEAST_TRIALS or not columns or float(np.ptp(values)) <= 0.0:
-        note = f"{len(told):,} completed trials tell, and it takes {_LEAST_TRIALS}"
+        note = f"{len(told):,} completed trials have values, but {_LEAST_TRIALS} are required"
         if len(told) >= _LEAST_TRIALS:
             note = "all values are the same" if columns else "no parameter differs between trials"
         return Importances(metric, method, {}, None, None, len(told), note)
@@ -125,7 +125,7 @@ def _measure(
             shares = _ask_optuna(sweep.definition, columns, values, mode)
             return Importances(metric, method, _sort(shares), None, None, len(told))
         except Exception as error:  # noqa: BLE001 - another Optuna than we know: ours tells as well
-            _log.debug("Optuna cannot tell importances: %r", error)
+            _log.debug("Optuna cannot compute importances: %r", error)
     shares, chance, explained = _explain_ranks(columns, values)
     return Importances(metric, "ranks", _sort(shares), chance, explained, len(told))
 
@@ -374,7 +374,7 @@ def judge_sweep(
     top = find_best_trial(sweep, trials)
     aside = ""
     if compared and top is not None and top not in compared:
-        aside = f" Trial {top.number} alone came further: it was chosen among these."
+        aside = f" Only trial {top.number} went further; it was selected from these."
     completed = sum(trial.state == "completed" for trial in trials)
     verdicts = []
     for place, (metric, mode) in enumerate(list_objectives(sweep.definition)):
@@ -498,9 +498,9 @@ def _judge(
         return SweepVerdict(
             **known,
             verdict="cannot_tell",
-            headline=f"Nobody knows whether {_name(best)} is really the best",
-            reason=f"{lead}, and no good configuration was run with several seeds: what chance "
-            f"does is not known. The best of {count:,} looks better than it is.",
+            headline=f"It is unknown if {_name(best)} is really the best",
+            reason=f"{lead}, and no good config was run with several seeds, so the seed noise is "
+            f"unknown. The best of {count:,} looks better than it is.",
             advice=f"Run the best few again with {_LEAST_REPEATS} seeds each: trials "
             f"{_list_numbers(field)}.",
         )
@@ -516,14 +516,14 @@ def _judge_few(field: _Field, metric: str, mode: ObjectiveMode) -> SweepVerdict:
             headline = "No completed trial has the metric"
         return SweepVerdict(
             metric, mode, "cannot_tell", headline,
-            f"There is no completed trial with a finite value of {metric}.", "",
+            f"No completed trial has a finite value of {metric}.", "",
         )  # fmt: skip
     (only,) = field.configurations
     sign = 1.0 if mode == "max" else -1.0
     return SweepVerdict(
-        metric, mode, "cannot_tell", "One configuration alone is no best of anything",
-        f"{_name(only, capital=True)} is the only one that is completed.", "",
-        only.numbers[0], only.numbers, sign * only.mean, compared=1,
+        metric, mode, "cannot_tell", "A single config cannot be the best",
+        f"{_name(only, capital=True)} is the only completed one.", "",
+        only.numbers[0], only.numbers, sign * only.mean, compared=1
     )  # fmt: skip
 
 
@@ -536,14 +536,14 @@ def _judge_exact(
     tested = max(len(best.values), len(second.values)) > 1 and floor.source == "sweep"
     if len(alike) > 1:
         word: SweepVerdictWord = "no_difference"
-        headline = f"{len(alike):,} configurations are equally good"
+        headline = f"{len(alike):,} configs are equally good"
         reason = f"{lead}; they end at one value"
     elif tested:
         word, headline = "better", f"{_name(best, capital=True)} is really the best"
         reason = f"{lead}, and other seeds change nothing"
     else:
-        word, headline = "cannot_tell", f"Nobody knows whether {_name(best)} is really the best"
-        reason = f"{lead}. Where seeds were tried they changed nothing, but not at the best ones"
+        word, headline = "cannot_tell", f"It is unknown if {_name(best)} is really the best"
+        reason = f"{lead}. Seeds changed nothing in others, but were not tried here"
     return SweepVerdict(
         **known,
         verdict=word,
@@ -569,30 +569,30 @@ def _judge_noisy(
     apart = float(field.means[0] - field.means[1]) / floor.deviation
     where = "runs of this sweep" if floor.source == "sweep" else "other runs of the project"
     told = (
-        f"{lead}: {apart:.2g} times the deviation between seeds ({floor.deviation:.3g}, by "
-        f"{floor.run_count:,} {where}), p = {p:.2g}"
+        f"{lead}: {apart:.2g} times the standard deviation between seeds "
+        f"({floor.deviation:.3g}, from {floor.run_count:,} {where}), p = {p:.2g}"
     )
-    others = f"{len(alike):,} of {count:,} configurations may be the best"
+    others = f"{len(alike):,} of {count:,} configs may be the best"
     if p <= _SURE:
         word: SweepVerdictWord = "better"
         headline = f"{_name(best, capital=True)} is really the best"
-        reason = f"{told}. Chance seldom does that"
+        reason = f"{told}. Seed noise seldom causes that"
         advice = ""
     elif p <= _LIKELY:
         word = "cannot_tell"
-        headline = f"{_name(best, capital=True)} is likely the best, and not surely"
-        reason = f"{told}. Chance alone does that once in {1.0 / p:.0f}; {others}"
+        headline = f"{_name(best, capital=True)} is likely the best, but not certainly"
+        reason = f"{told}. Seed noise alone causes that once in {1.0 / p:.0f}; {others}"
         advice = _advise(field, floor, alike)
     else:
         word = "no_difference"
         headline = (
-            f"{_name(best, capital=True)} is no better than others: {others}"
+            f"{_name(best, capital=True)} is not better than others: {others}"
             if spread
-            else f"All {count:,} configurations are equally good, as far as noise lets anybody see"
+            else f"All {count:,} configs are equally good, within seed noise"
         )
-        reason = f"{told}. That is no more than chance does"
+        reason = f"{told}. That is within seed noise"
         advice = _advise(field, floor, alike)
-    reason += f". Run again it would reach about {_write(sign * again)}."
+    reason += f". A second run would reach about {_write(sign * again)}."
     single = max(field.configurations, key=lambda each: max(each.values))
     if single is not best:
         top = _write(sign * max(single.values))
@@ -703,7 +703,7 @@ def _advise(field: _Field, floor: NoiseFloor, alike: Sequence[int]) -> str:
         needed = math.ceil(min(needed, 2.0 * _REPEATS_POWER * (floor.deviation / gap) ** 2))
     if needed > _MOST_REPEATS:
         return (
-            "Take whichever of these is the cheapest: to part the first two would take more than "
+            "Use the cheapest of these: to separate the first two would take more than "
             f"{_MOST_REPEATS} seeds each."
         )
     few = max(2, min(len(alike), 5))
@@ -722,7 +722,7 @@ def _name(each: _Configuration, *, capital: bool = False) -> str:
     if len(numbers) == 1:
         text = f"trial {numbers[0]}"
     else:
-        text = f"the configuration of trial {numbers[0]} ({len(numbers)} runs)"
+        text = f"the config of trial {numbers[0]} ({len(numbers)} runs)"
     return text[0].upper() + text[1:] if capital else text
 
 

@@ -1,4 +1,4 @@
-"""Which versions of a traced function the runs of a project had, and how they did."""
+"""The versions of a traced function in the runs of a project, with their results."""
 
 from __future__ import annotations
 

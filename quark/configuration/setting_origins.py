@@ -45,7 +45,7 @@ def find_chains(config: object, parsed: ParsedArguments | None = None) -> Chains
             return _read_parsed(parsed)
         return _find(config, "", 0)
     except Exception as error:  # noqa: BLE001 - foreign code may raise anything, and a run matters more
-        _log.debug("origins of the configuration are not known: %r", error)
+        _log.debug("the origins of the config values are unknown: %r", error)
         return {}
 
 
@@ -250,7 +250,7 @@ def _bound(
     if not left_out:
         return tuple(kept), ()
     return tuple(kept), (
-        f"config: {left_out} origins of settings were not kept, beyond {_MOST_BYTES // 1000} kB",
+        (f"config: {left_out} origins were not stored, beyond {_MOST_BYTES // 1000} kB"),
     )
 
 

@@ -51,7 +51,7 @@ def encode_named(name: str) -> str:
     try:
         checked.encode()
     except UnicodeEncodeError:
-        raise SchemaValidationError("name holds half of a surrogate pair") from None
+        raise SchemaValidationError("name contains half of a surrogate pair") from None
     return encode_name(checked)
 
 
@@ -114,9 +114,9 @@ def _keep_points(points: Points, losses: Losses) -> tuple[NDArray[np.int64], lis
     fits = points.steps >= 0
     if points.epochs is not None:
         fits |= points.epochs >= 0
-    _tell(points, ~fits, losses, "it has a negative step, and no epoch")
+    _tell(points, ~fits, losses, "it has a negative step and no epoch")
     timely = (points.times_us >= FIRST_US) & (points.times_us <= LAST_US)
-    _tell(points, fits & ~timely, losses, "its time lies outside the years 1 to 9999")
+    _tell(points, fits & ~timely, losses, "its time is outside the years 1 to 9999")
     fits &= timely
     keys = []
     for place, name in enumerate(points.names):
@@ -125,7 +125,7 @@ def _keep_points(points: Points, losses: Losses) -> tuple[NDArray[np.int64], lis
         except SchemaValidationError as error:
             keys.append("")
             named = points.which == place
-            _tell(points, fits & named, losses, f"its name cannot be a metric's: {error}")
+            _tell(points, fits & named, losses, f"its name is not a valid metric name: {error}")
             fits &= ~named
     return np.flatnonzero(fits), keys
 
@@ -209,7 +209,7 @@ class FileIntake:
             put = self.folder.put_bytes(item.content)
             head = bytes(item.content[:HEAD_BYTES])
         if put.failure is not None:
-            raise SessionStoreError(f"{item.name} cannot be kept: {put.failure}; make room")
+            raise SessionStoreError(f"{item.name} cannot be stored: {put.failure}. Free disk space")
         metadata = dict(item.metadata)
         if item.payload_format != "json":
             metadata.setdefault("media_type", identify_media(head))
@@ -236,8 +236,8 @@ class FileIntake:
 def _check_size(size_bytes: int, limit: int) -> None:
     if size_bytes > limit:
         raise SchemaValidationError(
-            f"it has {size_bytes} bytes; an artifact may have {limit} at most "
-            f"({settings.ARTIFACT_MAX_BYTES} sets another limit)"
+            f"it has {size_bytes} bytes, but the limit is {limit}. To change it, set "
+            f"{settings.ARTIFACT_MAX_BYTES}"
         )
 
 

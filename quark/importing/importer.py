@@ -219,8 +219,8 @@ class RunIntake:
         outcome.project = taken.project
         if self._seen.setdefault(run_id, run.key) != run.key:
             raise ImportFailure(
-                f"{facts.identity} is there twice; only the first one is taken (a copy of a run "
-                "is the same run)"
+                f"{facts.identity} occurs twice; only the first one is imported (a copy of a "
+                "run is the same run)"
             )
         writing = _RunWriting(self._primary, self._storage_dir, run_id, self._tool)
         story = writing.load()
@@ -266,7 +266,7 @@ class RunIntake:
                 return found
             # Another import was quicker: what it has stored is not read again.
             story = writing.reload()
-        raise ImportFailure("another import of this run is at work; import it again later")
+        raise ImportFailure("another process is importing this run. Import it again later")
 
     def _read(
         self,
@@ -333,8 +333,8 @@ class _RunWriting:
             return None
         if story is None or story.tool != self._tool:
             raise AlreadyHere(
-                f"it is run {self._run_id} of this store, which was not imported from "
-                f"{self._tool}: it is left as it is"
+                f"run {self._run_id} of this store was not imported from {self._tool}, so it is "
+                "not changed"
             )
         return story
 
@@ -374,8 +374,8 @@ class _RunWriting:
         known = self.load()
         if known is None:
             raise ImportFailure(
-                f"run {self._run_id} is in the trash of this store (`quark restore {self._run_id}` "
-                f"puts it back), or was removed from it for good{reason}"
+                f"run {self._run_id} is in the trash of this store (`quark restore "
+                f"{self._run_id}` restores it), or was permanently deleted{reason}"
             )
         return known
 
@@ -450,7 +450,7 @@ class _RunWriting:
                 return True
             if (known.attempt, known.number) == self._find_base(group):
                 # Nobody was quicker: it is what it holds that is refused.
-                raise ImportFailure(f"the store refuses what comes: {error}") from error
+                raise ImportFailure(f"the store rejects the records: {error}") from error
             return False
 
     def settle(self, story: Story, taken: Taken, outcome: RunImport, *, is_watched: bool) -> None:
@@ -574,12 +574,12 @@ class _RunWriting:
                 if isinstance(writer, SupportsGroups):
                     writer.write_group(group.batches)
                 else:
-                    raise SessionStoreError("the store cannot take several batches as one")
+                    raise SessionStoreError("the store does not accept several batches at once")
                 break
             except BackendUnavailable as error:
                 if time.monotonic() + pause_s > until_s:
                     raise SessionStoreError(
-                        f"the store does not take what comes: {error}"
+                        f"the store does not accept the records: {error}"
                     ) from error
                 time.sleep(pause_s)
                 pause_s *= 2

@@ -392,9 +392,9 @@ class Losses:
             number = math.inf if given > 0 else -math.inf
         if math.isinf(number):
             if isinstance(given, int) or (isinstance(given, str) and "n" not in given.lower()):
-                self.add(kind, name, "it is beyond float64, and kept as an infinity")
+                self.add(kind, name, "it exceeds float64 and is stored as infinity")
         elif abs(number) >= _ROUNDED_FROM and _find_integer(given) not in (None, int(number)):
-            self.add(kind, name, "an integer above 2**53, which is rounded to a float64")
+            self.add(kind, name, "an integer above 2**53, which is rounded to float64")
         return number
 
     def list(self) -> list[Loss]:

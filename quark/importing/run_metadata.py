@@ -1,4 +1,4 @@
-"""How far a run of ours has come at the tool that it is imported from.
+"""Import progress of a run, and its metadata in the tool that it comes from.
 
 Each group of batches that is stored ends with a lifecycle record `import`, which holds this:
 whoever imports the run the next time begins behind it. Two who import one run at once write
@@ -290,7 +290,7 @@ def _cut_label(text: str | None, what: str, losses: Losses) -> str | None:
         return None
     cut = text.encode("utf-8", "replace").decode()[:MAX_NAME_LENGTH]
     if len(cut) < len(text):
-        losses.add(what, text, f"what is beyond {MAX_NAME_LENGTH} characters is left out")
+        losses.add(what, text, f"characters beyond {MAX_NAME_LENGTH} are omitted")
     return check_label(cut, what)[:MAX_NAME_LENGTH]
 
 
@@ -298,7 +298,7 @@ def _cut_notes(text: str | None, losses: Losses) -> str | None:
     if not text:
         return None
     if len(text) > _MAX_NOTES:
-        losses.add("notes", "notes", f"what is beyond {_MAX_NOTES} characters is left out")
+        losses.add("notes", "notes", f"characters beyond {_MAX_NOTES} are omitted")
     return check_notes(text[:_MAX_NOTES])
 
 
@@ -322,7 +322,7 @@ def _take_fields(fields: Mapping[str, Any], losses: Losses) -> Mapping[str, Any]
     kept: dict[str, Any] = {}
     for name, value in fields.items():
         if len(kept) >= _MAX_FIELDS:
-            losses.add("field", "fields", f"a run has {_MAX_FIELDS} here")
+            losses.add("field", "fields", f"a run can have at most {_MAX_FIELDS}")
             continue
         try:
             kept.update(check_fields({name: value}))
@@ -347,7 +347,7 @@ def _take_time(time_us: int | None) -> int | None:
 def _take_commit(commit: object, losses: Losses) -> str | None:
     if commit is None or (isinstance(commit, str) and _COMMIT.fullmatch(commit)):
         return commit or None
-    losses.add("commit", redact_text(str(commit)), "it is no commit")
+    losses.add("commit", redact_text(str(commit)), "it is not a commit hash")
     return None
 
 

@@ -88,12 +88,12 @@ def unpack_entry(archive: zipfile.ZipFile, name: str, target: Path) -> str | Non
     try:
         entry = archive.getinfo(name)
         if entry.file_size > settings.artifact_limit_bytes():
-            return f"it has {entry.file_size} bytes, which is too much"
+            return f"it has {entry.file_size} bytes, more than allowed"
         with archive.open(entry) as source, target.open("wb") as file:
             # No more is read than the archive says, which was looked at above.
             shutil.copyfileobj(cast("BinaryIO", source), file)
     except KeyError:
-        return f"its file is not in the archive: {name}"
+        return f"its file is missing from the archive: {name}"
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         return f"its file cannot be unpacked: {error}"
     return None
@@ -151,7 +151,7 @@ class Database:
         self.path = path
         for table in tables:
             if self.has(table) and not self._is_plain(table):
-                raise ImportFailure(f"{path} is no database of {tool}'s: {table} is no table")
+                raise ImportFailure(f"{path} is not a database of {tool}: {table} is not a table")
 
     def ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
         """The rows of a question.

@@ -97,7 +97,7 @@ def parse_choice(given: str | Iterable[str] | None, argument: str) -> NoticeChoi
     unknown = [word for word in words if word not in (*_SEVERITIES, *_ENDS)]
     if unknown or len(severities) > 1 or not words:
         raise SchemaValidationError(
-            f"{argument} must be at most one of {', '.join(_SEVERITIES)}, and any of "
+            f"{argument} must be at most one of {', '.join(map(repr, _SEVERITIES))}, and any of "
             f"{', '.join(_ENDS)}, such as 'error, failed, lost', got {given!r:.100}"
         )
     return NoticeChoice(severities[0] if severities else None, frozenset(ends))
@@ -144,7 +144,7 @@ def describe_end(run: RunRecord, state: str, reason: str | None = None) -> Notic
         reason: What is known of why, or None.
     """
     event = _STATUSES.get(state, state)
-    said = "is lost: its process is gone without a word" if event == "lost" else f"has {event}"
+    said = "is lost: its process ended unexpectedly" if event == "lost" else f"has {event}"
     said = "was interrupted" if event == "interrupted" else said
     lines = [reason or "", f"quark show {run.id}"]
     return _make(

@@ -230,7 +230,7 @@ class Notifier:
                 if self._held and (ends or self._is_digest_due(time.monotonic())):
                     self._send_digest(time.monotonic())
             except Exception:  # noqa: BLE001 - a bug of ours must not end this
-                _log.warning("a notice could not be told", exc_info=True)
+                _log.warning("a notification could not be sent", exc_info=True)
             if ends:
                 return
 
@@ -305,7 +305,7 @@ class _Lane:
     def put(self, notice: Notice) -> None:
         with self._woken:
             if len(self._waiting) >= _MAX_WAITING:
-                self._warn("so much waits for it that a notice is not sent")
+                self._warn("too many notifications wait, so this one is not sent")
                 return
             self._waiting.append(notice)
             if self._thread is None:
@@ -335,7 +335,7 @@ class _Lane:
             try:
                 self._send(notice)
             except Exception as error:  # noqa: BLE001 - a bug of ours must not end this
-                self._warn(f"a notice could not be sent ({type(error).__name__})")
+                self._warn(f"a notification could not be sent ({type(error).__name__})")
 
     def _send(self, notice: Notice) -> None:
         for pause_s in (*self._pacing.pauses_s, None):
@@ -344,19 +344,19 @@ class _Lane:
                 return
             if answer.outcome != "busy" or pause_s is None:
                 said = f": {answer.said}" if answer.said else ""
-                self._warn(f"a notice was not taken, or nobody knows whether it was{said}")
+                self._warn(f"a notification was not accepted, or its delivery is unknown{said}")
                 return
             with self._woken:
                 # At the end nobody waits for a target to come back.
                 if self._ends or self._woken.wait_for(lambda: self._ends, pause_s):
-                    self._warn(f"a notice was not taken by the end: {answer.said}")
+                    self._warn(f"a notification was not accepted before the end: {answer.said}")
                     return
 
     def _warn(self, message: str) -> None:
         """Log once what is wrong with the target."""
         if not self._has_warned:
             self._has_warned = True
-            _log.warning("notifications by %s: %s. This is said once", self.name, message)
+            _log.warning("notifications by %s: %s. This is logged once", self.name, message)
 
 
 NOTIFIED = "notified"
@@ -448,7 +448,7 @@ def _take_up(run: OpenRun, ledger: FileLedger) -> None:
     try:
         told = run.read(EventRecord.KIND, Query(equals={"event_type": NOTIFIED})).to_records()
     except QuarkError as error:
-        _log.warning("run %s: what was told of it before cannot be read: %s",
+        _log.warning("run %s: its earlier notifications cannot be read: %s",
                      run.context.run_id, error)  # fmt: skip
         return
     payloads: list[Any] = [getattr(each, "payload", None) or {} for each in told]

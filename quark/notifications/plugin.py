@@ -30,7 +30,7 @@ def quark_session_opened(session: TrainingSession) -> None:
     try:
         attach_notifier(session.open_run, given, None, settings.NOTIFY)
     except SchemaValidationError as error:
-        _log.warning("run %s: nobody is told of it: %s", session.run_id, error)
+        _log.warning("run %s: notifications are off: %s", session.run_id, error)
 
 
 @hookimpl

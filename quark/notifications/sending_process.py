@@ -100,7 +100,7 @@ def _send_by_apprise(request: Mapping[str, Any]) -> tuple[str, str]:
     asset.http_redirects = False
     target = apprise.Apprise(asset=asset)
     if not target.add(request["url"]):
-        return "refused", "Apprise does not know such an address"
+        return "refused", "Apprise does not support this URL"
     # What fails is tried again from outside, so that each try has its bound.
     with contextlib.redirect_stdout(sys.stderr):
         taken = target.notify(
@@ -116,7 +116,7 @@ def _send_by_apprise(request: Mapping[str, Any]) -> tuple[str, str]:
         return _judge(int(code[1]))
     if _NOT_REACHED.search(lines.text):
         return "busy", "it cannot be reached"
-    return "unknown", "the service did not take it"
+    return "unknown", "the receiver did not accept it"
 
 
 if __name__ == "__main__":

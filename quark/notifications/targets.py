@@ -57,9 +57,9 @@ def find_secret() -> bytes:
             ) from None
     if len(secret) < _LEAST_SECRET:
         raise SchemaValidationError(
-            f"notify: a signed webhook needs a secret of at least {_LEAST_SECRET} characters, "
-            f"which the receiver has too, in {NOTIFY_SECRET} or in the file that "
-            f"{NOTIFY_SECRET_FILE} names"
+            f"notify: a signed webhook requires a secret of at least {_LEAST_SECRET} "
+            f"characters, shared with the receiver. Set it in {NOTIFY_SECRET}, or in the file "
+            f"that {NOTIFY_SECRET_FILE} names"
         )
     return secret
 
@@ -187,7 +187,7 @@ class _Address:
         except subprocess.TimeoutExpired:
             return Answer("unknown", f"no answer within {timeout_s:g} s")
         except (OSError, ValueError) as error:
-            return Answer("refused", f"{type(error).__name__} while its process was started")
+            return Answer("refused", f"starting its process raised {type(error).__name__}")
 
 
 def _ask(request: Mapping[str, Any], timeout_s: float) -> Answer:
@@ -234,13 +234,13 @@ def parse_targets(given: NotifyArgument, argument: str) -> tuple[Target, ...]:
         return (_Callable(given),)
     if not isinstance(given, Iterable):
         raise SchemaValidationError(
-            f"{argument} must be a URL, a function of one notice or a list of them, not "
+            f"{argument} must be a URL, a function of one notification or a list of them, not "
             f"{type(given).__name__}"
         )
     several = list(given)
     if len(several) > _MAX_TARGETS:
         raise SchemaValidationError(
-            f"{argument} has {len(several)} targets; at most {_MAX_TARGETS}"
+            f"{argument} has {len(several)} targets; at most {_MAX_TARGETS} are allowed"
         )
     found: list[Target] = []
     for index, each in enumerate(several):
@@ -256,13 +256,13 @@ def _parse_url(url: str, argument: str) -> Target:
     match = _SCHEME.match(url)
     if match is None:
         raise SchemaValidationError(
-            f"{argument} must be a URL such as slack://…, mailto://… or webhook+https://… "
-            "(what was given is not shown, since it may be a secret)"
+            f"{argument} must be a URL such as slack://…, mailto://… or webhook+https://… (the "
+            "value is not shown, because it may be a secret)"
         )
     scheme = match[1].lower()
     if scheme not in _WEBHOOKS and find_spec("apprise") is None:
         raise SchemaValidationError(
-            f'{argument}: {scheme}:// needs Apprise: pip install "quark-tracker[notify]"; '
-            "webhook+https:// and functions need nothing"
+            f'{argument}: {scheme}:// requires Apprise: pip install "quark-tracker[notify]". '
+            "webhook+https:// and functions do not"
         )
     return _Address(url, scheme)

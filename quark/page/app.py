@@ -124,7 +124,7 @@ class PageApplication:
             async with asyncio.timeout(_WAIT_S):
                 await turns.acquire()
         except TimeoutError:
-            return _say_busy("too much is asked for at once")
+            return _say_busy("too many requests at once")
         work = asyncio.ensure_future(
             to_thread.run_sync(
                 functools.partial(self._call, handler, request), limiter=self._threads
@@ -142,9 +142,9 @@ class PageApplication:
         """Have a handler change something, once its body is there; refused to who may not."""
         visitor: Visitor | None = request.scope.get(VISITOR)
         if self.editor is None:
-            return _say(403, "this server changes no run: it was started without --allow-edit")
+            return _say(403, "this server cannot edit runs: it runs without --allow-edit")
         if visitor is None or not visitor.may_edit:
-            return _say(403, "your key may not change runs: that takes the scope write")
+            return _say(403, "your API key cannot edit runs: this requires the scope 'write'")
         try:
             async with asyncio.timeout(_WAIT_S):
                 body = await _read_body(request)
@@ -190,10 +190,10 @@ class PageApplication:
         except QuarkError as error:
             return _say(409, str(error))
         except ModuleNotFoundError as error:
-            return _say(404, f"{error.name} is not installed here, which this needs")
+            return _say(404, f"{error.name} is required but not installed")
         except Exception:  # noqa: BLE001 - a page is answered whatever happens
             _log.exception("%s could not be answered", request.url.path)
-            return _say(500, "this is a mistake of Quark's; the terminal shows it")
+            return _say(500, "this is a bug in Quark. The terminal shows the error")
 
     def _find_turns(self, session: bytes) -> asyncio.Semaphore:
         turns = self._turns.pop(session, None) or asyncio.Semaphore(_AT_ONCE)
@@ -279,7 +279,7 @@ def send_static(static: StaticFiles, version: str, path: str) -> Response:
     """One of the page's files, to be kept for ever; 404 for any other."""
     found = static.files.get(path)
     if found is None or version != static.version:
-        return _say(404, "there is no such file")
+        return _say(404, "the file does not exist")
     media_type, content = found
     return Response(content, media_type=media_type, headers={"cache-control": _FOREVER})
 
@@ -317,7 +317,7 @@ async def _send_home(request: Request) -> Response:
 
 
 async def _say_nothing_there(*_: object) -> Response:
-    return _say(404, "there is no such address")
+    return _say(404, "the address does not exist")
 
 
 def _say(status: int, message: str) -> Response:
@@ -326,14 +326,14 @@ def _say(status: int, message: str) -> Response:
 
 
 def _say_busy(message: str) -> Response:
-    response = _say(503, f"{message}; ask again in a moment")
+    response = _say(503, f"{message}. Try again in a moment")
     response.headers["retry-after"] = str(_RETRY_S)
     return response
 
 
 def _drop_result(work: asyncio.Future[Response]) -> None:
     if not work.cancelled() and (error := work.exception()) is not None:
-        _log.debug("an answer that nobody waited for failed: %r", error)
+        _log.debug("an unused answer failed: %r", error)
 
 
 def _send(found: Any) -> Response | None:

@@ -28,9 +28,8 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data: blob:; media-src 'self'; frame-src 'self'; base-uri 'none'; "
-    "form-action 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' "
+    "data: blob:; media-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """What the page may do: run its own scripts, and read from where it came."""
@@ -160,12 +159,12 @@ def find_foreign_origin(headers: RequestHeaders) -> str | None:
     """
     site = headers.find(b"sec-fetch-site")
     if site not in (None, "same-origin"):
-        return "only this server's own page may change something"
+        return "only this server's own page can make changes"
     origin = headers.find(b"origin")
     if origin is None or urlsplit(origin).netloc.lower() != (headers.find(b"host") or "").lower():
         return (
-            "only this server's own page may change something, and this request says that it "
-            f"comes from {origin!r:.80}; a proxy must pass on Host as browsers send it"
+            "only this server's own page can make changes, but this request comes from "
+            f"{origin!r:.80}. A proxy must pass on the Host header unchanged"
         )
     return None
 
@@ -182,7 +181,7 @@ def find_forgery(headers: RequestHeaders, csrf: str) -> str | None:
         return foreign
     shown = headers.find(CSRF_HEADER) or ""
     if not hmac.compare_digest(shown.encode("latin-1", "replace"), csrf.encode()):
-        return "the token of this session is missing or another one's: load the page again"
+        return "the token of this session is missing or belongs to another session. Reload the page"
     return None
 
 
@@ -199,9 +198,9 @@ _OUR_SITES = ("same-origin", "none")
 _LOCKED_OUT = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Quark</title>
 <h1>Open the address that the terminal shows</h1>
-<p>This page is for whoever has started it: <code>quark ui</code> prints an address with a token.
-Each is good once, for one browser; after that it prints another one.</p>
-<p>Opened before in this browser, and come here by a link? <a href="">Go on</a>.</p>
+<p>Use the address with a token that <code>quark ui</code> prints. Each address works once, in one
+browser. After that, it prints another one.</p>
+<p>If you have opened it in this browser before, <a href="">continue</a>.</p>
 </html>
 """
 
@@ -336,7 +335,7 @@ class Guard:
         """What is said to whoever may not ask at all, or None."""
         host = headers.find(b"host")
         if host is None or strip_port(host) not in self._hosts:
-            message = f"this server is not called {host!r:.80}; --allowed-host lets in a name"
+            message = f"this server does not serve host {host!r:.80}; see --allowed-host"
             return 421, *make_error(421, message)
         path = str(scope["path"])
         methods = ["GET", "HEAD"]
@@ -345,11 +344,11 @@ class Guard:
         if scope["method"] not in methods:
             return 405, *make_error(405, "this server is read-only")
         if self._base and not (path == self._base or path.startswith(f"{self._base}/")):
-            return 404, *make_error(404, f"everything here is below {self._base}/")
+            return 404, *make_error(404, f"all addresses here start with {self._base}/")
         is_api = path.removeprefix(self._base).startswith(("/api/", "/artifacts/"))
         site = headers.find(b"sec-fetch-site")
         if is_api and site is not None and site not in _OUR_SITES:
-            return 403, *make_error(403, "only this server's own page may ask")
+            return 403, *make_error(403, "only this server's own page can send requests")
         return None
 
     def _find_visitor(self, headers: RequestHeaders) -> Visitor | None:

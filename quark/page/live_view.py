@@ -502,7 +502,7 @@ class LiveView:
                 self._stilled_s = now_s
                 self._update_stills(self._make_still())
         except Exception as error:  # noqa: BLE001 - a browser that is gone is no reason to stop
-            self._tell("what is new does not reach the browser", error)
+            self._tell("new data does not reach the browser", error)
             return False
         return not self._feed.is_over
 
@@ -558,7 +558,7 @@ class LiveView:
             return
         self._told = True
         _log.warning(
-            "run %s is shown in a notebook, and %s (the training goes on): %s: %s",
+            "run %s is shown in a notebook, and %s (training continues): %s: %s",
             self._session.run_id,
             what,
             type(error).__name__,

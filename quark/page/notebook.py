@@ -1,4 +1,4 @@
-"""How Quark's objects look in a notebook: a small card, and a run's report in a sandboxed frame.
+"""Display in notebooks: a small card, and a run's report in a sandboxed frame.
 
 Where scripts do not run (a notebook on a code host, a mail), text and SVG stand there.
 """
@@ -222,7 +222,7 @@ def _show_found(found: Sequence[RunSummary]) -> str:
         ]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     if not rows:
-        return "<p>No run fits.</p>"
+        return "<p>No run matches.</p>"
     names = ("run", "name", "project", "state", "started", "step", "judged by", "tags")
     heads = "".join(f"<th>{name}</th>" for name in names)
     more = f"<p>and {len(found) - _MOST_ROWS:,} more</p>" if len(found) > _MOST_ROWS else ""
@@ -247,7 +247,7 @@ def _show_analysis(result: AnalyzerResult) -> str:
         }
         for alert in result.alerts
     ]
-    hint = f"<code>quark.report({escape(repr(result.run_id))})</code> draws what shows them"
+    hint = f"<code>quark.report({escape(repr(result.run_id))})</code> shows their charts"
     body = f"{list_findings(findings)}<div>{hint}</div>" if findings else "No problem found."
     frame = _frame([(context.run, context) for context in find_runs(result)])
     return show_card(result.run_id, scores, body) + frame

@@ -85,7 +85,7 @@ def decode_pack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     import numpy as np
 
     if len(data) < _LENGTH.size:
-        raise ValueError("a pack begins with the length of its head")
+        raise ValueError("a pack starts with the length of its head")
     (size,) = _LENGTH.unpack_from(data)
     body = _LENGTH.size + size
     try:
@@ -95,7 +95,7 @@ def decode_pack(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
             for name, dtype, offset, length in head["cols"]
         }
     except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"this is no pack: {error!r}") from error
+        raise ValueError(f"this is not a pack: {error!r}") from error
     return head, columns
 
 

@@ -115,7 +115,7 @@ def _tell_nothing(data: Mapping[str, Any]) -> str:
     if analysis["state"] == "failed":
         return f"The run could not be analyzed: {analysis['note']}"
     if not rules["with_data"]:
-        return "Not known: no rule had the data that it needs."
+        return "Not known: no rule had the data that it requires."
     return f"No problem found; {rules['with_data']} of {rules['count']} checks ran."
 
 
@@ -252,7 +252,7 @@ def show_run(contents: RunContents) -> str:
         f"<p>{escape(' · '.join(_list_facts(data)))}</p>",
     ]
     held = "".join(f"<li>{escape(text)}</li>" for text in data["holds"])
-    lacks = "".join(f"<li><b>left out:</b> {escape(text)}</li>" for text in data["lacks"])
+    lacks = "".join(f"<li><b>omitted:</b> {escape(text)}</li>" for text in data["lacks"])
     parts.append(f"<ul>{held}{lacks}</ul>")
     if scores := _tell_scores(data):
         parts.append(f"<p>health: {escape('; '.join(scores))}</p>")
@@ -303,7 +303,7 @@ def draw_line(
     values: NDArray[Any],
     *,
     since: float | None = None,
-    label: str = "the curve that it was seen in",
+    label: str = "the curve of the finding",
 ) -> str:
     """A curve as a small SVG; "" where there is nothing to draw."""
     known = np.isfinite(steps) & np.isfinite(values)
@@ -338,7 +338,7 @@ def show_comparison(result: RunComparisonResult) -> str:
     first, second = _name_side(result.primary), _name_side(result.reference)
     rows = "".join(map(_show_diff, order_metrics(result.metric_diffs)[:_MOST_METRICS]))
     left = len(result.metric_diffs) - _MOST_METRICS
-    more = f"<p>and {left:,} more metrics; `quark compare` has them</p>" if left > 0 else ""
+    more = f"<p>and {left:,} more metrics; `quark compare` lists them</p>" if left > 0 else ""
     notes = "".join(f"<li>{escape(note)}</li>" for note in result.notes)
     return (
         f'<section class="comparison"><h2>{escape(first)} against {escape(second)}</h2>'
@@ -362,12 +362,11 @@ def _show_diff(diff: MetricDiff) -> str:
     verdict = diff.verdict or "none"
     ends = diff.last
     return (
-        f'<tr><th scope="row">{escape(decode_name(diff.metric_key))}</th>'
-        f'<td class="verdict-{escape(verdict)}">{escape(diff.verdict or "no verdict")}</td>'
-        f'<td class="number">{_figure(ends.primary)}</td>'
-        f'<td class="number">{_figure(ends.reference)}</td>'
-        f'<td class="number">{_tell_difference(diff)}</td>'
-        f"<td>{escape(_tell_reason(diff))}</td></tr>"
+        f'<tr><th scope="row">{escape(decode_name(diff.metric_key))}</th><td '
+        f'class="verdict-{escape(verdict)}">{escape(diff.verdict or "no verdict")}</td><td '
+        f'class="number">{_figure(ends.primary)}</td><td '
+        f'class="number">{_figure(ends.reference)}</td><td '
+        f'class="number">{_tell_difference(diff)}</td><td>{escape(_tell_reason(diff))}</td></tr>'
     )
 
 
@@ -482,8 +481,8 @@ class RunReport:
         said = f"{count} run{'' if count == 1 else 's'}, made {moment} UTC by Quark {__version__}"
         notes = "".join(f"<p>{escape(note)}</p>" for note in self._notes)
         return (
-            f'<header class="report-head"><h1>Quark report</h1><p class="quiet">{said}; '
-            f"one file, which asks nobody for anything</p></header>{notes}"
+            f'<header class="report-head"><h1>Quark report</h1><p class="quiet">{said}; one '
+            f"file that loads nothing from the network</p></header>{notes}"
             + "".join(map(show_comparison, self._comparisons))
         )
 
@@ -499,9 +498,9 @@ def show_report(report: RunReport, source: str | None = None) -> str:
     """
     text = html.escape(source or report.to_html())
     return (
-        f'<iframe sandbox="allow-scripts" srcdoc="{text}" style="{_FRAME}" '
-        f'title="Quark report"></iframe><details><summary>The report in words</summary>'
-        f"{report.show_static()}</details>"
+        f'<iframe sandbox="allow-scripts" srcdoc="{text}" style="{_FRAME}" title="Quark '
+        'report"></iframe><details><summary>The report as '
+        f"text</summary>{report.show_static()}</details>"
     )
 
 
@@ -540,7 +539,7 @@ def report(
     for each in asked:
         if not isinstance(each, (str, TrainingSession)):
             raise SchemaValidationError(
-                f"run must be a session or an id, or a list of them, got {each!r:.60}"
+                f"run must be a session, a run ID, or a list of them, got {each!r:.60}"
             )
     root = None if storage_dir is None else Path(storage_dir)
     shared: PageSource | None = None
@@ -578,7 +577,7 @@ def compose_report(
     chosen = list(dict.fromkeys(runs))
     if not 1 <= len(chosen) <= MOST_RUNS:
         raise SchemaValidationError(
-            f"a report is of 1 to {MOST_RUNS} runs, got {len(chosen)}; `quark ui` shows more"
+            f"a report contains 1 to {MOST_RUNS} runs, got {len(chosen)}. `quark ui` shows more"
         )
     known = [*analyses, *[None] * len(chosen)]
     contents = [
@@ -620,8 +619,8 @@ def open_reader_source(run: RunReader, *, flushes: bool = True) -> PageSource:
     """
     if run.reader is None or run.run_id is None:
         raise InvalidRunStateError(
-            'this run is kept nowhere that can be read back (backends="none", or a rank that '
-            "keeps no records): there is nothing to report"
+            'this run is not stored (backends="none", or a rank that records nothing), so there '
+            "is nothing to report"
         )
     if flushes and run.held is not None and run.held.refusal is None:
         run.held.flush()
@@ -730,7 +729,7 @@ def _link() -> tuple[str, str]:
     style = _read_styles(_STYLES)
     for word in _UNSAFE:
         if word in script.lower() or word in style.lower():
-            raise SessionStoreError(f"the page's files hold {word!r}, which would end the report")
+            raise SessionStoreError(f"the page's files have {word!r}, which would end the report")
     return script, style
 
 

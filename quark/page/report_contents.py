@@ -1,4 +1,4 @@
-"""What a report holds of one run: what its page would ask for, bounded, with what was left out."""
+"""The bounded contents of a report on one run: the page's answers, and what is omitted."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def gather_run(
     lacks = _leave_out(data, options)
     findings = data["analysis"]["findings"]
     if len(findings) > _MOST_FINDINGS:
-        lacks.append(f"{len(findings) - _MOST_FINDINGS:,} findings beyond the worst")
+        lacks.append(f"{len(findings) - _MOST_FINDINGS:,} less severe findings")
         del findings[_MOST_FINDINGS:]
     packs: dict[str, bytes] = {}
     packs.update(_gather_evidence(source, desk, run_id, findings, options))
@@ -161,14 +161,14 @@ def _leave_out(data: dict[str, Any], options: ReportOptions) -> list[str]:
         for name in ("path", "host", "user_command", "resume"):
             data["run"][name] = None
         return [
-            "configuration, environment, command line and paths, by --no-config; what a finding "
-            "says of settings is there"
+            "config, environment, command line and paths, because of --no-config; findings may "
+            "still contain config values"
         ]
     lacks = []
     for name in ("config", "fields", "environment"):
         data[name], cut = _cut_values(data[name])
         if cut:
-            lacks.append(f"{cut:,} values of the {name}, or parts of them, beyond {_MOST_VALUES}")
+            lacks.append(f"{cut:,} values of the {name}, or parts of them, over {_MOST_VALUES}")
     return lacks
 
 
@@ -231,7 +231,7 @@ def _gather_curves(
     data["metric_count"] = len(rows)
     if len(rows) > len(chosen):
         lacks.append(
-            f"{len(rows) - len(chosen):,} of {len(rows):,} metrics; `quark export` has them all"
+            f"{len(rows) - len(chosen):,} of {len(rows):,} metrics; `quark export` exports all"
         )
     run_id = data["run"]["id"]
     names = []
@@ -300,7 +300,7 @@ def _gather_events(
     source: PageSource, run_id: str, options: ReportOptions, lacks: list[str]
 ) -> list[dict[str, Any]]:
     if not options.logs:
-        lacks.append("events, log lines and tracebacks, by --no-logs")
+        lacks.append("events, log lines and tracebacks, because of --no-logs")
         return []
     try:
         page = list_events(source, run_id, Parameters([("limit", str(options.events))]))
@@ -321,13 +321,13 @@ def _list_held(data: Mapping[str, Any], options: ReportOptions) -> list[str]:
         format_count(len(analysis["findings"]), "finding")
         + ", "
         + format_count(len(analysis["phases"]), "phase"),
-        f"curves of {format_count(drawn, 'metric')}, of at most {options.entries} entries each, "
-        "with the lowest and the highest value of every entry",
+        f"curves of {format_count(drawn, 'metric')} with at most {options.entries} entries "
+        "each, with the minimum and maximum of every entry",
     ]
     if data["maps"]:
         held.append(f"{format_count(len(data['maps']), 'map')} of layers or parameters over steps")
     if data["config"] is not None:
-        held.append("configuration and environment, with secrets redacted")
+        held.append("config and environment, with secrets redacted")
     if data["events"]:
         held.append(f"the newest {format_count(len(data['events']), 'event')} and log lines")
     return held

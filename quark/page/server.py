@@ -158,7 +158,7 @@ def bind_socket(host: str, port: int | None) -> socket.socket:
     which = f"{tried[0]} to {tried[-1]}" if len(tried) > 1 else str(tried[0])
     reason = "" if problem is None else f": {problem.strerror or problem}"
     raise SessionStoreError(
-        f"{host} port {which} cannot be listened on{reason}; --port 0 takes a free one"
+        f"cannot listen on {host} port {which}{reason}; --port 0 selects a free one"
     )
 
 

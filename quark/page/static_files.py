@@ -79,7 +79,7 @@ def _visit(
     if name in path:
         raise SessionStoreError(f"the page's modules import in a circle: {' -> '.join(path)}")
     if name not in modules:
-        raise SessionStoreError(f"the page's module {name} is missing: install Quark again")
+        raise SessionStoreError(f"the page's module {name} is missing. Reinstall Quark")
     for found in find_imports(name, modules[name]):
         _visit(modules, found, (*path, name), order)
     order[name] = None
@@ -118,7 +118,7 @@ def _convert(name: str, text: str) -> tuple[str, dict[str, str]]:
     body = _INDENT.sub("", body)
     if left := _LEFT.search(body):
         line = body[: left.start() + 1].count("\n") + 1
-        raise SessionStoreError(f"the page's module {name}, line {line}: this form is not linked")
+        raise SessionStoreError(f"the page's module {name}, line {line}: not a supported import")
     return body, names
 
 
@@ -199,7 +199,7 @@ def load_static_files(directory: Path) -> StaticFiles:
         files[name] = (media_type, content)
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     if INDEX not in files:
-        raise SessionStoreError(f"the page's files are missing ({directory}): install Quark again")
+        raise SessionStoreError(f"the page's files are missing ({directory}). Reinstall Quark")
     _, index = files.pop(INDEX)
     if SCRIPT in files:
         # One request in place of fifty; the modules are there besides, as they were written.

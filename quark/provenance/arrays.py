@@ -228,7 +228,7 @@ def _form_tensor(torch: Any, value: Any) -> ArrayForm:
     try:
         bits = tensor.numpy()
     except (TypeError, RuntimeError, ValueError) as error:
-        raise Unseen(f"numpy cannot hold it: {error}") from error
+        raise Unseen(f"numpy cannot represent it: {error}") from error
     clean = _clean_floats if bits.dtype.kind in "fc" else None
     return ArrayForm(kind, dtype, shape, bits, _keep, clean)
 

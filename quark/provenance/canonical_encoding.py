@@ -43,13 +43,13 @@ def _load() -> Mapping[str, Callable[[Any], object]]:
         found: dict[str, Callable[[Any], object]] = {}
         for plugin, declared in default_registry().collect("quark_register_fingerprints"):
             if not isinstance(declared, Mapping):
-                _log.warning("plugin %s: fingerprints must come as a mapping of type names", plugin)
+                _log.warning("plugin %s: fingerprints must be a mapping of type names", plugin)
                 continue
             for name, reducer in declared.items():
                 if isinstance(name, str) and callable(reducer):
                     found.setdefault(name, reducer)
                 else:
-                    _log.warning("plugin %s: no fingerprints of %.80r", plugin, name)
+                    _log.warning("plugin %s: the fingerprints of %.80r are missing", plugin, name)
         _known = found
     return _known
 
@@ -221,7 +221,7 @@ class CanonicalWalk:
         self._items += 1
         mark = id(value)
         if len(self._above) >= _MOST_DEPTH or mark in self._above or self._items > _MOST_ITEMS:
-            cause = "it holds itself" if mark in self._above else "there is too much of it"
+            cause = "it contains itself" if mark in self._above else "there is too much of it"
             self._pass_over(value, path, cause)
             return
         self._above.append(mark)
@@ -434,7 +434,7 @@ class CanonicalWalk:
                 self._put(b"t", name_type(value).encode())
                 self._descend(base(value), path)
                 return
-        raise Unseen("Quark does not know its type")
+        raise Unseen("Quark does not support its type")
 
     def _take_array(self, form: ArrayForm | None, path: str, *, of: str = "") -> None:
         assert form is not None

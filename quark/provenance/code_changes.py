@@ -92,11 +92,11 @@ class CodeChange:
             named = f"{self.name} " if self.name else ""
             return f"{named}moved from {self.before_path} to {self.path}"
         if self.kind == "reordered":
-            return f"{self.place} has its definitions in another order"
+            return f"{self.place} has its definitions in a different order"
         if self.kind == "cosmetic":
-            return f"{self.path} differs in comments or layout only"
+            return f"{self.path} differs only in comments or layout"
         if self.kind in ("bytes", "unknown"):
-            return f"{self.path} differs, and no more is known: {self.reason}"
+            return f"{self.path} differs, details unknown: {self.reason}"
         return f"{self.place} {self.kind}"
 
 
@@ -240,7 +240,7 @@ def _compare_files(
 ) -> tuple[CodeChange, ...]:
     path = source.path
     if was.text is None or source.text is None:
-        reason = was.reason or source.reason or "its text was not kept"
+        reason = was.reason or source.reason or "its text was not stored"
         return (CodeChange(kind="unknown", path=path, reason=reason),)
     if not path.endswith(_PYTHON):
         lines = _count_text_lines(was.text.splitlines(), source.text.splitlines())

@@ -26,7 +26,7 @@ _COMMAND = (
     *("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "diff", "HEAD"),
     *("--no-color", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty"),
 )
-_CUT = "\n[the rest of the diff is not kept]\n"
+_CUT = "\n[the rest of the diff is not stored]\n"
 
 
 def read_git_diff(root: Path, timeout_s: float) -> str | None:

@@ -76,17 +76,17 @@ def compare_sketches(a: Sketched, b: Sketched) -> SketchComparison:
     one, other = a.sketch or {}, b.sketch or {}
     if a.level == b.level and a.digest == b.digest:
         if a.level == "type":
-            return SketchComparison("unknown", level, words="only their type is known, the same")
+            return SketchComparison("unknown", level, words="same type; nothing else is known")
         seen = "" if a.level == "full" else f", at level {a.level}"
         return SketchComparison("identical", level, 0.0, words=f"identical{seen}")
     form, other_form = one.get("form"), other.get("form")
     if form is not None and other_form is not None and form != other_form:
         return SketchComparison("other_form", level, words=_tell_forms(one, other))
     if a.level != b.level:
-        words = f"cannot be told: looked at as {a.level} and as {b.level}"
+        words = f"inconclusive: inspected at levels {a.level} and {b.level}"
         return SketchComparison("unknown", level, words=words)
     if a.level == "type":
-        return SketchComparison("other_form", level, words="of another type")
+        return SketchComparison("other_form", level, words="of a different type")
     if not one.get("parts") or not other.get("parts"):
         return SketchComparison("different", level, words="different")
     return _compare_parts(one, other, level)
@@ -109,7 +109,7 @@ def _compare_parts(
             path = str(part.get("path") or "")
             place = f"{path}, {where}" if path else where
     if not has_deviation:
-        words = "different, at places or in parts that the sketch does not hold"
+        words = "different in parts that the sketch does not contain"
         return SketchComparison("different", level, None, words=words)
     if one.get("more") or other.get("more") or one.get("exact") != other.get("exact"):
         # What the sketch leaves out differs by more than rounding, or may.
@@ -132,7 +132,7 @@ def _find_tolerance(dtype: str) -> float:
 def _measure(part: Mapping[str, Any], twin: Mapping[str, Any]) -> tuple[float, str]:
     """The largest relative deviation between two parts, and where; infinite where one has NaN."""
     if part.get("non_finite") != twin.get("non_finite"):
-        counts = f"{part.get('non_finite')} against {twin.get('non_finite')} non-finite"
+        counts = f"{part.get('non_finite')} and {twin.get('non_finite')} non-finite values"
         return math.inf, counts
     pairs = list(zip(_flatten(part), _flatten(twin), strict=False))
     sizes = [abs(number) for pair in pairs for number in pair if math.isfinite(number)]
@@ -182,7 +182,7 @@ def _read(number: Any) -> float | None:
 
 def _tell_forms(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     if one.get("type") != other.get("type"):
-        return f"another type: {one.get('type')} against {other.get('type')}"
+        return f"different types: {one.get('type')} and {other.get('type')}"
     parts, twins = one.get("parts") or (), other.get("parts") or ()
     for part, twin in zip(parts, twins, strict=False):
         for name, called in (("shape", "shape"), ("dtype", "type of items")):
@@ -310,13 +310,13 @@ def _compare(
         verdict = "same" if found.verdict == "identical" else found.verdict
         words = found.words
     elif a.level != b.level:
-        verdict, words = "unknown", f"looked at as {a.level} and as {b.level}"
+        verdict, words = "unknown", f"inspected at levels {a.level} and {b.level}"
     elif a.digest == b.digest:
         verdict, words = "same", f"the same at level {a.level}"
     else:
         verdict, words = "different", "different"
     if verdict == "same" and a.level in _WEAK_LEVELS:
-        verdict, words = "unknown", f"the same as far as was looked, which is not all ({a.level})"
+        verdict, words = ("unknown", f"the same in the inspected part, not all ({a.level})")
     at = step if verdict not in ("same", "unknown") else None
     return FingerprintComparison(subject, key, verdict, level, at, words)
 
@@ -324,17 +324,17 @@ def _compare(
 def _compare_streams(a: FingerprintRecord, b: FingerprintRecord) -> tuple[FingerprintVerdict, str]:
     one, other = dict(a.metadata or {}), dict(b.metadata or {})
     if a.level != b.level:
-        return "unknown", f"watched as {a.level} and as {b.level}"
+        return "unknown", f"watched at levels {a.level} and {b.level}"
     if not one.get("batches") or not other.get("batches"):
-        return "unknown", "nothing came on a side"
+        return "unknown", "one side received no data"
     if a.digest == b.digest and one.get("order") == other.get("order"):
         if one.get("contents") != other.get("contents"):
             if one.get("hashed") == other.get("hashed"):
-                return "different", "batches that were hashed whole differ"
+                return "different", "fully hashed batches differ"
             return "unknown", "the same samples and order, in batches of another size"
         return "same", f"the same {one.get('samples')} samples in the same order"
     if a.digest == b.digest:
-        return "other_order", f"the same {one.get('samples')} samples in another order"
+        return "other_order", f"the same {one.get('samples')} samples in a different order"
     if one.get("whole") and other.get("whole"):
         if one.get("samples") != other.get("samples"):
             counts = f"{one.get('samples')} against {other.get('samples')}"
@@ -355,9 +355,9 @@ def _compare_beginnings(
         return "unknown", f"the first {shared[-1]} batches are the same; a pass was left early"
     last = shared[-1]
     if marks[last][0] == twins[last][0]:
-        return "other_order", f"the samples of the first {last} batches come in another order"
+        return "other_order", f"the samples of the first {last} batches come in a different order"
     # Another order of the whole looks like other samples where it was left early.
-    return "different", f"other samples, or another order, {_tell_parting(one, other)}"
+    return "different", f"other samples, or a different order, {_tell_parting(one, other)}"
 
 
 def _read_marks(metadata: Mapping[str, Any]) -> dict[int, list[Any]]:

@@ -90,14 +90,14 @@ class FingerprintWriter:
             if now - since > limit_s or now - begun > max(limit_s, _END_WAIT_S):
                 self.warn(
                     "late",
-                    f"{self._waiting} fingerprints are not found out at the run's end, and are "
-                    'left out; level="sample" takes less time',
+                    f"{self._waiting} fingerprints are not ready at the end of the run and are "
+                    'omitted. level="sample" takes less time',
                 )
                 break
             time.sleep(_LOOK_S)
         self._is_over = True
         if self._dropped:
-            self.warn("dropped", f"{self._dropped} fingerprints came too fast and are left out")
+            self.warn("dropped", f"{self._dropped} fingerprints came too fast and are omitted")
 
     def fingerprint(
         self, key: object, value: Any, step: int | None, level: str
@@ -110,7 +110,7 @@ class FingerprintWriter:
             self._run.refuse("fingerprint")
         pending = PendingFingerprint(name)
         if not self._run.stream.active:
-            pending.settle(None, "this process keeps no records")
+            pending.settle(None, "this process stores no records")
             return pending
         step = self._run.step if step is None else step
         try:
@@ -156,7 +156,7 @@ class FingerprintWriter:
             self._run.refuse("fingerprint_data")
         pending = PendingFingerprint(name)
         if not self._run.stream.active or not self._run.leads:
-            pending.settle(None, "another process of the run does it")
+            pending.settle(None, "another process of the run computes it")
             return pending
         try:
             self._take_data(pending, source, level)
@@ -258,7 +258,7 @@ class FingerprintWriter:
                 self._pid = os.getpid()
             if self._waiting >= _MOST_WAITING:
                 self._dropped += 1
-                pending.settle(None, f"{_MOST_WAITING} fingerprints wait already")
+                pending.settle(None, f"{_MOST_WAITING} fingerprints are already waiting")
                 return
             self._waiting += 1
         self._queue.put((pending, work))
@@ -272,12 +272,12 @@ class FingerprintWriter:
                 self._advance()
                 work()
             except _Cancelled:
-                pending.settle(None, "the run has ended before it was found out")
+                pending.settle(None, "the run ended before it was computed")
             except Exception as error:  # noqa: BLE001 - whoever waits is told
                 self._fail(pending, "data", error)
             finally:
                 if not pending.done:
-                    pending.settle(None, "it could not be found out")
+                    pending.settle(None, "it could not be computed")
                 with self._lock:
                     self._waiting -= 1
             del pending, work
@@ -296,7 +296,7 @@ class FingerprintWriter:
 def _check_level(level: object) -> None:
     if not isinstance(level, str) or level not in _LEVELS:
         raise SchemaValidationError(
-            f"level must be one of {', '.join(_LEVELS)}, got {describe_argument(level)}"
+            f"level must be one of {', '.join(map(repr, _LEVELS))}, got {describe_argument(level)}"
         )
 
 

@@ -72,7 +72,7 @@ def fingerprint_path(
     if not os.path.lexists(text) and _WILD.search(text):
         found = sorted(glob.glob(text, recursive=True))
         if not found:
-            raise FileNotFoundError(f"no file fits {text}")
+            raise FileNotFoundError(f"no file matches {text}")
         base = Path(_WILD.split(text)[0]).parent if _WILD.search(text) else Path()
         return _digest_many(_name_files(found, base), level, advance)
     if Path(text).is_dir():
@@ -108,7 +108,7 @@ def _digest_file(path: str, level: str) -> _Reading:
     try:
         before = os.fstat(number)
         if not stat.S_ISREG(before.st_mode):
-            raise OSError(f"it is no regular file: {path}")
+            raise OSError(f"it is not a regular file: {path}")
         size = before.st_size
         hasher = xxhash.xxh3_128(size.to_bytes(8, "little"))
         is_sampled = level == "sample" and size > PLACES * PLACE_BYTES
@@ -410,7 +410,7 @@ _ITEMS = 64
 _ITEMS_TIMEOUT_S = 5.0
 _MOST_ROWS = 65_536
 _SAMPLE_ROWS = 4096
-_ADVICE = "its samples are seen as they come: for batch in quark.watch_data(source): …"
+_ADVICE = "watch its samples as they arrive: for batch in quark.watch_data(source): …"
 
 
 @dataclass(slots=True)
@@ -447,7 +447,7 @@ def plan_fingerprint(
         return lambda: _take_path(path, level, advance)
     if hasattr(type(source), "__next__") or _is_stream(names):
         raise SchemaValidationError(
-            f"source is a {name_type(source)}, which can be gone through once or has no end; "
+            f"source is a {name_type(source)}, which can be iterated only once or has no end; "
             f"{_ADVICE}"
         )
     if "datasets.arrow_dataset.Dataset" in names or "datasets.dataset_dict.DatasetDict" in names:
@@ -457,9 +457,8 @@ def plan_fingerprint(
         return lambda: found
     if not _is_known(source):
         raise SchemaValidationError(
-            f"source is a {name_type(source)}: it must be a path, array, tensor, table or "
-            "dataset with len() and [index]; plugins can add types by "
-            "quark_register_fingerprints()"
+            "source must be a path, array, tensor, table or dataset with len() and [index], not "
+            f"{name_type(source)}. Plugins can add types with quark_register_fingerprints()"
         )
     return lambda: _take_value(source, level)
 

@@ -1,4 +1,4 @@
-"""Which name of a syntax tree belongs to which scope: what may be called otherwise, and what not.
+"""The scopes of the names in a syntax tree, and the names that may be renamed.
 
 Scopes are found as the language has them, in one walk that asks for no recursion: a deep
 expression is as good as a flat one. Names are kept as they are mangled in classes.

@@ -54,7 +54,7 @@ def parse_source(source: str | bytes) -> ast.Module:
             return ast.parse(source)
     except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError) as error:
         # The error's text may quote the source, which may hold anything.
-        raise UnreadableSourceError(f"{type(error).__name__} while it was read") from None
+        raise UnreadableSourceError(f"reading it raised {type(error).__name__}") from None
 
 
 def digest_bytes(*parts: bytes) -> str:

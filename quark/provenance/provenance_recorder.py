@@ -72,7 +72,7 @@ class ProvenanceRecorder:
         try:
             return self._look()
         except Exception as error:  # noqa: BLE001 - what the core finds must do
-            _log.debug("what the run is made of could not be found out: %s", error)
+            _log.debug("the provenance of the run could not be recorded: %s", error)
             return {}
 
     def _look(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class ProvenanceRecorder:
             self._chosen = choose_mode(self._run)
         return self._chosen or (
             "digest",
-            "it was not known in time whether the store takes sources",
+            "it was not known in time if the store accepts source snapshots",
         )
 
     def _look_at_sources(self) -> None:
@@ -152,7 +152,7 @@ class ProvenanceRecorder:
             keeper.look()
         except Exception as error:  # noqa: BLE001 - whatever a program's modules may be
             self._keeper = None
-            _log.warning("the sources of the run are not kept any more: %s", error)
+            _log.warning("the sources of the run are no longer stored: %s", error)
 
     def _record_traced(self, *, asks: bool = True) -> None:
         """Record the functions under `quark.trace` that came since the last look."""
@@ -183,7 +183,7 @@ class ProvenanceRecorder:
 
             keeper.keep_payload(PACKAGES_KEY, text.encode("utf-8", "replace"))
         except Exception as error:  # noqa: BLE001 - the digest must do
-            _log.debug("the list of packages is not kept: %s", error)
+            _log.debug("the list of packages cannot be stored: %s", error)
 
     def _keep_git_diff(self, keeper: SourceKeeper, known: object) -> None:
         if self._mode != "keep" or not isinstance(known, Mapping) or not known.get("dirty"):
@@ -200,7 +200,7 @@ class ProvenanceRecorder:
         try:
             digest = keeper.keep_payload(CHANGES_KEY, text.encode("utf-8", "replace"))
         except Exception as error:  # noqa: BLE001 - the sources say the same
-            _log.debug("the diff of the git tree is not kept: %s", error)
+            _log.debug("the diff of the git tree cannot be stored: %s", error)
             return
         if digest is not None:
             metadata = JsonObject({"commit": commit, "size_bytes": len(text)})
@@ -224,6 +224,6 @@ def choose_mode(run: OpenRun) -> tuple[SourceMode, str]:
         if getattr(run.reader, "keeps_sources", False):
             return "keep", ""
     except QuarkError as error:
-        _log.debug("whether the store takes sources is not known: %s", error)
-        return "digest", "the store could not be asked whether it takes sources"
-    return "digest", "the store is elsewhere, and its owner has not said that it takes sources"
+        _log.debug("it is unknown if the store accepts source snapshots: %s", error)
+        return "digest", "the store did not answer if it accepts source snapshots"
+    return "digest", "the store is remote, and its owner has not allowed source snapshots"

@@ -39,11 +39,11 @@ def read_sources(
         SessionStoreError: The store does not exist, or cannot be read.
     """
     if not isinstance(run, str | TrainingSession):
-        raise SchemaValidationError(f"run must be an id or a session, not {type(run).__name__}")
+        raise SchemaValidationError(f"run must be a run ID or a session, not {type(run).__name__}")
     is_id = isinstance(run, str)
     opened = (open_run(run, storage_dir, backend=backend) if is_id else run).open_run  # type: ignore[arg-type, union-attr]
     if opened.reader is None or opened.context.run_id is None:
-        raise ArtifactNotFoundError("the run keeps nothing, its sources neither")
+        raise ArtifactNotFoundError("the run stores nothing, so it has no source snapshot")
     if opened.stream.active:
         opened.flush()
     return sources.read_sources(

@@ -116,7 +116,7 @@ def survey_sources(root: SourceRoot) -> SourceSurvey:
     """
     survey = SourceSurvey()
     if root.entry == "frozen":
-        survey.left_out["<frozen>"] = "the program is frozen: its sources are not there"
+        survey.left_out["<frozen>"] = "the program is frozen, so its sources are not available"
         return survey
     environment = _list_environment_prefixes(root)
     outside: set[str] = set()
@@ -238,7 +238,7 @@ def _add(survey: SourceSurvey, root: SourceRoot, path: str, environment: tuple[s
     if relative.startswith("../") or relative in survey.files:
         return relative in survey.files
     if not path.endswith(_PYTHON_SUFFIXES) and path != root.main:
-        survey.left_out[relative] = "it is no Python source"
+        survey.left_out[relative] = "it is not Python source code"
     else:
         survey.files[relative] = path
     return True
@@ -252,7 +252,7 @@ def _add_entry(survey: SourceSurvey, root: SourceRoot) -> None:
     elif root.entry == "command":
         survey.texts[COMMAND_PATH] = _find_command(sys.orig_argv) or ""
     elif root.entry in ("stdin", "interactive", "other"):
-        survey.left_out[f"<{root.entry}>"] = "code that lies in no file"
+        survey.left_out[f"<{root.entry}>"] = "code without a source file"
 
 
 def _read_cells() -> str:
@@ -372,7 +372,7 @@ def load_note(storage_dir: Path, root: str) -> SourceNote:
     except FileNotFoundError:
         return SourceNote()
     except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
-        _log.debug("what is noted of the sources under %s cannot be read: %s", root, error)
+        _log.debug("the local notes about the sources under %s cannot be read: %s", root, error)
         return SourceNote()
     if note.version != __version__:
         return SourceNote(files=note.files)
@@ -392,7 +392,7 @@ def save_note(storage_dir: Path, root: str, note: SourceNote) -> None:
             with contextlib.suppress(OSError):
                 scratch.unlink(missing_ok=True)
     except OSError as error:
-        _log.debug("the sources under %s are not noted on this machine: %s", root, error)
+        _log.debug("the sources under %s cannot be noted on this machine: %s", root, error)
 
 
 def know_file(found: os.stat_result, sha256: str) -> KnownFile:
@@ -569,7 +569,7 @@ class SourceKeeper:
 
     def _read(self, place: str, found: os.stat_result) -> _Seen:
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no plain file")
+            raise ValueError("it is not a regular file")
         if found.st_size > _MOST_HASHED_BYTES:
             raise ValueError(f"it is larger than {_MOST_HASHED_BYTES} bytes")
         known = self._note.files.get(place)
@@ -592,13 +592,13 @@ class SourceKeeper:
             sha256 = hashlib.sha256(data).hexdigest()
             known = self._state.entries.get(path)
             if known is None or known.sha256 != sha256:
-                reason = "" if len(data) <= MOST_FILE_BYTES else "larger than a source may be"
+                reason = "" if len(data) <= MOST_FILE_BYTES else "larger than a source file may be"
                 fresh.append(self._make_entry(path, sha256, len(data), reason))
         return fresh
 
     def _make_entry(self, path: str, sha256: str, size: int, reason: str) -> ManifestEntry:
         if self._mode != "keep":
-            reason = self._reason or "only digests are kept"
+            reason = self._reason or "only digests are stored"
         return ManifestEntry(path, sha256, size, reason=reason)
 
     def _keep(self, fresh: list[ManifestEntry]) -> None:
@@ -606,7 +606,7 @@ class SourceKeeper:
         state = self._state
         payloads = self._place.find_payloads()
         if payloads is None:
-            self._refuse(fresh, "no backend of this run takes artifacts")
+            self._refuse(fresh, "no backend of this run accepts artifacts")
             return
         budget = _MOST_RUN_BYTES - sum(e.size_bytes for e in state.entries.values() if e.pack)
         wanted: list[ManifestEntry] = []
@@ -616,7 +616,7 @@ class SourceKeeper:
                 wanted.append(entry)
             else:
                 budget += entry.size_bytes
-                self._refuse([entry], f"beyond the {_MOST_RUN_BYTES} bytes that a run keeps")
+                self._refuse([entry], f"beyond the {_MOST_RUN_BYTES} bytes that a run stores")
         lacking = self._adopt_packs(payloads, wanted)
         if lacking:
             self._write_pack(payloads, lacking)
@@ -665,7 +665,7 @@ class SourceKeeper:
         for entry in lacking:
             data = self._load(entry)
             if data is None:
-                self._refuse([entry], "it was changed before it could be kept")
+                self._refuse([entry], "it was changed before it could be stored")
                 continue
             shown = _hide_secrets(data)
             sha256 = entry.sha256 if shown is data else hashlib.sha256(shown).hexdigest()
@@ -676,7 +676,7 @@ class SourceKeeper:
         put = payloads.put_bytes(make_pack(texts))
         if put.failure is not None:
             self._tell(put.failure)
-            self._refuse(lacking, f"it could not be kept: {put.failure}")
+            self._refuse(lacking, f"it could not be stored: {put.failure}")
             return
         pack = KnownPack(put.sha256, put.size_bytes, stored)
         state.packs[pack.sha256] = pack
@@ -770,8 +770,8 @@ class SourceKeeper:
 
     def _tell(self, failure: str) -> None:
         if self._failure is None:
-            self._failure = f"it could not be kept: {failure}"
-            _log.warning("the sources of the run could not be kept: %s", failure)
+            self._failure = f"it could not be stored: {failure}"
+            _log.warning("the sources of the run could not be stored: %s", failure)
 
 
 def _choose_refilled(
@@ -816,7 +816,7 @@ def _read_file(place: str) -> tuple[bytes, os.stat_result]:
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no plain file")
+            raise ValueError("it is not a regular file")
         data = file.read(_MOST_HASHED_BYTES + 1)
         if len(data) > _MOST_HASHED_BYTES:
             raise ValueError(f"it is larger than {_MOST_HASHED_BYTES} bytes")

@@ -252,8 +252,8 @@ def _find_fingerprint(reader: SupportsRead, run_id: str, attempt: int | None) ->
     if not found:
         which = "" if attempt is None else f" of attempt {attempt}"
         raise ArtifactNotFoundError(
-            f"run {run_id} has no sources{which}: it was made by an earlier version of Quark, "
-            "with QUARK_SOURCES=off, or ended before they were looked at"
+            f"run {run_id} has no source snapshot{which}. An earlier version of Quark logged "
+            "it, QUARK_SOURCES=off was set, or it ended too early"
         )
     newest = max(record.attempt for record in found)
     return [record for record in found if record.attempt == newest][-1]
@@ -265,7 +265,7 @@ def _read_file(entry: ManifestEntry, packs: SourcePacks | None) -> KeptSource:
         data, trouble = packs.read(entry)
         reason = trouble or reason
     elif not entry.pack:
-        reason = reason or "its text was not kept"
+        reason = reason or "its text was not stored"
     return KeptSource(entry.path, entry.sha256, entry.size_bytes, data, reason)
 
 
@@ -285,7 +285,7 @@ def _read_payload(reader: SupportsRead, run_id: str, sha256: str) -> bytes:
         except OSError as error:
             raise SessionStoreError(f"payload {sha256} cannot be read: {error}") from error
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise ArtifactDamagedError(f"payload {sha256} of run {run_id} is not what was stored")
+        raise ArtifactDamagedError(f"payload {sha256} of run {run_id} is not the stored one")
     return data
 
 

@@ -76,7 +76,7 @@ def note_traced(traced: TracedFunction) -> None:
             _traced[place] = traced
     if is_first:
         _log.warning(
-            "%d functions are under quark.trace; %r and later ones are not noted",
+            "%d functions are decorated with quark.trace; %r and later ones are not recorded",
             _MOST_FUNCTIONS,
             traced.name[:60],
         )
@@ -215,7 +215,7 @@ def trace(
             )
     if inspect is not None and not output:
         raise SchemaValidationError(
-            "inspect picks what of the output is looked at: add output=True"
+            "inspect selects the parts of the output to record: add output=True"
         )
     return _Decorator(None if name is None else _check_name(name), output, init, inspect)
 
@@ -223,7 +223,7 @@ def trace(
 def _check_name(name: object) -> str:
     checked = check_label(name, "name")
     if checked == SOURCES_KEY:
-        raise SchemaValidationError(f"name must not be {SOURCES_KEY!r}: the run's sources have it")
+        raise SchemaValidationError(f"name must not be {SOURCES_KEY!r}, a reserved name")
     return checked
 
 
@@ -242,7 +242,7 @@ class _Decorator:
             return type(target)(self(target.__func__))
         if isinstance(target, type) or not callable(target):
             raise SchemaValidationError(
-                f"quark.trace marks functions and methods, not {describe_argument(target)}"
+                f"quark.trace decorates functions and methods, not {describe_argument(target)}"
             )
         qualname = _find_name(target)
         name = self._name or _check_name(qualname.replace("<locals>.", ""))
@@ -382,7 +382,7 @@ class _OutputWatch:
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning(
-                    "outputs of %r are not noted: %s: %s", self._name, type(error).__name__, error
+                    "outputs of %r are skipped: %s: %s", self._name, type(error).__name__, error
                 )
 
     def __getstate__(self) -> tuple[str, Callable[[Any], object] | None]:

@@ -427,9 +427,7 @@ def watch_data(
     """See `quark.watch_data`."""
     key = check_label(name, "name")
     if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
-        raise SchemaValidationError(
-            f"loader must be something to iterate over, not {type(loader).__name__}"
-        )
+        raise SchemaValidationError(f"loader must be iterable, not {type(loader).__name__}")
     if sample_ids is not None and not isinstance(sample_ids, str) and not callable(sample_ids):
         raise SchemaValidationError(
             "sample_ids must be a key of the batches or a function of a batch, "

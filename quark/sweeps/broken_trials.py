@@ -60,7 +60,7 @@ def watch_trial(session: TrainingSession, trial: Trial) -> BrokenTrialWatch | No
     try:
         return BrokenTrialWatch(run, trial)
     except Exception:  # noqa: BLE001 - a training does not end by what looks on
-        _log.exception("run %s: nobody looks whether its trial is broken", run.context.run_id)
+        _log.exception("run %s: broken trials are not detected", run.context.run_id)
         return None
 
 
@@ -147,8 +147,8 @@ class BrokenTrialWatch:
         if run.is_over:
             return
         _log.warning(
-            "run %s: trial %d is broken, and is stopped: %s",
-            run.context.run_id, self._trial.number, found.reason,
+            "run %s: trial %d is broken and is stopped: %s",
+            run.context.run_id, self._trial.number, found.reason
         )  # fmt: skip
         payload = {
             "breakage": found.breakage,
@@ -167,8 +167,8 @@ class BrokenTrialWatch:
             return
         self._told = True
         _log.warning(
-            "run %s: whether its trial is broken cannot be told now: %s: %s",
-            self._run.context.run_id, type(error).__name__, error,
+            "run %s: it is unknown if its trial is broken: %s: %s",
+            self._run.context.run_id, type(error).__name__, error
         )  # fmt: skip
 
 

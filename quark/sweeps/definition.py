@@ -175,13 +175,13 @@ def find_difference(kept: SweepDefinition, given: SweepDefinition) -> str | None
         if before[name] == value:
             continue
         if name != "space":
-            return f"{name} is {before[name]!r} there, and {value!r} here"
+            return f"{name} is {before[name]!r}, not {value!r}"
         places = sorted(set(before[name]) | set(value))
         place = next((p for p in places if before[name].get(p) != value.get(p)), None)
         if place is None:
             continue
         there, here = before[name].get(place), value.get(place)
-        return f"space[{place!r}] is {there!r:.80} there, and {here!r:.80} here"
+        return f"space[{place!r}] is {there!r:.80}, not {here!r:.80}"
     return None
 
 
@@ -202,8 +202,8 @@ def parse_search(given: object) -> SearchChoice:
     )
     if found is None:
         raise SchemaValidationError(
-            'search must be a text such as "random" or "halving(rate=0.3, least=3)", '
-            f"got {describe_argument(given)}"
+            'search must be a string such as "random" or "halving(rate=0.3, least=3)", got '
+            f"{describe_argument(given)}"
         )
     options: dict[str, float | str | bool] = {}
     for part in (found["options"] or "").split(","):
@@ -212,7 +212,7 @@ def parse_search(given: object) -> SearchChoice:
         option = _OPTION.fullmatch(part)
         if option is None:
             raise SchemaValidationError(
-                f"search: {part.strip()[:60]!r} is no setting; write name=value"
+                f"search: {part.strip()[:60]!r} is not a setting. Write name=value"
             )
         options[option["name"]] = _read_option(option["value"])
     return SearchChoice(found["name"], options)
@@ -238,7 +238,7 @@ def read_options(choice: SearchChoice, defaults: Mapping[str, float]) -> dict[st
     for name, value in choice.options.items():
         if name not in defaults:
             raise SchemaValidationError(
-                f"search: {choice.name} has no setting {name!r}; it has "
+                f"search: {choice.name} has no setting {name!r}. Its settings are "
                 f"{', '.join(defaults) or 'none'}"
             )
         if isinstance(value, bool | str):
@@ -268,25 +268,25 @@ def read_goals(metric: object, mode: object) -> tuple[Goal, ...]:
         metrics = list(metric)
     else:
         raise SchemaValidationError(
-            f"metric must be a text or a list of 1 to {_MOST_METRICS} texts, "
-            f"got {describe_argument(metric)}"
+            f"metric must be a string or a list of 1 to {_MOST_METRICS} strings, got "
+            f"{describe_argument(metric)}"
         )
     modes = [mode] * len(metrics) if isinstance(mode, str) or mode is None else mode
     if not isinstance(modes, Sequence) or len(modes) != len(metrics):
         raise SchemaValidationError(
-            f"mode must be one text, or one for each of the {len(metrics)} metrics, "
-            f"got {describe_argument(mode)}"
+            f"mode must be one string, or one for each of the {len(metrics)} metrics, got "
+            f"{describe_argument(mode)}"
         )
     goals = []
     for name, way in zip(metrics, modes, strict=True):
         if name is None:
             raise SchemaValidationError(
-                'metric must say what is to get better, as it is logged: metric="val/acc"'
+                'metric is required: the logged metric to optimize, such as metric="val/acc"'
             )
         key = check_name(name, "metric")
         goals.append(Goal(key, check_choice(way, f"mode of {key!r}", get_args(ObjectiveMode))))
     if len({goal.key for goal in goals}) < len(goals):
-        raise SchemaValidationError("metric names the same metric twice")
+        raise SchemaValidationError("metric contains the same metric twice")
     return tuple(goals)
 
 
@@ -301,8 +301,8 @@ def read_constraints(given: object) -> tuple[Constraint, ...]:
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, Sequence) or len(texts) > _MOST_CONSTRAINTS:
         raise SchemaValidationError(
-            f"constraints must be a list of at most {_MOST_CONSTRAINTS} texts, "
-            f"got {describe_argument(given)}"
+            f"constraints must be a list of at most {_MOST_CONSTRAINTS} strings, got "
+            f"{describe_argument(given)}"
         )
     return tuple(_read_constraint(text) for text in texts)
 
@@ -316,7 +316,7 @@ def _read_constraint(text: object) -> Constraint:
         bound = math.nan
     if found is None or not math.isfinite(bound):
         raise SchemaValidationError(
-            "constraints: each must be a text such as 'latency_ms <= 20', with <= or >= and a "
+            "constraints: each must be a string such as 'latency_ms <= 20', with <= or >= and a "
             f"number, got {describe_argument(text)}"
         )
     return Constraint(check_name(found["metric"], "constraints"), found["sign"], bound)

@@ -143,8 +143,8 @@ def choose_methods(definition: SweepDefinition, given: object = None) -> Methods
     name = definition.search.name
     if name.startswith(_OBJECTS):
         raise SchemaValidationError(
-            f"search: this sweep searches by objects of Optuna ({name[len(_OBJECTS) :][:100]}), "
-            "which no store keeps: run it by the script that made them, with the same search="
+            f"search: this sweep uses Optuna objects ({name[len(_OBJECTS) :][:100]}), which a "
+            "store cannot keep. Run it with the script that created them, with the same search="
         )
     if name == "hyperband":
         options = read_options(definition.search, {"rate": 1 / 3, "least": 0, "startup": _STARTUP})
@@ -241,12 +241,12 @@ def _make_cmaes(definition: SweepDefinition, population: int) -> BaseSampler:
         from quark.sweeps.optuna_cmaes import ReplayedCmaSampler
     except ImportError:
         raise SchemaValidationError(
-            'search="cmaes" needs the package cmaes: pip install "quark-tracker[sweep]"'
+            'search="cmaes" requires the package cmaes: pip install "quark-tracker[sweep]"'
         ) from None
     _refuse_several_metrics(definition)
     distributions = OptunaSpace(definition.space).distributions
     if not any(isinstance(d, FloatDistribution | IntDistribution) for d in distributions.values()):
-        raise SchemaValidationError('search="cmaes" needs a number in space: take "tpe"')
+        raise SchemaValidationError('search="cmaes" requires a number in space. Use "tpe" instead')
     return ReplayedCmaSampler(definition.seed, distributions, population)
 
 
@@ -255,7 +255,7 @@ def _make_hyperband(definition: SweepDefinition, options: Mapping[str, float]) -
     budget, rate = definition.budget, options["rate"]
     if budget is None:
         raise SchemaValidationError(
-            'budget must say how many steps a whole trial has: search="hyperband", budget=100'
+            "budget is required (steps of a full trial), such as budget=100"
         )
     if not _LOWEST_RATE <= rate <= _HIGHEST_RATE:
         raise SchemaValidationError(
@@ -271,7 +271,7 @@ def _make_hyperband(definition: SweepDefinition, options: Mapping[str, float]) -
 def _refuse_several_metrics(definition: SweepDefinition) -> None:
     if len(definition.goals) > 1:
         raise SchemaValidationError(
-            f'metric must be one metric for search="{definition.search.name}"; "tpe" has several'
+            f'metric must be one metric for search="{definition.search.name}"; "tpe" takes several'
         )
 
 
@@ -280,13 +280,13 @@ def _ask_plugins(name: str, definition: SweepDefinition) -> Methods:
     known: dict[str, Callable[[Mapping[str, Any], int], object]] = {}
     for plugin, declared in default_registry().collect("quark_register_samplers"):
         if not isinstance(declared, Mapping):
-            _log.warning("plugin %s: samplers must come as a mapping of names", plugin)
+            _log.warning("plugin %s: samplers must be a mapping of names", plugin)
             continue
         for label, make in declared.items():
             if isinstance(label, str) and callable(make):
                 known.setdefault(label, make)
             else:
-                _log.warning("plugin %s: no sampler under %.80r", plugin, label)
+                _log.warning("plugin %s: %.80r is not a sampler", plugin, label)
     make = known.get(name)
     if make is None:
         names = ", ".join([*_OWN_NAMES, *_NAMES, *sorted(set(known) - {*_OWN_NAMES, *_NAMES})])
@@ -325,8 +325,8 @@ def _take_apart(given: object) -> tuple[BaseSampler | None, BasePruner]:
     for sampler in samplers:
         if isinstance(sampler, CmaEsSampler):
             raise SchemaValidationError(
-                "search: Optuna's CmaEsSampler reads pickles out of the store, where anybody may "
-                'have put them: take search="cmaes", which is CMA-ES without'
+                "search: Optuna's CmaEsSampler reads pickles from the store, which others may "
+                'have written. Use search="cmaes", which runs CMA-ES without pickles'
             )
     return (samplers[0] if samplers else None), (pruners[0] if pruners else NopPruner())
 

@@ -108,8 +108,7 @@ class EntryJournal(BaseJournalBackend):
     def __getstate__(self) -> tuple[str, Callable[[], EntryLog] | None]:
         if self._reopen is None:
             raise TypeError(
-                "this journal holds a store that is open, and was not told how to open it anew: "
-                "give reopen= where it is to be pickled"
+                "this journal uses an open store and cannot reopen it: pass reopen= to pickle it"
             )
         return self._log, self._reopen
 
@@ -281,7 +280,7 @@ def _read_entry(text: str) -> dict[str, Any]:
         entry: dict[str, Any] = json.loads(text)
         _check_operation(msgspec.convert(entry, _ANY_OPERATION, str_keys=True), entry)
     except Exception:  # noqa: BLE001 - whatever is wrong with it, and in whatever part of Optuna
-        _log.debug("an entry of a sweep's journal is passed over: %.200r", text)
+        _log.debug("an entry of a sweep's journal is ignored: %.200r", text)
         return _NOTHING
     return entry
 
@@ -323,7 +322,7 @@ def _check_value(distribution: BaseDistribution, value: float) -> None:
 
 def _refuse_pickles(attributes: dict[str, Any]) -> None:
     if any(name.startswith(_PICKLED_PREFIX) for name in attributes):
-        raise ValueError("a pickle of a stranger may be anything")
+        raise ValueError("a pickle from another process may be unsafe")
 
 
 _IDLE_PATIENCE_S = 2.0

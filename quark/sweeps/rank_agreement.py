@@ -1,4 +1,4 @@
-"""How the ranks of a launch work at one trial: the leading one claims, the others look at a log.
+"""Agreement of ranks on one trial: the lead rank claims it, the others read a log.
 
 The log `<sweep>/launch/<launch>` has an entry for each trial that the leading rank has claimed,
 one for each rung that a rank has reached, and one for each decision there. A training is stopped
@@ -111,7 +111,7 @@ class RankAgreement:
                 return given
             if self._leader is not None and is_alive(self._leader) is False:
                 raise SessionStoreError(
-                    "rank 0, which claims the trials of this launch, has ended without a word"
+                    "rank 0, which claims the trials of this launch, ended without a message"
                 )
             time.sleep(poll_s)
             poll_s = min(poll_s * 1.2, _SLOW_POLL_S)
@@ -133,15 +133,15 @@ class RankAgreement:
         elif stops and not self._wait(lambda: self._count_here(place), _GATHER_S):
             self._sees_alone = True
             _log.warning(
-                "the training is not stopped at step %d: not all ranks have come to it within "
-                "%g s. Log the sweep's metric on all ranks, or call trial.report there",
-                step, _GATHER_S,
+                "the trial is not stopped at step %d, because not all ranks reached it within "
+"%g s. Log the sweep's metric on all ranks, or call trial.report there",
+                step, _GATHER_S
             )  # fmt: skip
             stops = False
         try:
             self._tell({"rung": list(place), "stop": stops})
         except QuarkError as error:
-            _log.warning("the training goes on: the other ranks cannot be told (%s)", error)
+            _log.warning("training continues: the other ranks cannot be notified (%s)", error)
             return False
         return stops
 
@@ -152,10 +152,10 @@ class RankAgreement:
             self._tell({"at": list(place), "rank": self._rank})
         except QuarkError as error:
             # The leading rank does not stop without this one.
-            _log.warning("the training goes on at step %d: %s", step, error)
+            _log.warning("training continues at step %d: %s", step, error)
             return False
         if not self._wait(lambda: place in self._decisions, _ANSWER_S):
-            _log.warning("rank 0 has decided nothing at step %d within %g s", step, _ANSWER_S)
+            _log.warning("rank 0 sent no decision at step %d within %g s", step, _ANSWER_S)
             return False
         return self._decisions[place]
 
@@ -227,9 +227,9 @@ def find_agreement(link: StoreLink, sweep_id: str) -> RankAgreement | None:
     launch = find_launch()
     if launch is None:
         raise SchemaValidationError(
-            f"this is rank {rank.rank} of {rank.world_size}, and nothing says of which launch, so "
-            "that its ranks cannot work at one trial: start them with torchrun, srun or mpirun, or "
-            "set MASTER_ADDR and MASTER_PORT"
+            f"this is rank {rank.rank} of {rank.world_size} of an unknown launch, so its ranks "
+            "cannot work on one trial. Start them with torchrun, srun or mpirun, or set "
+            "MASTER_ADDR and MASTER_PORT"
         )
     log = f"{sweep_id}/launch/{launch.key}-{launch.restart}-{launch.requeues}"
     found = _agreements.get(log)

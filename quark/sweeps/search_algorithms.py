@@ -37,11 +37,11 @@ def _make_trial(
 
 def _check_halving(definition: SweepDefinition, rate: float) -> None:
     if not 0 < rate < 1:
-        raise SchemaValidationError(f"search: rate must lie between 0 and 1, got {rate:g}")
+        raise SchemaValidationError(f"search: rate must be between 0 and 1, got {rate:g}")
     if len(definition.goals) > 1:
         raise SchemaValidationError(
-            f'metric must be one metric for search="{definition.search.name}", which puts trials '
-            "in an order"
+            f'metric must be a single metric for search="{definition.search.name}", which ranks '
+            "trials"
         )
 
 
@@ -147,7 +147,7 @@ class AshaSearch:
         _check_halving(definition, rate)
         if definition.budget is None:
             raise SchemaValidationError(
-                'budget must say how many steps a whole trial has: search="asha", budget=100'
+                "budget is required (steps of a full trial), such as budget=100"
             )
         self._goal = definition.goals[0]
         self._rate = rate
@@ -216,8 +216,8 @@ def _plan_rungs(budget: int, rate: float, least: int) -> tuple[int, ...]:
         while round(step) < budget:
             if len(rungs) == _MOST_RUNGS:
                 raise SchemaValidationError(
-                    f"search: rate {rate:g} makes more than {_MOST_RUNGS:,} rungs from {least} to "
-                    f"{budget}: take a smaller one, or a larger least"
+                    f"search: rate {rate:g} creates more than {_MOST_RUNGS:,} rungs from "
+                    f"{least} to {budget}. Use a smaller rate, or a larger least"
                 )
             rungs.append(round(step))
             step /= rate
@@ -253,10 +253,10 @@ class HalvingSearch(Search):
         rate, least = float(options["rate"]), options["least"]
         _check_halving(definition, rate)
         if not isinstance(least, int) or least < 1:
-            raise SchemaValidationError(f"search: least must be at least 1, got {least!r}")
+            raise SchemaValidationError(f"search: least must be at least 1, got {least!r:.60}")
         if definition.trials is None:
             raise SchemaValidationError(
-                'trials must say how many trials the first rung has: search="halving", trials=27'
+                "trials is required (number of trials in rung 1), such as trials=27"
             )
         if definition.trials > MOST_TRIALS:
             raise SchemaValidationError(f"trials must be at most {MOST_TRIALS:,} for halving")
@@ -389,6 +389,6 @@ def _require_optuna(wanted: object) -> None:
     except ImportError as error:
         what = repr(wanted[:60]) if isinstance(wanted, str) else type(wanted).__name__
         raise SchemaValidationError(
-            f'search={what} needs Optuna, which is not installed: pip install "quark-tracker'
-            f'[sweep]"; "grid", "random", "halving" and "asha" need nothing ({error})'
+            f'search={what} requires Optuna: pip install "quark-tracker[sweep]". "grid", '
+            f'"random", "halving" and "asha" do not ({error})'
         ) from None

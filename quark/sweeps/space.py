@@ -58,8 +58,8 @@ class Uniform:
             return [self.low + self.step * place for place in range(self._count_steps())]
         if self.count is None:
             raise SchemaValidationError(
-                f"space[{name!r}] has no end of values, and a grid tries them all: say how many "
-                "with quark.uniform(…, count=5), or list them"
+                f'space[{name!r}] is continuous, but search="grid" requires a finite number of '
+                "values. Use quark.uniform(…, count=5), or pass a list"
             )
         return _spread(self.low, self.high, self.count, log=self.log)
 
@@ -154,7 +154,7 @@ def uniform(
     if step is not None:
         step = _check_number(step, "step")
         if log:
-            raise SchemaValidationError("step and log cannot be combined: leave one of them out")
+            raise SchemaValidationError("step and log cannot be combined. Remove one of them")
         if step <= 0:
             raise SchemaValidationError(f"step must be more than 0, got {step}")
         if (ends[1] - ends[0]) / step >= _MOST_STEPS:
@@ -186,7 +186,7 @@ def integers(
     if step < 1:
         raise SchemaValidationError(f"step must be at least 1, got {step}")
     if log and step != 1:
-        raise SchemaValidationError("step and log cannot be combined: leave one of them out")
+        raise SchemaValidationError("step and log cannot be combined. Remove one of them")
     return Integers(low, high, bool(log), step, _check_count(count))
 
 
@@ -225,8 +225,8 @@ class Space:
         count = math.prod(len(values) for values in self._list_all())
         if count > MOST_GRID_TRIALS:
             raise SchemaValidationError(
-                f"space has {count:,} combinations; a grid may have {MOST_GRID_TRIALS:,}: list "
-                'fewer values, or take search="random"'
+                f"space has {count:,} combinations, but a grid may have {MOST_GRID_TRIALS:,}. "
+                'Pass fewer values, or use search="random"'
             )
         return count
 
@@ -278,15 +278,15 @@ def _read_range(given: object, where: str) -> ParameterRange:
     if isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray):
         if not given or len(given) > _MOST_CHOICES:
             raise SchemaValidationError(
-                f"{where} must hold 1 to {_MOST_CHOICES:,} values, and has {len(given):,}"
+                f"{where} must contain 1 to {_MOST_CHOICES:,} values, but has {len(given):,}"
             )
         return Choices(tuple(normalize_json(value, where) for value in given))
     if isinstance(given, str) and RANGE_TEXT.match(given):
         raise SchemaValidationError(
-            f"{where} is the text {given!r:.60}, which looks like a range: in Python write "
-            "quark.uniform(low, high, log=…) or quark.integers(low, high), on the command line "
-            "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH or logint:LOW:HIGH. A text that is meant "
-            "as it stands goes into a list"
+            f"{where} is the string {given!r:.60}, which looks like a range. In Python, write "
+            "quark.uniform(low, high, log=…) or quark.integers(low, high). On the command line, "
+            "write log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH or logint:LOW:HIGH. If it is "
+            "meant literally, put it into a list"
         )
     try:
         return Choices((normalize_json(given, where),))
@@ -308,11 +308,11 @@ def _read_described(given: Mapping[Any, Any], where: str) -> ParameterRange:
         raise SchemaValidationError(f"{where}: {error}") from None
     except TypeError:
         raise SchemaValidationError(
-            f"{where} has what {kind} does not know: {', '.join(sorted(options))[:60]}"
+            f"{where} has options that {kind} does not support: {', '.join(sorted(options))[:60]}"
         ) from None
     raise SchemaValidationError(
-        f"{where} {_FORMS}, got {describe_argument(given)}. A file with the parameters of a W&B "
-        "sweep or of Ato is read by `quark sweep new --space FILE`"
+        f"{where} {_FORMS}, got {describe_argument(given)}. To read the parameters of a W&B "
+        "sweep or of Ato from a file, use `quark sweep new --space FILE`"
     )
 
 
@@ -336,8 +336,8 @@ def _spread(low: float, high: float, count: int, *, log: bool) -> list[float]:
 def _check_grid_values(name: str, count: int, maker: str) -> None:
     if count > _MOST_GRID_VALUES:
         raise SchemaValidationError(
-            f"space[{name!r}] has {count:,} values, and a grid tries them all: say how many with "
-            f"{maker}(…, count=5), or list them"
+            f'space[{name!r}] has {count:,} values, but search="grid" tries all of them. Limit '
+            f"them with {maker}(…, count=5), or pass a list"
         )
 
 
@@ -369,7 +369,7 @@ def _check_ends(low: float, high: float, *, log: bool) -> None:
     if low >= high:
         raise SchemaValidationError(f"low must be below high, got {low} and {high}")
     if log and low <= 0:
-        raise SchemaValidationError(f"low must be more than 0 with log=True, got {low}")
+        raise SchemaValidationError(f"low must be above 0 with log=True, got {low}")
 
 
 def _check_count(count: object) -> int | None:
@@ -429,7 +429,7 @@ def read_space_file(path: Path) -> dict[str, object]:
             content = inner
             break
     if not content:
-        raise SchemaValidationError(f"--space {path}: there is no parameter in it")
+        raise SchemaValidationError(f"--space {path}: the file has no parameters")
     return {
         str(name): _read_value(value, f"--space {path}: {name}") for name, value in content.items()
     }
@@ -446,7 +446,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         raise SchemaValidationError(f"{where} is larger than {_MOST_BYTES:,} bytes")
     content = _PARSERS.get(path.suffix.lower(), _parse_any)(data, where)
     if not isinstance(content, Mapping):
-        raise SchemaValidationError(f"{where} must hold names with their values")
+        raise SchemaValidationError(f"{where} must contain names with their values")
     return content
 
 
@@ -454,14 +454,14 @@ def _parse_json(data: bytes, where: str) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise SchemaValidationError(f"{where} is no JSON: {error}") from None
+        raise SchemaValidationError(f"{where} is not JSON: {error}") from None
 
 
 def _parse_toml(data: bytes, where: str) -> object:
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise SchemaValidationError(f"{where} is no TOML: {error}") from None
+        raise SchemaValidationError(f"{where} is not TOML: {error}") from None
 
 
 def _parse_yaml(data: bytes, where: str) -> object:
@@ -469,12 +469,14 @@ def _parse_yaml(data: bytes, where: str) -> object:
         import yaml
     except ImportError:
         raise SchemaValidationError(
-            f"{where}: YAML needs PyYAML (pip install pyyaml); JSON and TOML need nothing"
+            f"{where}: YAML requires PyYAML (pip install pyyaml). JSON and TOML do not"
         ) from None
     try:
         return yaml.safe_load(data.decode("utf-8"))
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise SchemaValidationError(f"{where} is no YAML: {' '.join(str(error).split())}") from None
+        raise SchemaValidationError(
+            f"{where} is not YAML: {' '.join(str(error).split())}"
+        ) from None
 
 
 def _parse_any(data: bytes, where: str) -> object:  # noqa: ARG001
@@ -503,8 +505,8 @@ def _read_text(text: str, where: str) -> object:
         return _read_range_text(kind, rest.split(":"), where)
     if RANGE_TEXT.match(text):
         raise SchemaValidationError(
-            f"{where}: there is no range {kind!r}; it must be {FORMS}. A text that looks like a "
-            f"range and is meant as it stands is written as {json.dumps([text])}"
+            f"{where}: the range {kind!r} does not exist. Use {FORMS}. For a literal text that "
+            f"looks like a range, write {json.dumps([text])}"
         )
     if not text:
         raise SchemaValidationError(f"{where} needs values: {FORMS}")
@@ -543,13 +545,13 @@ def _read_number(value: object, where: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise SchemaValidationError(f"{where}: {str(value)[:40]!r} is no finite number")
+        raise SchemaValidationError(f"{where}: {str(value)[:40]!r} is not a finite number")
     return number
 
 
 def _make_whole(number: float, where: str) -> int:
     if number != int(number):
-        raise SchemaValidationError(f"{where}: {number:g} is no whole number")
+        raise SchemaValidationError(f"{where}: {number:g} is not a whole number")
     return int(number)
 
 
@@ -562,7 +564,7 @@ def _read_scalar(text: str) -> object:
 
 def _check_choices(choices: list[object], where: str) -> list[object]:
     if not choices:
-        raise SchemaValidationError(f"{where} has no choice")
+        raise SchemaValidationError(f"{where} has no choices")
     return choices
 
 
@@ -574,9 +576,9 @@ def _read_mapping(value: dict[str, Any], where: str) -> object:
     if set(value) & {"min", "max", "values", "value"}:
         return _read_wandb(value, where)
     raise SchemaValidationError(
-        f"{where} must be a text such as log:1e-5:1e-1, a list, "
-        '{"type": "uniform", "low": …, "high": …}, or what Ato or W&B has there; '
-        f"it has {', '.join(map(repr, value))[:80] or 'nothing'}"
+        f'{where} must be a string such as log:1e-5:1e-1, a list, {{"type": "uniform", "low": '
+        '…, "high": …}, or a parameter of Ato or W&B. It has '
+        f"{', '.join(map(repr, value))[:80] or 'nothing'}"
     )
 
 
@@ -590,8 +592,8 @@ def _read_wandb(value: Mapping[str, Any], where: str) -> object:
     known = ("", "uniform", "int_uniform", "log_uniform_values")
     if kind not in known or "min" not in value or "max" not in value:
         raise SchemaValidationError(
-            f"{where}: of W&B's forms values, value, and min with max are read, the latter with "
-            f"a distribution of uniform, int_uniform or log_uniform_values; got "
+            f"{where}: of W&B's forms, Quark reads value, values, and min with max, with the "
+            "distributions uniform, int_uniform and log_uniform_values; got "
             f"{kind[:40] or 'one bound alone'!r}"
         )
     low, high = value["min"], value["max"]
@@ -636,5 +638,5 @@ def _allow(value: Mapping[str, Any], names: tuple[str, ...], where: str) -> None
     odd = [name for name in value if name not in names]
     if odd:
         raise SchemaValidationError(
-            f"{where}: {odd[0]!r} is not known here; there are {', '.join(names)}"
+            f"{where}: {odd[0]!r} is not supported here. The names are {', '.join(names)}"
         )

@@ -237,8 +237,8 @@ class Sweep:
         for place, given in enumerate(parameters):
             if not isinstance(given, Mapping) or set(given) != names:
                 raise SchemaValidationError(
-                    f"parameters[{place}] must have the space's names {', '.join(sorted(names))}, "
-                    f"got {given!r:.100}"
+                    f"parameters[{place}] must have the names in space, "
+                    f"{', '.join(sorted(names))}, got {given!r:.100}"
                 )
         trials = [
             NewTrial(parameters=dict(given), origin={"source": "added"}) for given in parameters
@@ -400,7 +400,7 @@ class Sweep:
         stored = self._load_trial(number)
         if stored.token != token:
             raise SchemaValidationError(
-                f"trial {number} of sweep {self.name}: claim {token} is over, it was claimed again"
+                f"trial {number} of sweep {self.name}: claim {token} expired, another worker has it"
             )
         part = self._part()
         try:
@@ -469,12 +469,12 @@ class Sweep:
 
     def _tell_waiting(self, stored: StoredSweep) -> None:
         if stored.state == "paused":
-            _log.info("sweep %s is paused; this worker waits", self.name)
+            _log.info("sweep %s is paused, so this worker waits", self.name)
             return
         held = stored.counts.get("running", 0)
         _log.info(
-            "sweep %s has no trial to give; this worker waits for %d that others have",
-            self.name, held,
+            "sweep %s has no free trial; this worker waits for %d claimed ones",
+            self.name, held
         )  # fmt: skip
 
     def _follow(self, agreement: RankAgreement | None) -> Trial | None:
@@ -515,7 +515,7 @@ class Sweep:
         try:
             return self._load_trial(parent).run_id
         except QuarkError as error:
-            _log.debug("the run of trial %s is not known: %s", parent, error)
+            _log.debug("the run of trial %s is unknown: %s", parent, error)
             return None
 
     def _load_trial(self, number: int) -> StoredTrial:
@@ -556,7 +556,7 @@ def _holding(trial: Trial, *, keeps: bool = True) -> Iterator[None]:
         yield
     except BaseException:
         # The loop was left: by an exception in its body, or by break.
-        trial.release("its worker has left it")
+        trial.release("its worker released it")
         raise
     else:
         trial.finish()
@@ -578,7 +578,7 @@ def _announce(project: str, name: str, storage_dir: Path) -> None:
         command = f"quark sweep show {shlex.quote(clean_line(name))}{option}"
         print_line(f"quark: sweep {clean_line(name)} of {clean_line(project)} — {command}")
     except Exception as error:  # noqa: BLE001 - a line is worth no sweep
-        _log.debug("the sweep cannot be introduced: %s", error)
+        _log.debug("the start of the sweep cannot be shown: %s", error)
 
 
 def _repeat(trial: StoredTrial) -> NewTrial:
@@ -593,19 +593,19 @@ def _find_retryable(
     trials: Sequence[StoredTrial], number: object, repeated: Mapping[int, int]
 ) -> StoredTrial:
     if isinstance(number, bool) or not isinstance(number, int):
-        raise SchemaValidationError(f"numbers must be int, got {number!r:.60}")
+        raise SchemaValidationError(f"numbers must contain int, got {number!r:.60}")
     trial = trials[number] if 0 <= number < len(trials) else None
     if trial is None:
         raise SchemaValidationError(
-            f"numbers: there is no trial {number} among the {len(trials)} of the sweep"
+            f"numbers: trial {number} does not exist; the sweep has {len(trials)} trials"
         )
     if trial.state not in ("broken", "failed"):
         raise SchemaValidationError(
-            f"numbers: trial {number} is {trial.state}; what is broken or failed can be tried again"
+            f"numbers: trial {number} is {trial.state}; only broken or failed ones can be retried"
         )
     if number in repeated:
         raise SchemaValidationError(
-            f"numbers: trial {number} is tried again already, as trial {repeated[number]}"
+            f"numbers: trial {number} is already being retried as trial {repeated[number]}"
         )
     return trial
 
@@ -748,7 +748,7 @@ def sweep(
     if space is None:
         return join_sweep(checked, project, root, lease_s=lease_s, given_search=search)
     if project is None:
-        raise SchemaValidationError("project must be given where a sweep is made")
+        raise SchemaValidationError("project is required to create a sweep")
     choice = choose_search("random" if search is None else search)
     given = {
         "space": space, "metric": metric, "mode": mode, "search": str(choice),
@@ -786,8 +786,8 @@ def _refuse_secrets(definition: SweepDefinition) -> None:
         name = next((n for n, each in wanted[part].items() if space.get(n) != each), "")
         part = f"space[{redact_text(name)!r}]"
     raise SchemaValidationError(
-        f"{part} looks like a secret: a sweep is kept as it is, for all who work on it, so give "
-        "secrets by the environment, or choose another name for what is none"
+        f"{part} looks like a secret. Sweeps are stored without redaction, for all workers. "
+        "Pass secrets in environment variables. If it is none, rename it"
     )
 
 
@@ -822,20 +822,20 @@ def _find(link: StoreLink, name: str, project: str | None) -> StoredSweep:
             return link.store.load_sweep(derive_sweep_key(project, name))
         except SchemaValidationError:
             raise SchemaValidationError(
-                f"name: there is no sweep {name!r} of project {project!r} in "
-                f"{name_store(link.store)}; with space=, metric= and mode= it is made"
+                f"name: sweep {name!r} does not exist in project {project!r} of "
+                f"{name_store(link.store)}. To create it, pass space=, metric= and mode="
             ) from None
     found = [each for each in link.store.list_sweeps() if name in (each.name, each.id)]
     if len(found) == 1:
         return found[0]
     if not found:
         raise SchemaValidationError(
-            f"name: there is no sweep {name!r} in {name_store(link.store)}; make it with "
-            "quark.sweep(name, project=…, space=…, metric=…, mode=…)"
+            f"name: sweep {name!r} does not exist in {name_store(link.store)}. To create it, "
+            "call quark.sweep(name, project=…, space=…, metric=…, mode=…)"
         )
     projects = ", ".join(repr(each.project) for each in found)
     raise SchemaValidationError(
-        f"name: there is a sweep {name!r} in several projects ({projects}): say which by project="
+        f"name: sweep {name!r} exists in several projects ({projects}). Choose one with project="
     )
 
 
@@ -856,7 +856,7 @@ def _open(link: StoreLink, project: str, name: str, definition: SweepDefinition)
     difference = find_difference(SweepDefinition.build(stored.definition), definition)
     if difference is not None:
         raise SchemaValidationError(
-            f"name: there is a sweep {name!r} already, and it is another one: {difference}. Take "
-            "another name, or join it without space="
+            f"name: sweep {name!r} already exists with a different definition: {difference}. "
+            "Choose another name, or omit space= to join the existing sweep"
         )
     return stored

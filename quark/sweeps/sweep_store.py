@@ -62,7 +62,7 @@ class StoreLink:
         """The same, as a store of runs."""
         if self.is_forked:
             raise SessionStoreError(
-                "a forked process cannot use its parent's sweep: open it here by quark.sweep(name)"
+                "a forked process cannot use its parent's sweep. Call quark.sweep(name) here"
             )
         with self._lock:
             if self._store is None:
@@ -136,7 +136,7 @@ def _close_quietly(opened: Any) -> None:
     try:
         opened.close()
     except QuarkError as error:
-        _log.debug("the store of a sweep is not closed: %s", error)
+        _log.debug("the store of a sweep could not be closed: %s", error)
 
 
 def _become_child() -> None:

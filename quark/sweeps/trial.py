@@ -294,7 +294,7 @@ class Trial(RunExtension):
         except KeyError:
             known = ", ".join(self._stored.parameters)
             raise KeyError(
-                f"trial {self.number} has no parameter {name!r}; it has {known}"
+                f"trial {self.number} has no parameter {name!r}. Its parameters are {known}"
             ) from None
 
     def __iter__(self) -> Iterator[str]:
@@ -360,7 +360,7 @@ class Trial(RunExtension):
         """
         if self._run is not None:
             raise InvalidRunStateError(
-                f"start_run: trial {self.number} has run {self._run.context.run_id} already"
+                f"start_run: trial {self.number} already has run {self._run.context.run_id}"
             )
         arguments.setdefault("project", self._sweep.project)
         before = current_trial.get()
@@ -497,9 +497,9 @@ class Trial(RunExtension):
                 added[name] = value
             elif found != value:
                 _log.warning(
-                    "trial %d of sweep %s has %s = %r, and the run's config says %r: take it from "
-                    "trial[%r], or leave it out of config",
-                    self.number, self._sweep.name, name, value, found, name,
+                    "trial %d of sweep %s has %s = %r, but the run's config has %r. Use "
+"trial[%r] in the config, or remove it from the config",
+                    self.number, self._sweep.name, name, value, found, name
                 )  # fmt: skip
         source = f"trial {self.number} of {self._sweep.name}"
         if not added:
@@ -588,10 +588,10 @@ class Trial(RunExtension):
             return
         _told_missing.add(self._sweep.sweep_id)
         _log.warning(
-            "trial %d of sweep %s has ended without a figure, and cannot be the best: this process "
-            "has logged no finite value of %s. Log it as the sweep's metric= spells it, return it "
-            "from the training function, or say trial.complete(value)",
-            self.number, self._sweep.name, ", ".join(map(repr, missing)),
+            "trial %d of sweep %s ended without a metric value, so it cannot be the best: this "
+"process has logged no finite value of %s. Log the metric with the name in metric=, "
+"return it from the training function, or call trial.complete(value)",
+            self.number, self._sweep.name, ", ".join(map(repr, missing))
         )  # fmt: skip
 
     def end_failed(self, error: Exception) -> None:
@@ -623,8 +623,8 @@ class Trial(RunExtension):
             else:
                 self._keeper.stop()
         except QuarkError as error:
-            _log.warning("trial %d of sweep %s could not be given back (%s): its lease ends in "
-                         "%g s", self.number, self._sweep.name, error,
+            _log.warning("trial %d of sweep %s was not released (%s). Its lease ends in %g s",
+                         self.number, self._sweep.name, error,
                          self._sweep.definition.lease_s)  # fmt: skip
 
     def take_result(self, returned: object) -> None:
@@ -635,7 +635,7 @@ class Trial(RunExtension):
         """
         if returned is None:
             return
-        found = self._read_values(returned, "what the training function returns")
+        found = self._read_values(returned, "the return value of the training function")
         for place, value in enumerate(found):
             self._watch.newest[place] = value
         if self._told is not None and self._told.state == "completed":
@@ -775,7 +775,7 @@ class Trial(RunExtension):
             except Exception as error:  # noqa: BLE001 - the training goes on
                 failed.append(error)
                 answers.append(False)
-                self._warn(f"nobody decides at step {step}: {error}")
+                self._warn(f"no decision at step {step}: {error}")
 
         thread = threading.Thread(target=work, name="quark-rung", daemon=True)
         try:
@@ -796,7 +796,10 @@ class Trial(RunExtension):
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "trial %d of sweep %s goes on: %s", self.number, self._sweep.name, redact_text(text)
+                "trial %d of sweep %s is running: %s",
+                self.number,
+                self._sweep.name,
+                redact_text(text),
             )
 
     def _renew(self) -> None:
@@ -822,7 +825,7 @@ class Trial(RunExtension):
             missing = [name for name in names if name not in given]
             if missing:
                 raise SchemaValidationError(
-                    f"{argument} must have the sweep's metrics, and lacks {missing[0]!r}"
+                    f"{argument} must contain the metrics of the sweep, but lacks {missing[0]!r}"
                 )
             constraints = [each.metric for each in self._sweep.definition.constraints]
             wanted = dict.fromkeys([*names, *constraints])

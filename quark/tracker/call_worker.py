@@ -84,7 +84,7 @@ class CallLane:
         error = self.failure
         if isinstance(error, ImportError):
             return f"tracker backend {self.name!r} is not available (missing dependency: {error})"
-        return f"tracker backend {self.name!r} could not be made: {type(error).__name__}: {error}"
+        return f"tracker backend {self.name!r} was not created: {type(error).__name__}: {error}"
 
     def start(self, timeout_s: float) -> bool:
         """Start the thread and wait for the backend to be made; whether it was, or was refused."""
@@ -160,7 +160,7 @@ class CallLane:
             return False
         if len(self._calls) >= _MAX_WAITING:
             self._dropped += 1
-            self._tell(f"{_MAX_WAITING} calls wait, and more are not kept")
+            self._tell(f"{_MAX_WAITING} calls wait, and further calls are dropped")
             return False
         self._calls.append(call)
         if not self._there.is_set():

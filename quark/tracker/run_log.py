@@ -348,7 +348,7 @@ class RunLog:
         except SchemaValidationError:
             if is_given:
                 raise SchemaValidationError(
-                    f"step must be a non-negative integer, got {step!r:.60}; the row was not kept"
+                    f"step must be a non-negative integer, got {step!r:.60}; the row was not stored"
                 ) from None
             return None
 

@@ -110,7 +110,7 @@ class Tracker:
                 _log.warning("%s", lane.describe_failure())
                 continue
             if not made:
-                _log.warning("tracker backend %s is not made yet; its calls wait", lane.name)
+                _log.warning("tracker backend %s is not created yet; its calls wait", lane.name)
             self._lanes.append(lane)
         if self.active:
             _open_trackers.append(self)
@@ -565,7 +565,7 @@ def start_session(
     try:
         snapshot_config(config)
     except SchemaValidationError as error:
-        _log.warning("tracker: %s; the run has no configuration", error)
+        _log.warning("tracker: %s; the run has no config", error)
         config = None
     try:
         return TrainingSession.start_run(

@@ -219,7 +219,7 @@ class CsvBackend:
     def __init__(self, config: BackendConfig) -> None:
         if unknown := sorted(set(config.options) - {"publish"}):
             raise BackendUnusable(
-                f"the CSV mirror has no option {unknown[0]!r:.60}; it has publish", backend="csv"
+                f"the CSV mirror has no option {unknown[0]!r:.60}, only 'publish'", backend="csv"
             )
         self._root = _find_root(config)
         self._reader = CsvReader(self._root)
@@ -326,8 +326,8 @@ class CsvBackend:
                 continue
             if batch.kind not in self._tables:
                 raise BackendRejected(
-                    f"the CSV mirror has no table for records of kind {batch.kind!r}; "
-                    "the plugin that defines them is not installed, or a newer Quark made them",
+                    f"the CSV mirror has no table for records of kind {batch.kind!r}: the "
+                    "plugin that defines them is not installed, or a newer Quark wrote them",
                     backend="csv",
                 )
             try:

@@ -72,8 +72,8 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
         if config.read_only:
             if found is None:
                 raise StoreNotFoundError(
-                    f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder); "
-                    "the first run that is trained there makes one"
+                    f"no Quark store in '{config.storage_dir}' (no .quark folder). The first "
+                    "run that you log there creates one"
                 )
             if not found.db_path.exists():
                 raise no_database(found)
@@ -203,7 +203,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
         assert connection is not None
         connection.begin_write()
         try:
-            replace_database(path, f"an older copy was written over {path}", with_log=with_log)
+            replace_database(path, f"an older copy replaced {path}", with_log=with_log)
         finally:
             connection.rollback()
 
@@ -235,8 +235,8 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
             raise BackendUnavailable(_describe_moved(self._layout), backend="embedded")
         if not self._told and not was_replaced(self._layout.db_path):
             _log.error(
-                "%s: deleted, or another file now, while run %s is open. The store is made anew "
-                "where it is gone, and filled with what there still is of the run.",
+                "%s was deleted or replaced when run %s was open. Quark creates a missing store "
+                "again, and fills it with the records of the run that still exist.",
                 ", ".join(map(str, lost)),
                 ", ".join(runs) or "of this process",
             )
@@ -253,7 +253,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
             self._remake(runs)
         except (sqlite3.Error, SessionStoreError) as error:
             raise BackendUnavailable(
-                f"the store {self._layout.root} was deleted and cannot be made anew: {error}",
+                f"the store {self._layout.root} was deleted and cannot be created again: {error}",
                 backend="embedded",
             ) from error
         self._told = False
@@ -289,7 +289,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
             # What comes next of it would be refused, while its journal, which went with the
             # store, is only just being made anew.
             raise BackendUnavailable(
-                f"nothing of run {', '.join(unknown)} is there again yet", backend="embedded"
+                f"no records of run {', '.join(unknown)} are restored yet", backend="embedded"
             )
         # What is in no place any more is told, and no longer expected.
         self._heads = dict.fromkeys(self._heads, -1)
@@ -307,7 +307,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
         # The index is that of the log, and so is the lock.
         old.execute("BEGIN IMMEDIATE")
         try:
-            why = f"another database was put in the place of {path}"
+            why = f"another database replaced {path}"
             try:
                 replace_database(path, why)
             except FilesChanged:
@@ -349,7 +349,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
         except FilesChanged:
             self._look_after_files()
         except sqlite3.Error as error:
-            _log.debug("the log of %s is not looked at: %s", self._layout.db_path, error)
+            _log.debug("the write-ahead log of %s is not checked: %s", self._layout.db_path, error)
 
     def settle(self) -> bool:
         """Bring the log into the main file as far as others let it; whether all of it is there."""
@@ -359,7 +359,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                 return self._note_settled()
         except sqlite3.Error as error:
-            _log.debug("the log of %s stays: %s", self._layout.db_path, error)
+            _log.debug("the write-ahead log of %s is kept: %s", self._layout.db_path, error)
         return False
 
     def _make_compaction(self) -> BackgroundCompaction:
@@ -378,7 +378,7 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
         """A sentence while a process of its own compacts the store, or None."""
         if not _find_helper(self._layout, start=False):
             return None
-        return "runs that have ended are being compacted; until then their curves are slow"
+        return "ended runs are being compacted; until then, reading their curves is slow"
 
     def locate(self, run_id: str) -> RunLocation:
         """Where a run lies."""
@@ -409,8 +409,8 @@ class EmbeddedBackend(SupportsTrash, KeepsPayloads, TableStore):
 
 def _describe_moved(layout: StoreLayout) -> str:
     return (
-        f"{layout.db_path} was moved away. Put it back, or if all of {layout.root} was moved, end "
-        f"the run: then quark sync {layout.root.parent} delivers the records"
+        f"{layout.db_path} was moved away. Move it back. If you moved all of {layout.root}, end "
+        f"the run, and then run `quark sync {layout.root.parent}` to deliver the records"
     )
 
 

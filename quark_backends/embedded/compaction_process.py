@@ -88,7 +88,7 @@ def find_helper(layout: StoreLayout, *, start: bool) -> bool:
                 creationflags=_NEW_GROUP,
             )
     except (OSError, ValueError) as error:
-        _log.debug("no process compacts %s: %s", layout.root, error)
+        _log.debug("the compaction process for %s cannot be started: %s", layout.root, error)
         return False
     _started[process.pid] = layout.root
     # It outlives this process, and nobody waits for it: that must not look like a mistake.
@@ -166,7 +166,7 @@ def _compact_one(compactor: Compactor, item: Work) -> bool | None:
     except sqlite3.Error:
         raise
     except Exception:  # noqa: BLE001 - the rest of the store is compacted all the same
-        _log.exception("compaction of %s records failed; they stay as they are", item.kind)
+        _log.exception("compaction of %s records failed; they stay uncompacted", item.kind)
         return None
 
 

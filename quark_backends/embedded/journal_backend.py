@@ -320,8 +320,8 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps, StoreReads):
         if config.read_only:
             if find_store(config.storage_dir) is None:
                 raise StoreNotFoundError(
-                    f"storage_dir {config.storage_dir} holds no Quark store (no .quark folder); "
-                    "the first run that is trained there makes one"
+                    f"no Quark store in '{config.storage_dir}' (no .quark folder). The first "
+                    "run that you log there creates one"
                 )
         else:
             ensure_marker(config.storage_dir)
@@ -348,8 +348,8 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps, StoreReads):
             raise BackendUnavailable("the store was opened for reading only", backend="embedded")
         if not self._layout.marker.exists():
             _log.error(
-                "the store %s was deleted while a run has it open; it is made anew, and what "
-                "was journaled there before is gone",
+                "the store %s was deleted when a run had it open. Quark creates it again, "
+                "without the records that were journaled there before",
                 self._layout.root,
             )
             try:
@@ -448,7 +448,7 @@ class JournalBackend(SupportsTrash, KeepsPayloads, KeepsNoSweeps, StoreReads):
         raise refuse_belonging(self._name_store())
 
     def _name_store(self) -> str:
-        return f"the store {self._storage_dir}, which is journals alone,"
+        return f"the store {self._storage_dir}, which consists of journals only,"
 
     def edit_run(self, run_id: str, edit: RunEdit, *, by: str) -> StoredRun:
         """See `SupportsEdits`; of two at this very moment neither may know of the other."""

@@ -360,7 +360,7 @@ class JournalPlayer:
             ingest.write(batches)
         except BackendRejected as error:
             if len(batches) == 1:
-                _log.debug("batch %d is left out: %s", batches[0].number, error)
+                _log.debug("batch %d is omitted: %s", batches[0].number, error)
                 return
             for batch in batches:
                 self._write([batch])

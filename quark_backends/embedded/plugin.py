@@ -26,8 +26,8 @@ def _migrate(config: BackendConfig, migrated_at: str) -> int:
     network = find_network_filesystem(config.storage_dir)
     if network is not None and StoreLayout(config.storage_dir).db_path.exists():
         raise SchemaMigrationError(
-            f"storage_dir {config.storage_dir} lies on a network file system ({network}), where "
-            "a database cannot be altered safely: migrate it where it lies on a local disk"
+            f"storage_dir {config.storage_dir} is on a network file system ({network}), so its "
+            "database cannot be migrated safely. Migrate it on a local disk"
         )
     return migrate(config.storage_dir, migrated_at)
 
@@ -35,7 +35,7 @@ def _migrate(config: BackendConfig, migrated_at: str) -> int:
 quark_register_backends = declare(
     BackendDefinition(
         name="embedded",
-        summary="SQLite under storage_dir/.quark; the default, needs no server",
+        summary="SQLite in storage_dir/.quark (default, needs no server)",
         open=_open,
         capabilities=frozenset(
             {

@@ -284,7 +284,7 @@ def write_index(segment: Path, data: bytes) -> bool:
         scratch.write_bytes(data)
         os.replace(scratch, path)
     except OSError as error:
-        _log.debug("the index %s is not kept: %s", path, error)
+        _log.debug("the index %s cannot be stored: %s", path, error)
         with contextlib.suppress(OSError):
             scratch.unlink(missing_ok=True)
         return False
@@ -296,16 +296,16 @@ def _open(path: Path) -> BinaryIO:
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
-        raise OSError(f"{path} is no plain file")
+        raise OSError(f"{path} is not a regular file")
     return file
 
 
 def _find_head_end(prefix: bytes) -> int:
     if len(prefix) < _PREFIX.size:
-        raise DamagedIndex("its head is torn")
+        raise DamagedIndex("its head is incomplete")
     magic, version, _, size_bytes = _PREFIX.unpack(prefix)
     if magic != _MAGIC:
-        raise DamagedIndex("this is no index")
+        raise DamagedIndex("it is not an index")
     if version > _VERSION:
         raise DamagedIndex(f"it has format version {version}; this Quark reads up to {_VERSION}")
     return int(_PREFIX.size + size_bytes + _CHECKSUM.size)

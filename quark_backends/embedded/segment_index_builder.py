@@ -195,7 +195,7 @@ def _compact(connection: SqliteConnection) -> None:
         "SELECT count(*) FROM batch WHERE kind = ?", (MetricRecord.KIND,)
     ).fetchone()
     if left > _FEW_BATCHES or connection.execute("SELECT 1 FROM damaged").fetchone():
-        raise SchemaValidationError("not all of it can be compacted")
+        raise SchemaValidationError("parts of it cannot be compacted")
 
 
 def _list_batches(connection: SqliteConnection, first: Batch) -> list[KeptBatch]:

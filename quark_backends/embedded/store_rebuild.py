@@ -56,7 +56,7 @@ def restore_run(
         _log.error("run %s: the deleted store cannot be read: %s", run_id, error)
     lost += play_journals(storage_dir, new, run_id, heads)
     if lost:
-        _log.error("run %s: in no place any more: %s", run_id, "; ".join(lost))
+        _log.error("run %s: no copy exists any more: %s", run_id, "; ".join(lost))
 
 
 def has_run(store: StoreConnection, run_id: str) -> bool:

@@ -213,7 +213,7 @@ def list_native(
             yield from make(record, key, source, shown)
             return
     except Exception as error:  # noqa: BLE001 - a broken image raises anything
-        _log.debug("backend mlflow: %s stays a file: %s", record.artifact_key, error)
+        _log.debug("backend mlflow: %s stays a local file: %s", record.artifact_key, error)
     if not only_own_forms:
         yield NativeFile(_name_file(record, key), source)
 
@@ -579,7 +579,7 @@ class MirrorFiles:
                 continue
             described = record.to_dict()
             if not is_sha256(record.sha256):
-                self._refuse(record.id or "", "its record names a payload by no hash")
+                self._refuse(record.id or "", "its record has no payload hash")
                 continue
             source = self._staged.root / object_path(record.sha256)
             limit = self._max_payload_bytes
@@ -625,7 +625,7 @@ class MirrorFiles:
     def _read_staged(self, sha256: str) -> bytes:
         found = self.find_payload(sha256)
         if found is None:
-            raise ArtifactNotFoundError(f"payload {sha256:.80} is not here")
+            raise ArtifactNotFoundError(f"payload {sha256:.80} does not exist here")
         return found.read_bytes()
 
     def drop_taken(self) -> None:
@@ -676,8 +676,8 @@ class MirrorFiles:
             if str(error) not in self._reasons:
                 self._reasons.add(str(error))
                 _log.warning(
-                    "backend mlflow: files cannot go among the run's artifacts now (%s); they "
-                    "wait in %s",
+                    "backend mlflow: files cannot be added to the run's artifacts now (%s). "
+                    "They wait in %s",
                     error,
                     self._outbox.root,
                 )

@@ -141,12 +141,12 @@ class Options:
         for name, text in options.items():
             if name not in known:
                 raise unusable(
-                    f"the MLflow mirror has no option {name!r}; it has {', '.join(known)}"
+                    f"the MLflow mirror has no option {name!r}. Its options are {', '.join(known)}"
                 )
             if name in _NUMBERS and not (text.isascii() and text.isdecimal()):
-                raise unusable(f"{name} must be a number, got {text!r}")
+                raise unusable(f"{name} must be a number, got {text!r:.60}")
             if name in _CHOICES and text not in _CHOICES[name]:
-                raise unusable(f"{name} must be {' or '.join(_CHOICES[name])}, got {text!r}")
+                raise unusable(f"{name} must be {' or '.join(_CHOICES[name])}, got {text!r:.60}")
         numbers = {name: int(options[name]) for name in _NUMBERS if name in options}
         size_mb = numbers.get("max_payload_mb")
         return cls(
@@ -429,9 +429,7 @@ class _Writing:
                 raise BackendRejected(str(error), backend="mlflow") from error
             except (Refused, Missing) as error:
                 # Not a record but the run or the experiment itself.
-                raise unavailable(
-                    f"MLflow does not take the run: {error}; the records wait"
-                ) from error
+                raise unavailable(f"MLflow rejects the run: {error}; the records wait") from error
             except OSError as error:
                 raise unavailable(f"the mirror's files cannot be written: {error}") from error
 
@@ -449,7 +447,7 @@ class _Writing:
                 self.files.close(self.run_id, self._run.known.first_writer)
             except BackendUnavailable as error:
                 raise unavailable(
-                    f"{self.files.count_waiting()} files wait for the run's artifacts: {error}"
+                    f"{self.files.count_waiting()} files wait for upload to the run: {error}"
                 ) from error
             except OSError as error:
                 raise unavailable(f"the mirror's files cannot be read: {error}") from error

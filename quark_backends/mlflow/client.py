@@ -89,12 +89,12 @@ def translate(error: Exception, uri: str) -> Exception:
         return AlreadyExists(reason)
     if code in _CREDENTIALS or (code is None and status in (401, 403)):
         return BackendUnauthorized(
-            f"the MLflow server {uri} refused the credentials ({code}): set MLFLOW_TRACKING_TOKEN, "
-            "or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; the records wait",
+            f"MLflow at {uri} rejected the credentials ({code}). Set MLFLOW_TRACKING_TOKEN, or "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; the records wait",
             backend="mlflow",
         )
     if code == "ENDPOINT_NOT_FOUND":
-        return unavailable(f"{uri} does not answer as an MLflow server: check the address")
+        return unavailable(f"{uri} does not answer like an MLflow server. Check the address")
     if code is None and isinstance(error, (TypeError, ValueError, OverflowError)):
         # The client could not even write the request down.
         return Refused(f"{type(error).__name__}: {reason}")
@@ -104,7 +104,7 @@ def translate(error: Exception, uri: str) -> Exception:
         many = re.search(r"too many \d+ error responses", str(cause))
         what = many[0] if many else type(cause).__name__
         return unavailable(f"the MLflow server {uri} cannot be reached ({what})")
-    return unavailable(f"the MLflow server {uri} cannot take records now: {reason}")
+    return unavailable(f"the MLflow server {uri} cannot accept records now: {reason}")
 
 
 def _find_status(error: Exception) -> int | None:
@@ -150,7 +150,7 @@ class RefusedRecords:
         if kind not in self._reasons:
             self._reasons.add(kind)
             _log.warning(
-                "backend mlflow: the server refused a %s, which is kept in %s (%s)",
+                "backend mlflow: the server rejected a %s, which is kept in %s (%s)",
                 kind,
                 self._path,
                 reason,
@@ -196,7 +196,7 @@ def make_database(path: Path, make_tables: Callable[[str], object]) -> None:
             if not path.exists():
                 _make(path, make_tables)
     except OSError as error:
-        raise unavailable(f"the MLflow store {path} cannot be made: {error}") from error
+        raise unavailable(f"the MLflow store {path} cannot be created: {error}") from error
 
 
 def _make(path: Path, make_tables: Callable[[str], object]) -> None:
@@ -241,7 +241,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise unavailable(
-                        f"another process makes an MLflow store in {folder} for {_WAIT_S:g} s"
+                        f"another process has held the MLflow store in {folder} for {_WAIT_S:g} s"
                     ) from None
                 time.sleep(_LOOK_EVERY_S)
             except OSError:  # a file system without locks: the first whole file stays
@@ -599,7 +599,7 @@ class Server:
             Missing: The run has no such artifact, or the path leads elsewhere.
         """
         if split_path(path) is None:
-            raise Missing(f"{path!r:.120} is no path among a run's artifacts")
+            raise Missing(f"{path!r:.120} is not a path in a run's artifacts")
         scratch = target.with_name(f"{target.name}.parts")
         scratch.mkdir(parents=True, exist_ok=True)
         try:
@@ -608,7 +608,7 @@ class Server:
             # A store on this machine may give the artifact itself, which must stay.
             shutil.copyfile(given, target)
         except FileNotFoundError as error:
-            raise Missing(f"{path} is not there") from error
+            raise Missing(f"{path} does not exist") from error
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -728,8 +728,8 @@ def find_uri(location: str) -> str:
     uri = location or os.environ.get(_URI_VARIABLE, "").strip()
     if not uri:
         raise unusable(
-            f"no MLflow server is named: set {_URI_VARIABLE} or write backends="
-            '"mlflow+http://HOST:PORT"; the records wait'
+            f"no MLflow server URL is set. Set {_URI_VARIABLE}, or pass "
+            'backends="mlflow+http://HOST:PORT"; the records wait'
         )
     return uri
 
@@ -749,8 +749,8 @@ def check_credentials_are_for(uri: str) -> None:
         return
     raise unusable(
         f"the run's folder names the server {redact_text(uri)}, but the credentials in "
-        f"MLFLOW_TRACKING_* are for that of {_URI_VARIABLE}, and are sent to no other: set both to "
-        "those of that server and come again"
+        f"MLFLOW_TRACKING_* belong to the server in {_URI_VARIABLE} and are not sent to another "
+        "one. Set both to the server of the run, and try again"
     )
 
 
@@ -775,12 +775,12 @@ def open_server(uri: str, *, read_only: bool = False) -> Server:
         BackendUnavailable: It does not open it.
     """
     if read_only and (missing := _find_missing_store(uri)) is not None:
-        raise unavailable(f"there is no MLflow store at {missing}")
+        raise unavailable(f"no MLflow store exists at {missing}")
     mlflow = _import_mlflow()
     if _is_folder(uri) and not read_only:
         _log.warning(
-            "backend mlflow: %s is a folder, which MLflow only maintains and which may keep points "
-            "twice; mlflow+sqlite:///FILE keeps them once",
+            "backend mlflow: %s is a file store, which MLflow only maintains and which may "
+            "store points twice. mlflow+sqlite:///FILE stores them once",
             uri,
         )
     try:
@@ -789,7 +789,7 @@ def open_server(uri: str, *, read_only: bool = False) -> Server:
             make_database(path, lambda scratch: Server(mlflow, scratch))
         return Server(mlflow, uri, _find_artifact_root(uri))
     except (Refused, Missing) as error:
-        raise unavailable(f"MLflow does not open {redact_text(uri)}: {error}") from error
+        raise unavailable(f"MLflow cannot open {redact_text(uri)}: {error}") from error
 
 
 def _is_folder(uri: str) -> bool:

@@ -385,7 +385,7 @@ class Lifecycle:
         if self._max_params is not None and len(stored) + len(missing) > self._max_params:
             kept = max(0, self._max_params - len(stored))
             _log.warning(
-                "backend mlflow: max_params=%d leaves %d params out",
+                "backend mlflow: max_params=%d omits %d params",
                 self._max_params,
                 len(missing) - kept,
             )

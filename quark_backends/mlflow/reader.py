@@ -258,7 +258,7 @@ def _list_tags(tags: Mapping[str, str], *, own: bool) -> tuple[str, ...]:
 
 
 def _refuse(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 # Which records analyzers read and MLflow does not give back as they were.

@@ -328,7 +328,7 @@ class MirroredRun:
             if found is not None and found.active:
                 return found
             self._lose(found)
-        raise unavailable("the MLflow run was deleted as soon as it was made; the records wait")
+        raise unavailable("the MLflow run was deleted just after it was created; the records wait")
 
     def find_parent(self) -> str | None:
         """Id of the MLflow run that this one belongs under; None where there is none yet."""
@@ -378,7 +378,7 @@ class MirroredRun:
             return self._server.load_run(run_id)
         except Refused as error:
             # Something before the server refuses everything: the records are not to blame.
-            raise unavailable(f"MLflow refuses to show the run: {error}") from error
+            raise unavailable(f"MLflow does not return the run: {error}") from error
 
     def _ensure(self) -> str:
         if self._found is None:
@@ -386,9 +386,7 @@ class MirroredRun:
                 self._found = self._find()
             except (Refused, Missing) as error:
                 # Not a record but the run itself is refused, or its experiment has just gone.
-                raise unavailable(
-                    f"MLflow does not take the run: {error}; the records wait"
-                ) from error
+                raise unavailable(f"MLflow rejects the run: {error}; the records wait") from error
             url = self._server.find_page(self._found)
             if (self._found.id, url) != (self._known.mlflow_run_id, self._known.url):
                 self._known.mlflow_run_id, self._known.url = self._found.id, url
@@ -411,8 +409,8 @@ class MirroredRun:
             return
         self._known.mlflow_run_id = None
         _log.warning(
-            "backend mlflow: MLflow run %s of run %s was deleted; what follows goes to another "
-            "run. Use on_deleted=restore to have it taken back instead.",
+            "backend mlflow: MLflow run %s of run %s was deleted. Later records go to another "
+            "MLflow run. To restore the deleted run instead, use on_deleted=restore.",
             lost,
             self._run_id,
         )
@@ -431,7 +429,7 @@ class MirroredRun:
         experiment_id = self._find_experiment()
         with self._state.claim() as claimed:
             if not claimed:
-                raise unavailable("another process is about to make the MLflow run")
+                raise unavailable("another process is creating the MLflow run")
             found = self._server.find_run(experiment_id, self._run_id, deleted=False)
             if found is None and self._restore:
                 found = self._server.find_run(experiment_id, self._run_id, deleted=True)
@@ -491,8 +489,8 @@ class MirroredRun:
             if found is not None and found[1]:
                 if name != self._experiment:
                     _log.warning(
-                        "backend mlflow: the experiment %r is deleted; the run goes to %r. "
-                        "Use on_deleted=restore to have it taken back instead.",
+                        "backend mlflow: the experiment %r is deleted, so the run goes to %r. "
+                        "To restore the experiment instead, use on_deleted=restore.",
                         self._experiment,
                         name,
                     )
@@ -502,8 +500,8 @@ class MirroredRun:
                 return found[0]
             name = f"{self._experiment}-{number}"
         raise unavailable(
-            f"the MLflow experiments {self._experiment!r} to {name!r} are all deleted: "
-            "restore one or use another project"
+            f"the MLflow experiments {self._experiment!r} to {name!r} are all deleted. Restore "
+            "one, or use another project"
         )
 
 

@@ -187,7 +187,7 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, Mapping):
         return dict(value)
-    raise NotImplementedError(f"{type(value).__name__} is no type of the contract")
+    raise NotImplementedError(f"{type(value).__name__} is not a type of the contract")
 
 
 def unpack(kind: Any, value: Any) -> Any:
@@ -207,9 +207,9 @@ def unpack(kind: Any, value: Any) -> Any:
     if origin is np.ndarray:
         dtype, shape, data = value
         if dtype not in _ARRAY_TYPES:
-            raise ValueError(f"an array of {dtype!r:.20} is none of numbers")
+            raise ValueError(f"an array of {dtype!r:.20} is not numeric")
         return np.frombuffer(data, dtype).reshape([int(size) for size in shape])
     if origin is Columns:
         name, frames = value
         return Columns.concatenate(str(name), decode_frames(frames))
-    raise NotImplementedError(f"{kind} is no type of the contract")
+    raise NotImplementedError(f"{kind} is not a type of the contract")

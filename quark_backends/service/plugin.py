@@ -7,7 +7,7 @@ from quark_core.backends.contract import BackendDefinition, Capability
 
 SERVICE = BackendDefinition(
     name="service",
-    summary="A Quark persistence service: QUARK_PERSISTENCE_URL and QUARK_USER_KEY",
+    summary="A Quark server: QUARK_PERSISTENCE_URL and QUARK_USER_KEY",
     open=load_late("quark_backends.service.client.backend:ServiceBackend"),
     capabilities=frozenset(
         {

@@ -111,8 +111,8 @@ def check_codec(columns: Iterable[EncodedColumn]) -> None:
     """
     if any(column.encoding in ("p", "q") for column in columns) and _import_pcodec() is None:
         raise MissingCodecError(
-            "part of this run is compressed by pcodec, which is not installed here: "
-            'pip install "quark-tracker[pcodec]"'
+            "part of this run is compressed with pcodec, which is not installed: pip install "
+            '"quark-tracker[pcodec]"'
         )
 
 
@@ -166,7 +166,7 @@ def decode_codes(
     except (zstd.ZstdError, msgspec.DecodeError, ValueError, IndexError, TypeError) as error:
         raise SchemaValidationError(f"column {column.name} is damaged: {error}") from error
     if len(codes) and codes.max() >= len(known):
-        raise SchemaValidationError(f"column {column.name} is damaged: it names no text")
+        raise SchemaValidationError(f"column {column.name} is damaged: it refers to a missing text")
     return known, codes
 
 
@@ -280,8 +280,8 @@ def _decode(kind: str, column: EncodedColumn, count: int, *, single: bool = Fals
             raise SchemaValidationError(f"{len(out)} values instead of {count}")
         return out
     raise SchemaValidationError(
-        f"column {column.name} has the unknown encoding {encoding!r}; "
-        "it was written by a newer version of Quark"
+        f"column {column.name} has the unknown encoding {encoding!r}, which a newer version of "
+        "Quark wrote"
     )
 
 
@@ -555,7 +555,7 @@ def decode_chunk(kind: str, body: bytes) -> Chunk:
         raise SchemaValidationError(f"chunk is damaged: {error}") from error
     if decoded.version > _VERSION:
         raise SchemaValidationError(
-            f"chunk has format version {decoded.version}; this Quark reads up to {_VERSION}"
+            f"chunk has format version {decoded.version}, but this Quark reads up to {_VERSION}"
         )
     check_codec(decoded.columns)
     return Chunk(kind, decoded)

@@ -190,7 +190,7 @@ def decode_rollups(rollups: Sequence[bytes]) -> list[Blocks]:
     newest = max((head[0] for head in heads), default=_VERSION)
     if newest > _VERSION:
         raise SchemaValidationError(
-            f"a roll-up has format version {newest}; this Quark reads up to {_VERSION}"
+            f"a roll-up has format version {newest}, but this Quark reads up to {_VERSION}"
         )
     parts = []
     numbered = list(zip(rollups, heads, strict=True))

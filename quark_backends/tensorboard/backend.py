@@ -465,10 +465,10 @@ class TensorboardBackend:
     def __init__(self, config: BackendConfig) -> None:
         if config.options:
             raise _unavailable(
-                f"the TensorBoard mirror has no option {min(config.options)!r}; it has none"
+                f"the TensorBoard mirror has no option {min(config.options)!r}. It has no options"
             )
         if config.run_id is None or config.read_only:
-            raise _unavailable("the TensorBoard mirror is opened for writing one run only")
+            raise _unavailable("the TensorBoard mirror can only write, and one run only")
         self._folder = _find_folder(config, config.run_id)
         self._library = Library()
         self._payloads = PayloadFolder(self._folder / "payloads")

@@ -119,19 +119,19 @@ def read_options(config: BackendConfig) -> WandbOptions:
     given = dict(config.options)
     unknown = sorted(set(given) - set(_NAMES))
     if unknown:
-        raise _unusable(f"the W&B mirror has no option {unknown[0]!r}; it has {', '.join(_NAMES)}")
+        raise _unusable(f"the W&B mirror has no option {unknown[0]!r}, only {', '.join(_NAMES)}")
     entity, _, project = config.location.strip("/").rpartition("/")
     if "/" in entity:
         raise _unusable(f"wandb:{config.location} must be wandb:ENTITY/PROJECT")
     mode = given.get("mode")
     if mode is not None and mode not in _MODES:
-        raise _unusable(f"mode must be {', '.join(_MODES)}, got {mode!r}")
+        raise _unusable(f"mode must be one of {', '.join(map(repr, _MODES))}, got {mode!r}")
     names = given.get("names", "kept")
     if names not in ("kept", "strict"):
-        raise _unusable(f"names must be kept or strict, got {names!r}")
+        raise _unusable(f"names must be 'kept' or 'strict', got {names!r}")
     layers = given.get("layers", str(_DEFAULT_LAYERS))
     if layers != "all" and not layers.isdecimal():
-        raise _unusable(f"layers must be a number or all, got {layers!r}")
+        raise _unusable(f"layers must be a number or 'all', got {layers!r}")
     sources = given.get(SOURCES_OPTION, "0")
     if sources not in ("0", "1"):
         raise _unusable(f"sources must be 0 or 1, got {sources!r}")
@@ -285,7 +285,7 @@ class WandbBackend:
     def __init__(self, config: BackendConfig) -> None:
         options = read_options(config)
         if config.run_id is None or config.read_only:
-            raise _unavailable("the W&B mirror is opened for writing one run only")
+            raise _unavailable("the W&B mirror can only write, and one run only")
         run_path = config.run_path or config.storage_dir / ".quark" / "runs" / config.run_id
         folder = choose_folder(run_path.resolve(), options)
         self.keeps_sources = options.keeps_sources
@@ -430,8 +430,8 @@ class _SharedWorker:
             reply = process.request(Finish(), Reply, self._opening.finish_timeout_s + 5.0)
         except ChildGone as error:
             _log.warning(
-                "backend wandb: run %s was not finished in W&B (%s); "
-                "to send what is left: wandb sync --include-online %s",
+                "backend wandb: run %s was not finished in W&B (%s). To send the rest, run: "
+                "wandb sync --include-online %s",
                 self._opening.run_id,
                 error,
                 self._folder / "wandb",

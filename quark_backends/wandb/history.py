@@ -445,10 +445,10 @@ class StepRows:
         for part in self._riders:
             if part.is_metric and part.step is not None:
                 sent = self._state.sent_step
-                late = f"step {part.step} came after step {sent}"
-                return late if part.step < sent else f"step {part.step} came twice"
+                late = f"step {part.step} arrived after step {sent}"
+                return late if part.step < sent else f"step {part.step} arrived twice"
         if len(self._riders) > _MAX_RIDERS:
-            return "more came beside its steps than their rows have room for"
+            return "more values arrived for its steps than their rows can contain"
         return None
 
     def release(self) -> Iterator[StepRow]:

@@ -270,7 +270,7 @@ class WandbMirror:
             directory = self._join_folders(directory)
         self._save()
         if offline and directory is not None:
-            return f"W&B is offline; to send the run: wandb sync {directory}"
+            return f"W&B is offline. To send the run, run: wandb sync {directory}"
         return ""
 
     def _join_folders(self, directory: Path) -> Path:
@@ -299,21 +299,21 @@ class WandbMirror:
             self._find_rows(last)
         self._run = init_run(self._wandb, self._opening, state)
         if self._run.disabled:
-            self._notes.append("WANDB_MODE is disabled, so W&B keeps nothing of it")
+            self._notes.append("WANDB_MODE is 'disabled', so W&B stores no records")
             return
         note_page(state, self._run)
         path = Path(self._run.settings.sync_file)
         if last is not None and not last.synced and not self._run.offline:
             self._notes.append(
-                "an earlier process of this run did not end in W&B, whose server may lack its "
-                f"newest rows; they are in {last.path}: wandb sync --include-online sends them"
+                "an earlier process of this run did not finish in W&B, which may lack its "
+                f"newest rows. To send them from {last.path}, run: wandb sync --include-online"
             )
         if "x_transaction_log_flush_interval" in self._wandb.Settings.model_fields:
             self._log = LogFile(path, _find_record_type(self._wandb))
         else:
             self._notes.append(
-                f"wandb {self._wandb.__version__} writes its file every 15 s only, so rows that "
-                "count as delivered may be lost when its process is killed; newer ones keep them"
+                f"wandb {self._wandb.__version__} writes its file only every 15 s, so delivered "
+                "rows may be lost if its process is killed. Newer versions keep them"
             )
         state.file = WandbFile(str(path))
         # Noted before the first row: whoever comes later must know where to look.
@@ -363,8 +363,8 @@ class WandbMirror:
         for part in self._steps.give_up():
             self._send_row([part])
         self._notes.append(
-            f"its steps do not ascend ({reason}), so W&B's own step is no longer theirs; "
-            "its charts have the axis quark/step instead, and every point is there"
+            f"its steps do not ascend ({reason}), so the step of W&B differs from the step of "
+            "the run. The charts use the axis quark/step, and all points are stored"
         )
 
     def _send_row(self, parts: Sequence[Part], step: int | None = None) -> None:

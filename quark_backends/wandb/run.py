@@ -445,8 +445,8 @@ def _translate(wandb: Any, error: Exception) -> BackendUnavailable:
     unauthorized = isinstance(error, getattr(wandb.errors, "AuthenticationError", ()))
     if unauthorized or "api_key" in text.lower() or "api key" in text.lower():
         return BackendUnauthorized(
-            f"W&B has no valid credentials ({text}): run wandb login, or set WANDB_API_KEY; "
-            "without an account use wandb:?mode=offline; the records wait",
+            f"W&B rejected the credentials ({text}). Run `wandb login`, or set WANDB_API_KEY. "
+            "Without an account, use wandb:?mode=offline; the records wait",
             backend="wandb",
         )
     return BackendUnavailable(f"W&B cannot be reached ({text}); the records wait", backend="wandb")

@@ -165,7 +165,7 @@ def _choose_layout(array: Array, layout: str | None, default: str) -> str:
         raise SchemaValidationError(
             "image must have the shape (height, width), or three dimensions with 1, 3 or 4 "
             f"channels, got {array.shape}"
-            + ("; of a batch log each image, or a grid of them" if array.ndim == 4 else "")
+            + ("; log each image of the batch, or one grid of them" if array.ndim == 4 else "")
         )
     return layout
 
@@ -187,12 +187,12 @@ def _to_bytes(array: Array, *, normalize: bool) -> tuple[Array, dict[str, Any]]:
     if array.dtype.kind in "iu" and not normalize:
         if array.min() < 0 or array.max() > 255:
             raise SchemaValidationError(
-                f"image has integers from {array.min()} to {array.max()}; an image has 0 to 255 "
-                "(normalize=True spreads them)"
+                f"image has integers from {array.min()} to {array.max()}, but the allowed range "
+                "is 0 to 255. normalize=True rescales them"
             )
         return np.ascontiguousarray(array.astype(np.uint8)), notes
     if array.dtype.kind not in "fiu":
-        raise SchemaValidationError(f"image must hold numbers, not {array.dtype}")
+        raise SchemaValidationError(f"image must contain numbers, not {array.dtype}")
     values = array.astype(np.float64)
     finite = np.isfinite(values)
     if not finite.all():
@@ -297,14 +297,14 @@ def encode_audio(samples: Any, sample_rate_hz: object) -> tuple[bytes, dict[str,
         low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
         if low < -_FULL_SCALE - 1 or high > _FULL_SCALE:
             raise SchemaValidationError(
-                f"samples has integers from {low} to {high}; they must be of 16 bits, or floats "
+                f"samples has integers from {low} to {high}. Use 16-bit integers, or floats "
                 "from -1 to 1"
             )
         pcm = array.astype("<i2")
     elif array.dtype.kind == "f":
         pcm = _round_samples(array, notes)
     else:
-        raise SchemaValidationError(f"samples must hold numbers, not {array.dtype}")
+        raise SchemaValidationError(f"samples must contain numbers, not {array.dtype}")
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(pcm.shape[1])
@@ -352,7 +352,7 @@ def encode_video(frames: Any, fps: object, target: Path) -> dict[str, Any]:
             if stream is None:
                 if not height or not width:
                     raise SchemaValidationError(
-                        f"frames must have 2 pixels at least on each side, got {frame.shape}"
+                        f"frames must have at least 2 pixels on each side, got {frame.shape}"
                     )
                 stream = container.add_stream(
                     "libx264", rate=Fraction(rate).limit_denominator(1001)
@@ -361,7 +361,7 @@ def encode_video(frames: Any, fps: object, target: Path) -> dict[str, Any]:
                 size = width, height
             if (width, height) != size:
                 raise SchemaValidationError(
-                    f"frames[{count}] is {width}x{height}, but those before are "
+                    f"frames[{count}] is {width}x{height}, but the frames before it are "
                     f"{size[0] if size else 0}x{size[1] if size else 0}"
                 )
             # H.264 has even sides: an odd row or column at the end is left out.
@@ -389,13 +389,13 @@ def _iterate_frames(frames: Any) -> Iterator[Array]:
 
     if isinstance(frames, (str, bytes, dict)) or not isinstance(frames, Iterable):
         raise SchemaValidationError(
-            f"frames must be an array, frames or a path, not {type(frames).__name__}"
+            f"frames must be an array, a sequence of frames or a path, not {type(frames).__name__}"
         )
     for number, frame in enumerate(frames):
         try:
             pixels = read_pixels(frame)
         except SchemaValidationError as error:
-            told = str(error).removeprefix("image").removesuffix(" (normalize=True spreads them)")
+            told = str(error).removeprefix("image").removesuffix(". normalize=True rescales them")
             raise SchemaValidationError(f"frames[{number}]{told}") from None
         if pixels.ndim == 2:
             pixels = pixels[:, :, None]
@@ -449,7 +449,7 @@ def _check_fps(value: object) -> float:
     fps = _read_number(value)
     if fps is None or not 0 < fps <= _MOST_FPS:
         raise SchemaValidationError(
-            f"fps must be a number above 0 and up to {_MOST_FPS:.0f}, got {value!r:.40}"
+            f"fps must be a number above 0 and at most {_MOST_FPS:.0f}, got {value!r:.40}"
         )
     return fps
 
@@ -557,8 +557,8 @@ def describe_labels(labels: Any, argument: str = "class_labels") -> dict[str, st
     """
     if isinstance(labels, (str, bytes)) or not isinstance(labels, Iterable):
         raise SchemaValidationError(
-            f"{argument} must be names, or a mapping of numbers to names, "
-            f"not {type(labels).__name__}"
+            f"{argument} must be a list of names, or a mapping of class numbers to names, not "
+            f"{type(labels).__name__}"
         )
     pairs = labels.items() if isinstance(labels, Mapping) else enumerate(labels)
     named = {str(read_class(number, argument)): str(name)[:_MOST_LABEL] for number, name in pairs}
@@ -579,7 +579,7 @@ def read_class(value: Any, argument: str) -> int:
             return int(number)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise SchemaValidationError(f"{argument}: the number of a class is {value!r:.60}")
+    raise SchemaValidationError(f"{argument}: class numbers must be integers, got {value!r:.60}")
 
 
 def _is_grouped(boxes: Any) -> bool:
@@ -608,7 +608,7 @@ def _join_columns(group: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
             columns[name] = list(values.tolist() if hasattr(values, "tolist") else values)
     if _BOX not in columns or len({len(values) for values in columns.values()}) > 1:
         raise SchemaValidationError(
-            f"{where} must have `boxes` and, where they are there, as many `labels` and `scores`"
+            f"{where} must have `boxes`, and `labels` and `scores` of the same length or none"
         )
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
@@ -664,7 +664,7 @@ def _encode_mask(name: str, mask: Any, width: int, height: int) -> EncodedMask:
     numbers = np.where(np.isfinite(array), array, 0) if array.dtype.kind == "f" else array
     if numbers.dtype.kind not in "iuf" or (numbers != np.floor(numbers)).any():
         raise SchemaValidationError(
-            f"{where} must hold the numbers of classes: whole ones, not {array.dtype}"
+            f"{where} must contain integers, the class numbers, not {array.dtype}"
         )
     if numbers.min() < 0 or numbers.max() >= _BYTE * _BYTE:
         raise SchemaValidationError(
@@ -706,11 +706,11 @@ def encode_points(points: Any, colors: Any) -> tuple[bytes, dict[str, Any]]:
     array = read_array(points, "points")
     if array.ndim != 2 or array.shape[1] not in (_AXES, _WITH_VALUE, _WITH_COLOR):
         raise SchemaValidationError(
-            "points must have the shape (points, 3), with a fourth column for a value, or with "
-            f"six for colours, got {array.shape}"
+            "points must have the shape (points, 3), (points, 4) with a value in column 4, or "
+            f"(points, 6) with colors, got {array.shape}"
         )
     if array.dtype.kind not in "fiu":
-        raise SchemaValidationError(f"points must hold numbers, not {array.dtype}")
+        raise SchemaValidationError(f"points must contain numbers, not {array.dtype}")
     if array.shape[1] == _WITH_COLOR:
         array, colors = array[:, :_AXES], array[:, _AXES:] if colors is None else colors
     shades = None if colors is None else _read_colors(colors, len(array))
@@ -752,8 +752,7 @@ def _read_colors(colors: Any, count: int) -> Any:
     array = read_array(colors, "colors")
     if array.shape != (count, _AXES) or array.dtype.kind not in "fiu":
         raise SchemaValidationError(
-            f"colors must have the shape ({count}, 3), as many as there are points, "
-            f"got {array.shape}"
+            f"colors must have the shape ({count}, 3), one row for each point, got {array.shape}"
         )
     values = np.nan_to_num(array.astype(np.float64))
     # Of six columns of floats the colours may be bytes all the same.

@@ -145,15 +145,15 @@ class PayloadFolder:
             SessionStoreError: It cannot be read.
         """
         if not is_sha256(sha256):
-            raise ArtifactNotFoundError(f"{sha256!r:.80} is the hash of no payload")
+            raise ArtifactNotFoundError(f"{sha256!r:.80} is not the hash of a payload")
         path = self.root / object_path(sha256)
         try:
             # A pipe in its place would be waited for.
             if os.path.lexists(path) and not is_plain_file(path):
-                raise SessionStoreError(f"payload {sha256} cannot be read: {path} is no plain file")
+                raise SessionStoreError(f"payload {sha256} cannot be read: {path} is not a file")
             return path.open("rb")
         except FileNotFoundError:
-            raise ArtifactNotFoundError(f"payload {sha256} is not there: {path}") from None
+            raise ArtifactNotFoundError(f"payload {sha256} does not exist: {path}") from None
         except OSError as error:
             raise SessionStoreError(f"payload {sha256} cannot be read: {error}") from error
 
@@ -315,8 +315,8 @@ def open_source(path: object, argument: str = "path") -> tuple[BinaryIO, int]:
     try:
         if place.is_dir():
             raise SchemaValidationError(
-                f"{argument} {place} is a directory: make one file of it first, "
-                "such as by shutil.make_archive"
+                f"{argument} {place} is a directory. Pack it into one file first, for example "
+                "with shutil.make_archive"
             )
         # Opening a pipe would wait for whoever writes it.
         if place.exists() and not place.is_file():
@@ -444,7 +444,7 @@ class OutputFolder:
             return None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise OSError(errno.EINVAL, f"{self.root.joinpath(*parts)} is no plain file")
+            raise OSError(errno.EINVAL, f"{self.root.joinpath(*parts)} is not a regular file")
         return os.fdopen(descriptor, "rb")
 
     @contextmanager
@@ -494,7 +494,7 @@ def _walk(folder: Path, names: Sequence[str], *, make: bool) -> Path:
         if make:
             folder.mkdir(exist_ok=True)
         if not stat.S_ISDIR(folder.lstat().st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is no folder")
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is not a folder")
     return folder
 
 
@@ -503,7 +503,7 @@ def _open_in(folder: int | Path, name: str, flags: int) -> int:
         return os.open(name, flags, 0o666, dir_fd=folder)
     path = folder / name
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError(errno.ELOOP, f"{path} is no plain file")
+        raise OSError(errno.ELOOP, f"{path} is not a regular file")
     return os.open(path, flags, 0o666)
 
 

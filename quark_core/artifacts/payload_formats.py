@@ -144,8 +144,8 @@ def choose_format(payload: object, payload_format: object) -> str:
     """
     if isinstance(payload, os.PathLike):
         raise SchemaValidationError(
-            f"payload is a path ({os.fspath(payload)!r:.120}): log_file or store_file stores what "
-            "is in the file"
+            f"payload is a path ({os.fspath(payload)!r:.120}). To store the file's content, "
+            "call log_file or store_file"
         )
     if payload_format is None:
         if isinstance(payload, str):
@@ -153,7 +153,7 @@ def choose_format(payload: object, payload_format: object) -> str:
         return "bytes" if isinstance(payload, _BYTES_LIKE) else "json"
     if not isinstance(payload_format, str) or payload_format not in ARTIFACT_PAYLOAD_FORMATS:
         raise SchemaValidationError(
-            f"payload_format must be one of {', '.join(ARTIFACT_PAYLOAD_FORMATS)}, "
+            f"payload_format must be one of {', '.join(map(repr, ARTIFACT_PAYLOAD_FORMATS))}, "
             f"got {payload_format!r:.60}"
         )
     return payload_format
@@ -234,7 +234,8 @@ def encode_table(
         absent = [name for name in names if name not in found]
         if absent:
             raise SchemaValidationError(
-                f"columns: {absent[0]!r:.60} is not one of the table's: {', '.join(found):.200}"
+                f"columns: {absent[0]!r:.60} is not a column. The columns are: "
+                f"{', '.join(found):.200}"
             )
         places = [found.index(name) for name in names]
         rows = [[row[place] for place in places] for row in rows]
@@ -294,10 +295,10 @@ def _read(data: Any, names: list[str] | None) -> tuple[list[str], list[Sequence[
         named = [{str(name): value for name, value in row.items()} for row in rows]
         for index, row in enumerate(rows):
             if len(named[index]) != len(row):
-                raise SchemaValidationError(f"rows[{index}] has names that are equal as text")
+                raise SchemaValidationError(f"rows[{index}] has two names that are equal as text")
         return found, [[row.get(name) for name in found] for row in named]
     if names is None:
-        raise SchemaValidationError("columns must be given: the rows have no names")
+        raise SchemaValidationError("columns is required, because the rows have no names")
     for index, row in enumerate(rows):
         rows[index] = row.tolist() if hasattr(row, "tolist") else row
         if isinstance(rows[index], (str, bytes, Mapping)) or not isinstance(rows[index], Sequence):
@@ -316,7 +317,7 @@ def _read_columns(data: Mapping[Any, Any]) -> tuple[list[str], list[Sequence[Any
                 f"data[{name!r:.60}] must be a column of values, not {type(values).__name__}"
             )
         if str(name) in lists:
-            raise SchemaValidationError(f"data has two columns {str(name)!r:.60}")
+            raise SchemaValidationError(f"data has two columns named {str(name)!r:.60}")
         lists[str(name)] = list(plain)
     lengths = {len(values) for values in lists.values()}
     if len(lengths) > 1:
@@ -337,7 +338,7 @@ def _check_columns(columns: Any) -> list[str]:
                 f"columns[{index}] must be a str, not {type(name).__name__}"
             )
         if name in names[:index]:
-            raise SchemaValidationError(f"columns holds {name!r:.60} twice")
+            raise SchemaValidationError(f"columns contains {name!r:.60} twice")
     return [str(name) for name in names]
 
 

@@ -91,11 +91,11 @@ def decode_manifest(data: bytes) -> tuple[ManifestEntry, ...]:
     try:
         manifest = msgspec.json.decode(_inflate(data), type=_Manifest)
     except (zlib.error, msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ArtifactDamagedError(f"the manifest of the sources cannot be read: {error}") from None
+        raise ArtifactDamagedError(f"the source manifest cannot be read: {error}") from None
     if manifest.form != _FORM:
         raise ArtifactDamagedError(
-            f"the manifest of the sources has form {manifest.form}, this version of Quark "
-            f"reads {_FORM}: read it with a newer one"
+            f"the manifest of the source snapshot has version {manifest.form}, but this version "
+            f"of Quark reads {_FORM}. Upgrade quark-tracker to read it"
         )
     return tuple(
         entry
@@ -156,28 +156,28 @@ class SourcePacks:
         if isinstance(pack, str):
             return None, pack
         if self._left_bytes <= 0:
-            return None, f"the run's texts are more than {_MOST_TEXT_BYTES} bytes"
+            return None, f"the run's source files have more than {_MOST_TEXT_BYTES} bytes"
         try:
             member = pack.getinfo(entry.stored or entry.sha256)
             if member.compress_type not in _METHODS:
-                return None, "the pack that has it is damaged: it is packed in another way"
+                return None, "its pack is damaged: the compression format is unknown"
             with pack.open(member) as file:
                 data = file.read(MOST_FILE_BYTES * 2)
             self._left_bytes -= len(data)
         except (KeyError, zipfile.BadZipFile, zlib.error, OSError, RuntimeError) as error:
-            return None, f"the pack that has it is damaged: {error}"
+            return None, f"its pack is damaged: {error}"
         if hashlib.sha256(data).hexdigest() != (entry.stored or entry.sha256):
-            return None, "what the pack has is not what was kept"
+            return None, "the content of its pack does not match the stored hash"
         return data, None
 
     def _find(self, sha256: str) -> zipfile.ZipFile | str:
         try:
             if self._left_packed_bytes <= 0:
-                return f"the run's packs are more than {_MOST_PACKED_BYTES} bytes"
+                return f"the run's source packs have more than {_MOST_PACKED_BYTES} bytes"
             data = self._read_payload(sha256)
             self._left_packed_bytes -= len(data)
             if not _has_short_list(data):
-                return "the pack that has it is damaged: its list is none that was written here"
+                return "its pack is damaged: its file list has an unknown format"
             return zipfile.ZipFile(io.BytesIO(data))
         except RunNotFoundError:
             raise

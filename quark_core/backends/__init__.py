@@ -1,4 +1,4 @@
-"""What a storage backend is: the contract, what it returns, and how backends are found."""
+"""The storage backends: their contract, their results, and how they are found."""
 
 from quark_core import presentation
 from quark_core.records.base import RECORD_TYPES

@@ -235,7 +235,7 @@ def check_new_trials(trials: Sequence[NewTrial]) -> list[NewTrial]:
             parameters are kept as they are.
     """
     if not trials:
-        raise SchemaValidationError("trials must hold at least one trial")
+        raise SchemaValidationError("trials must contain at least one trial")
     if len(trials) > MOST_TRIALS:
         raise SchemaValidationError(f"trials has {len(trials)} trials; at most {MOST_TRIALS}")
     return [_check_new_trial(trial, f"trials[{place}]") for place, trial in enumerate(trials)]
@@ -252,14 +252,14 @@ def _check_new_trial(trial: NewTrial, where: str) -> NewTrial:
     for what, kept in (("parameters", parameters), ("origin", trial.origin)):
         if len(msgspec.json.encode(kept)) > _MAX_PARAMETERS_BYTES:
             raise SchemaValidationError(
-                f"{where}.{what} is more than {_MAX_PARAMETERS_BYTES:,} bytes of JSON"
+                f"{where}.{what} has more than {_MAX_PARAMETERS_BYTES:,} bytes of JSON"
             )
     redacted = redact_values(parameters)
     if redacted != parameters:
         name = next((n for n in parameters if redacted.get(n) != parameters[n]), "")
         raise SchemaValidationError(
-            f"{where}.parameters[{redact_text(name)!r}] looks like a secret: parameters are kept "
-            "as they are, so give secrets by the environment"
+            f"{where}.parameters[{redact_text(name)!r}] looks like a secret. Sweep parameters "
+            "are stored without redaction, so pass secrets in environment variables"
         )
     origin = normalize_object(trial.origin, f"{where}.origin") or JsonObject()
     return NewTrial(parameters=parameters, origin=redact_values(origin))
@@ -280,7 +280,7 @@ def check_entries(entries: Sequence[str]) -> list[str]:
         SchemaValidationError: None, too many, no text, or too long.
     """
     if isinstance(entries, str) or not entries or len(entries) > MOST_ENTRIES:
-        raise SchemaValidationError(f"entries must be a list of 1 to {MOST_ENTRIES:,} texts")
+        raise SchemaValidationError(f"entries must be a list of 1 to {MOST_ENTRIES:,} strings")
     for place, entry in enumerate(entries):
         if not isinstance(entry, str):
             raise SchemaValidationError(
@@ -310,10 +310,12 @@ def check_sweep(
     kept = normalize_object(definition, "definition") or JsonObject()
     if len(kept.encoded) > _MAX_DEFINITION_BYTES:
         raise SchemaValidationError(
-            f"definition is more than {_MAX_DEFINITION_BYTES:,} bytes of JSON"
+            f"definition has more than {_MAX_DEFINITION_BYTES:,} bytes of JSON"
         )
     if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < 1:
-        raise SchemaValidationError(f"max_failures must be an int from 1 on, got {max_failures!r}")
+        raise SchemaValidationError(
+            f"max_failures must be a positive int, got {max_failures!r:.60}"
+        )
     redacted = JsonObject(redact_values(kept))
     return check_label(project, "project"), check_label(name, "name"), redacted
 
@@ -334,7 +336,7 @@ def _check_encoding(text: str, argument: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise SchemaValidationError(f"{argument} holds half of a surrogate pair") from None
+        raise SchemaValidationError(f"{argument} contains half of a surrogate pair") from None
 
 
 def check_lease(lease_s: float) -> float:
@@ -347,7 +349,7 @@ def check_lease(lease_s: float) -> float:
     if not is_number or not 0 < lease_s <= _MAX_LEASE_S:
         raise SchemaValidationError(
             f"lease_s must be a number of seconds above 0, at most {_MAX_LEASE_S:.0f}, "
-            f"got {lease_s!r}"
+            f"got {lease_s!r:.60}"
         )
     return float(lease_s)
 
@@ -359,8 +361,10 @@ def check_result(result: TrialResult) -> TrialResult:
         SchemaValidationError: No state that a holder can say, or a value that is not finite.
     """
     if result.state not in TRIAL_STATES or result.state == "running":
-        states = ", ".join(state for state in TRIAL_STATES if state != "running")
-        raise SchemaValidationError(f"result.state must be one of {states}, got {result.state!r}")
+        states = ", ".join(repr(state) for state in TRIAL_STATES if state != "running")
+        raise SchemaValidationError(
+            f"result.state must be one of {states}, got {result.state!r:.60}"
+        )
     for what in ("values", "constraints"):
         numbers = getattr(result, what)
         if numbers is not None and not all(map(math.isfinite, numbers)):
@@ -463,19 +467,19 @@ def lacks_values(trial: StoredTrial, result: TrialResult) -> bool:
 def unknown_sweep(sweep: str) -> SchemaValidationError:
     """The error for a sweep that the store does not have."""
     return SchemaValidationError(
-        f"sweep {sweep!r}: this store has no such sweep; `quark sweep new` makes one, and "
-        "`quark sweep show` lists those there are"
+        f"sweep {sweep!r} does not exist in this store. `quark sweep show` lists the sweeps, "
+        "and `quark sweep new` creates one"
     )
 
 
 def unknown_trial(sweep_id: str, number: int) -> SchemaValidationError:
     """The error for a trial that a sweep does not have."""
-    return SchemaValidationError(f"sweep {sweep_id}: there is no trial {number}")
+    return SchemaValidationError(f"sweep {sweep_id} has no trial {number}")
 
 
 def refuse_coordination(store: str) -> SessionStoreError:
     """The error of a store that cannot give trials to workers."""
     return SessionStoreError(
-        f"{store} cannot give each trial to one worker at a time: keep the sweep in a store on a "
-        "local disk (SQLite), or in a service (`quark serve`), which any number of machines share"
+        f"{store} cannot assign each trial to only one worker. Use a store on a local disk "
+        "(SQLite), or a Quark server (`quark serve`), which many machines can share"
     )

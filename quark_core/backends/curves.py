@@ -271,7 +271,7 @@ def _check_ranks(ranks: object) -> RankChoice:
         )
     found = {check_index(rank, "ranks") for rank in ranks}
     if None in found:
-        raise SchemaValidationError("ranks must be a list of ranks, without None in it")
+        raise SchemaValidationError("ranks must be a list of ranks without None")
     return tuple(sorted(rank for rank in found if rank is not None))
 
 
@@ -287,7 +287,7 @@ def check_cursor(cursor: object) -> Cursor:
     for name, number in cursor.items():
         place = check_index(number, "cursor")
         if not isinstance(name, str) or place is None:
-            raise SchemaValidationError("cursor must map names to numbers, as it was given")
+            raise SchemaValidationError("cursor must map names to numbers, as a reply does")
         found[name] = place
     return found
 

@@ -156,7 +156,7 @@ def check_edit(edit: RunEdit) -> RunEdit:
     """
     if edit.archived is not None and not isinstance(edit.archived, bool):
         raise SchemaValidationError(
-            f"archived must be True or False, not a {type(edit.archived).__name__}"
+            f"archived must be True or False, not {type(edit.archived).__name__}"
         )
     checked = RunEdit(
         name=None if edit.name is None else _check_name(edit.name),
@@ -175,8 +175,8 @@ def check_edit(edit: RunEdit) -> RunEdit:
     _refuse_both("field", checked.set_fields, checked.remove_fields)
     if checked == RunEdit():
         raise SchemaValidationError(
-            "an edit must change something: give a name, notes, tags, groups, fields, archived, "
-            "or an alias"
+            "an edit must change something: pass name, notes, tags, groups, fields, archived or "
+            "an alias"
         )
     return checked
 
@@ -185,7 +185,7 @@ def _refuse_both(what: str, added: Iterable[str], removed: Iterable[str]) -> Non
     both = sorted({*added} & {*removed})
     if both:
         raise SchemaValidationError(
-            f"{what} {both[0]!r} is to be added and to be removed: choose one"
+            f"{what} {both[0]!r} cannot be both added and removed. Choose one"
         )
 
 
@@ -342,11 +342,11 @@ def make_stop(stored: StoredRun, *, by: str, reason: str | None = None) -> Plann
     run = stored.run
     if run.status != "running":
         raise InvalidRunStateError(
-            f"run {run.id} has ended ({run.status}), so there is nothing to stop"
+            f"run {run.id} has ended ({run.status}), so it cannot be stopped"
         )
     if stored.state == "lost":
         raise InvalidRunStateError(
-            f"run {run.id} is lost ({stored.lost_reason}), so nobody is there who could stop"
+            f"run {run.id} is lost ({stored.lost_reason}), so it cannot be stopped"
         )
     writer = _Writer(run)
     asked = StopRequest(id=writer.id, by=by, at=format_time(writer.time_us), reason=reason)
@@ -410,7 +410,7 @@ class _Writer:
 
 def _describe_change(field: str, change: Mapping[str, Any]) -> str:
     if field == "alias":
-        way = "no longer names" if change.get("removed") else "names"
+        way = "no longer assigns" if change.get("removed") else "names"
         return f"alias {change['alias']!r} {way} {change['artifact_key']}:v{change['version']}"
     if field == "archived":
         return "archived" if change["after"] else "no longer archived"
@@ -549,7 +549,7 @@ def check_belonging_edit(edit: BelongingEdit) -> BelongingEdit:
     _refuse_both("field", checked.set_fields, checked.remove_fields)
     if checked == BelongingEdit():
         raise SchemaValidationError(
-            "an update must change something: give a description, fields or tags"
+            "an update must change something: pass a description, fields or tags"
         )
     return checked
 
@@ -635,15 +635,15 @@ def inherit(
 def unknown_project(project: str) -> SchemaValidationError:
     """The error for a project that the store does not have."""
     return SchemaValidationError(
-        f"project {project!r}: this store has no such project; it begins with its first run"
+        f"project {project!r} does not exist in this store. It is created with its first run"
     )
 
 
 def refuse_belonging(store: str) -> SessionStoreError:
     """The error of a store that keeps nothing of projects and groups."""
     return SessionStoreError(
-        f"{store} keeps nothing of projects and groups but which runs are in them: describe "
-        "them in a service or in a store on a local disk"
+        f"{store} stores no descriptions of projects and groups. Describe them in a store on a "
+        "local disk or on a Quark server"
     )
 
 

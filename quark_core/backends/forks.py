@@ -168,8 +168,8 @@ def _tell_missing(run_id: str, parent_run_id: str, step: int) -> None:
         return
     _told.add((run_id, parent_run_id))
     _log.warning(
-        "run %s was forked from %s at step %d, which this store does not have (it was removed, "
-        "or is in the trash): the curves of the fork begin where its own points do",
+        "run %s was forked from %s at step %d, but this store does not have that run (it was "
+        "removed or is in the trash). The curves of the fork start at its own first points",
         clean_line(run_id),
         clean_line(parent_run_id),
         step,

@@ -95,13 +95,13 @@ class GridQuery:
         check_choice(field, f"field of {kind} records", list_grid_fields(kind))
         if summary_type is not None:
             if kind != "layer":
-                raise SchemaValidationError("summary_type: only layers have one")
+                raise SchemaValidationError("summary_type applies to layers only")
             check_choice(summary_type, "summary_type", ("activation", "gradient"))
         chosen = "rank" if kind == "telemetry" else "name"
         if by is not None:
             check_choice(by, f"by of {kind} records", sorted({"rank", chosen}))
         if under is not None and (not isinstance(under, str) or kind == "telemetry"):
-            raise SchemaValidationError("under must name a module, of layers or parameters")
+            raise SchemaValidationError("under must name a module of layers or parameters")
         return cls(
             kind=kind,
             field=field,

@@ -57,7 +57,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 _PACKAGES = ("quark_backends.", "quark_core.", "quark.")
 # What a URL begins with is the scheme of a backend of ours.
 _URL_SCHEMES = frozenset({"http", "https"})
-_AGAIN = "; it belongs to Quark, which is not whole here: install quark-tracker again"
+_AGAIN = "; it is part of Quark, but this installation is incomplete: reinstall quark-tracker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class BackendRegistry:
         try:
             registered = self._manager.register(plugin, name=name)
             if registered is None:
-                raise ValueError("it is blocked or registered already")
+                raise ValueError("it is blocked or already registered")
             self._manager.check_pending()
             found: list[BackendDefinition] = []
             for implementation in self._manager.hook.quark_register_backends.get_hookimpls():
@@ -159,12 +159,12 @@ class BackendRegistry:
         for left_out in self._left_out:
             if left_out.name == name:
                 raise BackendContractError(
-                    f"backend {name!r} of {left_out.origin} cannot be used: {left_out.reason}",
+                    f"backend {name!r} from {left_out.origin} cannot be used: {left_out.reason}",
                     backend=name,
                 )
         raise UnknownBackendError(
-            f"backends: there is no backend {name!r} (installed: {', '.join(self.names)})"
-            f"{_find_hint(name)}",
+            f"backends: {name!r} is not an installed backend (installed: "
+            f"{', '.join(map(repr, self.names))}){_find_hint(name)}",
             backend=name,
         )
 
@@ -178,7 +178,7 @@ class BackendRegistry:
             if definition.is_default_primary:
                 return definition
         raise UnknownBackendError(
-            f"backends: there is no default store (installed: {', '.join(self.names)}){_AGAIN}"
+            f"backends: no default store (installed: {', '.join(map(repr, self.names))}){_AGAIN}"
         )
 
     @property
@@ -243,7 +243,9 @@ class BackendRegistry:
         """Import the modules in which plugins define types of records; a broken one is logged."""
         for plugin, modules in self.collect("quark_register_record_kinds"):
             if isinstance(modules, str) or not isinstance(modules, Iterable):
-                _log.error("record kinds of plugin %s: %r is no list of modules", plugin, modules)
+                _log.error(
+                    "record kinds of plugin %s: %r is not a list of modules", plugin, modules
+                )
                 continue
             for module in modules:
                 try:
@@ -260,26 +262,26 @@ class BackendRegistry:
 
     def _refusal(self, definition: object) -> str | None:
         if not isinstance(definition, BackendDefinition):
-            return f"it declared a {type(definition).__name__}, not a BackendDefinition"
+            return f"it declares {type(definition).__name__}, not a BackendDefinition"
         if not isinstance(definition.name, str) or not _NAME.fullmatch(definition.name):
-            return f"its name {definition.name!r} is not a lowercase word that one could type"
+            return f"its name {definition.name!r} must be one lowercase word"
         for field in ("schemes", "capabilities"):
             value = getattr(definition, field)
             if not isinstance(value, Iterable) or isinstance(value, str):
-                return f"its {field} are {value!r}, not a collection"
+                return f"its {field} must be a collection, got {value!r:.60}"
         if definition.api_version != API_VERSION:
             return (
-                f"it speaks version {definition.api_version} of the backend contract; "
-                f"this Quark speaks {API_VERSION}"
+                f"it uses version {definition.api_version} of the backend contract, but this "
+                f"Quark uses version {API_VERSION}"
             )
         if definition.name in self._definitions:
-            return f"the name is taken by {self._origins[definition.name]}"
+            return f"its name is already used by {self._origins[definition.name]}"
         return None
 
     def _leave_out(self, name: str, origin: str, reason: str) -> None:
         self._left_out.append(LeftOut(name, origin, reason))
         warnings.warn(
-            clean_text(f"Quark left out the plugin {name!r} of {origin}: {reason}"),
+            clean_text(f"Quark ignores the plugin {name!r} from {origin}: {reason}"),
             RuntimeWarning,
             stacklevel=2,
         )
@@ -350,7 +352,7 @@ def _check_moment(generated_at: str | None) -> str:
         parse_time(generated_at)
     except (ValueError, OverflowError):
         raise SchemaValidationError(
-            f"generated_at must be ISO 8601 such as 2026-05-07T00:00:00Z, got {generated_at!r}"
+            f"generated_at must be ISO 8601 such as 2026-05-07T00:00:00Z, got {generated_at!r:.60}"
         ) from None
     return generated_at
 
@@ -403,9 +405,9 @@ PROTOCOLS: Mapping[Capability, type] = {
 
 # Whatever a run's only store does not keep is lost, and nobody would notice.
 _PRIMARY_NEEDS = {
-    Capability.READ: "nothing of a run could be read",
-    Capability.IDEMPOTENT: "what is sent again after a lost reply would be there twice",
-    Capability.GENERATIONS: "what analyze() finds would be kept nowhere",
+    Capability.READ: "the records of a run cannot be read back",
+    Capability.IDEMPOTENT: "records that are sent again after a lost reply are duplicated",
+    Capability.GENERATIONS: "findings of analyze() cannot be stored",
 }
 
 
@@ -423,7 +425,7 @@ def check_capabilities(definition: BackendDefinition, backend: object) -> Backen
         )
 
     if not isinstance(backend, Backend):
-        raise refuse(f"opened a {type(backend).__name__}, which has no write() and close()")
+        raise refuse(f"opened {type(backend).__name__}, which has no write() and close()")
     declared = frozenset(definition.capabilities)
     for capability, protocol in PROTOCOLS.items():
         if capability in declared and not isinstance(backend, protocol):
@@ -432,14 +434,14 @@ def check_capabilities(definition: BackendDefinition, backend: object) -> Backen
             raise refuse(f"implements {protocol.__name__} but does not declare {capability}")
     if Capability.GENERATIONS in declared and Capability.PRIMARY not in declared:
         raise refuse(
-            "declares generations without primary: a mirror gets what analyzers find as batches, "
-            "and is asked for it nowhere else. Leave generations out"
+            "declares generations without primary, but Quark reads analyzer outputs from "
+            "primary stores only. Remove generations"
         )
     missing = sorted(_PRIMARY_NEEDS.keys() - declared)
     if Capability.PRIMARY in declared and missing:
         reasons = "; ".join(_PRIMARY_NEEDS[each] for each in missing)
         raise refuse(
-            f"declares primary without {', '.join(missing)}: {reasons}. Implement it, or leave "
-            "primary out and use the backend as a mirror"
+            f"declares primary without {', '.join(missing)}: {reasons}. Implement it, or remove "
+            "primary and use the backend as a mirror"
         )
     return backend

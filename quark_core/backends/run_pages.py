@@ -220,13 +220,13 @@ class PageCursor(msgspec.Struct, array_like=True, frozen=True):
             found = msgspec.msgpack.decode(base64.urlsafe_b64decode(padded), type=cls)
         except (msgspec.MsgspecError, AttributeError, UnicodeError, binascii.Error, ValueError):
             raise SchemaValidationError(
-                "after must be what `next` of the page before was"
+                "after must be the value of `next` of the previous page"
             ) from None
         keys = sum(3 if order.field.scope in VALUE_SCOPES else 1 for order in search.order_by)
         if found.search != checksum_search(search) or len(found.keys) != keys:
             raise SchemaValidationError(
-                "after is of a page of another search: with another project, where or order_by "
-                "begin at the first page"
+                "after is from another search. If you change project, where or order_by, start "
+                "again at the first page"
             )
         return found
 

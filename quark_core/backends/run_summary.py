@@ -59,7 +59,7 @@ class StoredRun:
 
     def __post_init__(self) -> None:
         if self.ending is None and self.state == "lost":
-            vanished = RunEnding("vanished", self.lost_reason or "its process is gone")
+            vanished = RunEnding("vanished", self.lost_reason or "its process has ended")
             object.__setattr__(self, "ending", vanished)
 
     @property

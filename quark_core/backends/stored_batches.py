@@ -87,7 +87,7 @@ def restore_batch(data: Mapping[str, Any]) -> Batch:
         body = encode_records(records)
         return msgspec.convert({**identity, "count": len(records), "body": body}, Batch)
     except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
-        raise SchemaValidationError(f"this is no batch: {error!r}") from error
+        raise SchemaValidationError(f"not a valid batch: {error!r}") from error
 
 
 def select_rows(batches: Iterable[Batch], kind: str, query: Query) -> Columns:
@@ -125,7 +125,7 @@ def describe_run(batches: Iterable[Batch]) -> StoredRun:
     records = _list_lifecycle(ordered)
     starts = [record for record in records if record.action == "start"]
     if not starts:
-        raise RunNotFoundError("there is no such run here")
+        raise RunNotFoundError("this store does not have the run")
     attempt = max(record.attempt for record in starts)
     newest = [record for record in records if record.attempt == attempt]
     stop: StopRequest | None = None

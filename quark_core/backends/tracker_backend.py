@@ -157,8 +157,8 @@ class MirrorBackend(TrackerBackend):
         make_tracker = type(self).make_tracker
         if make_tracker is None:
             raise InvalidRunStateError(
-                f"{type(self).__name__} stands alone, and no tracker is there to begin a run: "
-                f"take it from quark (`from quark import {type(self).__name__}`)"
+                f"{type(self).__name__} needs the tracker to start runs. Import it from quark "
+                f"(`from quark import {type(self).__name__}`)"
             )
         with self._beginning:
             if self._tracker is None:

@@ -1,1 +1,1 @@
-"""What a user asks for: arguments, configurations, settings; secrets are taken out here."""
+"""User input: arguments, configs and settings. Secrets are removed here."""

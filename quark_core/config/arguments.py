@@ -106,9 +106,9 @@ def _tell_of_stranger(folder: Path) -> None:
         return
     _told.add(folder)
     _log.warning(
-        "%s has a Quark store that belongs to another user, or that everybody may write, and so "
-        "it is not used from the folders below it. Where you trust it: storage_dir=%r, or "
-        "--storage-dir of the command",
+        "The Quark store in %s is not used, because the folder belongs to another user or "
+        "anyone can write to it. If you trust it, pass storage_dir=%r, or --storage-dir on the "
+        "command line",
         folder,
         str(folder),
     )
@@ -137,7 +137,7 @@ def list_given(given: Iterable[Any], argument: str, most: int) -> list[Any]:
         return list(islice(given, most + 1))
     except Exception as error:
         raise SchemaValidationError(
-            f"{argument} cannot be gone through: {type(error).__name__}: {error!s:.60}"
+            f"{argument} cannot be iterated: {type(error).__name__}: {error!s:.60}"
         ) from error
 
 
@@ -152,8 +152,8 @@ def check_run_id(run_id: object, argument: str = "run_id") -> str:
         raise SchemaValidationError(f"{argument} must be a str of 1 to 128 characters")
     if not may_be_run_id(run_id):
         raise SchemaValidationError(
-            f"{argument} may hold letters, digits, '.', '_' and '-' and not begin with '.', "
-            f"got {describe_argument(run_id)}"
+            f"{argument} may contain letters, digits, '.', '_' and '-', and must not start with "
+            f"'.', got {describe_argument(run_id)}"
         )
     return run_id
 
@@ -172,7 +172,7 @@ def check_tags(tags: Iterable[str] | None, argument: str = "tags") -> tuple[str,
     if tags is None:
         return ()
     if isinstance(tags, str):
-        raise SchemaValidationError(f"{argument} must be an iterable of str, not one str")
+        raise SchemaValidationError(f"{argument} must be an iterable of str, not a single str")
     if not isinstance(tags, Iterable):
         raise SchemaValidationError(
             f"{argument} must be an iterable of str, not {type(tags).__name__}"
@@ -202,7 +202,7 @@ def check_label(label: object, argument: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise SchemaValidationError(f"{argument} holds half of a surrogate pair") from None
+        raise SchemaValidationError(f"{argument} contains half of a surrogate pair") from None
     return redact_text(text)
 
 
@@ -233,8 +233,8 @@ def _check_encoding(root: Path) -> Path:
         # As it is, no terminal could show it.
         shown = os.fsencode(root).decode("utf-8", "backslashreplace")
         raise SessionStoreError(
-            f"storage_dir {shown} is not UTF-8, so it can stand neither in a journal nor in a "
-            "database. Choose another storage_dir, or rename that folder."
+            f"storage_dir {shown} is not valid UTF-8, so journals and databases cannot store "
+            "it. Choose another storage_dir, or rename that folder."
         ) from None
     return root
 
@@ -258,13 +258,13 @@ def resolve_storage_dir(storage_dir: str | Path | None) -> Path:
         is_file = root.exists() and not root.is_dir()
     except PermissionError as error:
         raise SessionStoreError(
-            f"storage_dir {storage_dir} cannot be reached: {error.strerror}. "
-            "Choose another one, or ask for permission to enter the folders above it."
+            f"storage_dir {storage_dir} cannot be accessed: {error.strerror}. Choose another "
+            "one, or ask for permission to enter its parent folders."
         ) from error
     except (OSError, RuntimeError, ValueError) as error:
         # Links that go round in a circle, an unknown ~user, a name that no disk can hold.
         raise SessionStoreError(
-            f"storage_dir {storage_dir!s:.200} is no path that can be used: {error}"
+            f"storage_dir {storage_dir!s:.200} is not a usable path: {error}"
         ) from error
     if is_file:
         raise SessionStoreError(f"storage_dir {root} is a file, not a directory")
@@ -281,7 +281,7 @@ def working_directory() -> Path:
         return Path.cwd()
     except OSError as error:
         raise SessionStoreError(
-            f"storage_dir was not given and there is no working directory: {error}"
+            f"storage_dir is required, because the working directory is missing: {error}"
         ) from error
 
 
@@ -317,9 +317,7 @@ def check_group_path(path: object, argument: str = "group") -> str:
     """
     text = check_label(path, argument)
     if not text.isprintable():
-        raise SchemaValidationError(
-            f"{argument} holds a character that cannot be seen: {text[:60]!r}"
-        )
+        raise SchemaValidationError(f"{argument} contains an invisible character: {text[:60]!r}")
     parts = text.split("/")
     if len(parts) > _MAX_LEVELS:
         raise SchemaValidationError(
@@ -327,11 +325,11 @@ def check_group_path(path: object, argument: str = "group") -> str:
         )
     if "" in parts:
         raise SchemaValidationError(
-            f"{argument} must be a path such as 'paper/fig3', without a slash at its ends and "
-            f"without an empty part, got {text[:60]!r}"
+            f"{argument} must be a path such as 'paper/fig3', without a leading or trailing "
+            f"slash and without empty parts, got {text[:60]!r}"
         )
     if any(part != part.strip() for part in parts):
-        raise SchemaValidationError(f"{argument} has space around a part: {text[:60]!r}")
+        raise SchemaValidationError(f"{argument} has spaces around a part: {text[:60]!r}")
     return text
 
 
@@ -351,9 +349,7 @@ def check_groups(groups: str | Iterable[str] | None, argument: str = "group") ->
         )
     listed = list_given(groups, argument, _MAX_GROUPS)
     if len(listed) > _MAX_GROUPS:
-        raise SchemaValidationError(
-            f"{argument} has more than {_MAX_GROUPS} paths, which is how many are allowed"
-        )
+        raise SchemaValidationError(f"{argument} has more than {_MAX_GROUPS} paths, the maximum")
     paths = {check_group_path(path, f"{argument}[{i}]") for i, path in enumerate(listed)}
     return tuple(sorted(paths))
 
@@ -372,13 +368,13 @@ def check_fields(fields: object, argument: str = "fields") -> JsonObject:
     """
     if not isinstance(fields, Mapping):
         raise SchemaValidationError(
-            f"{argument} must be a mapping of names and values, not {type(fields).__name__}"
+            f"{argument} must be a mapping of names to values, not {type(fields).__name__}"
         )
     try:
         listed = list(fields.items())
     except Exception as error:
         raise SchemaValidationError(
-            f"{argument} cannot be gone through: {type(error).__name__}: {error!s:.60}"
+            f"{argument} cannot be iterated: {type(error).__name__}: {error!s:.60}"
         ) from error
     if len(listed) > _MAX_FIELDS:
         raise SchemaValidationError(
@@ -391,8 +387,8 @@ def check_fields(fields: object, argument: str = "fields") -> JsonObject:
         size = len(encode_json(normal))
         if size > MAX_FIELD_BYTES:
             raise SchemaValidationError(
-                f"{argument}[{known[:60]!r}] has {size} bytes of JSON; at most {MAX_FIELD_BYTES} "
-                "are allowed. Log what is larger as an artifact"
+                f"{argument}[{known[:60]!r}] has {size} bytes of JSON; at most "
+                f"{MAX_FIELD_BYTES} are allowed. Log larger values as an artifact"
             )
         checked[known] = normal
     return JsonObject(redact_values(checked))
@@ -410,7 +406,7 @@ def check_field_names(names: Iterable[str] | None, argument: str = "fields") -> 
 def _check_field_name(name: object, argument: str) -> str:
     text = check_label(name, argument)
     if not text.isprintable() or text != text.strip():
-        raise SchemaValidationError(f"{argument} must be printable, and without space around it")
+        raise SchemaValidationError(f"{argument} must be printable and have no surrounding spaces")
     return text
 
 
@@ -424,7 +420,7 @@ def check_if_done(if_done: object) -> IfDone | None:
         return None
     if not isinstance(if_done, str) or if_done not in get_args(IfDone):
         raise SchemaValidationError(
-            f"if_done must be one of {', '.join(get_args(IfDone))}, or None, "
-            f"got {describe_argument(if_done)}"
+            f"if_done must be one of {', '.join(map(repr, get_args(IfDone)))}, or None, got "
+            f"{describe_argument(if_done)}"
         )
     return if_done  # type: ignore[return-value]

@@ -31,7 +31,7 @@ _ARTIFACT = (
     "artifacts.log_image(name, image) or artifacts.log_table(name, rows)"
 )
 _END = "session.end_run(), or leave the block `with quark.start_run(…) as session:`"
-_TAG = 'session.add_tag("baseline"); what has a value: session.annotate(gpu="V100")'
+_TAG = 'session.add_tag("baseline"), or session.annotate(gpu="V100") for a name with a value'
 _NOTE = 'session.annotate(gpu="V100", accuracy=0.98), a field that field.gpu finds'
 _GROUP = 'quark.start_run(group="paper/fig3"), or session.add_to_group("paper/fig3") later'
 _WATCH = "quark.watch(session, model, optimizer)"
@@ -40,7 +40,7 @@ _ALERT = (
     'quark.EventLogger(session).log("alert_raised", severity="error", '
     'payload={"title": "Slow", "message": "the loader waits"})'
 )
-_CODE = "quark.read_sources(session), which reads the code that each run keeps by itself"
+_CODE = "quark.read_sources(session), which returns the source snapshot of the run"
 _USE = 'session.use_artifact("model:best")'
 _TEXT = 'session.add_log("text"), or handler = quark.LoggingHandler(session)'
 
@@ -76,7 +76,7 @@ _SESSION = _by_name(
         _READ: "history",
         _RENAME: "set_name",
         'session.fingerprint_data("train", values)': "log_input",
-        "session.annotate(best=0.98); last, lowest and highest of each metric are kept": "summary",
+        ("session.annotate(best=0.98); Quark keeps last, min and max of metrics"): "summary",
     }
 )
 
@@ -134,14 +134,14 @@ _ARGUMENTS = _by_name(
         "notes": "description",
         "step": "global_step iteration",
         "metric": "key tag title",
-        "QUARK_PERSISTENCE_URL names the service, and a key the workspace": "entity",
+        ("QUARK_PERSISTENCE_URL names the server, and a key the workspace"): "entity",
         "parent_run_id=outer.run_id makes a run the child of another one": "nested",
-        "a new run gets its id by itself; quark.resume_run(run_id=…) continues a run": "run_id",
+        "Quark assigns the ID of a new run. quark.resume_run(run_id=…) continues a run": "run_id",
         "quark.resume_run(run_id=…) continues a run": "resume",
         "no account is needed": "anonymous",
-        "the code is kept by itself": "save_code",
-        "settings are environment variables, QUARK_…": "settings",
-        "each start_run begins a run of its own": "reinit",
+        "Quark stores the source code automatically": "save_code",
+        "settings are environment variables named QUARK_…": "settings",
+        "each start_run starts a new run": "reinit",
         "each call is kept at once": "commit sync",
     }
 )
@@ -166,8 +166,8 @@ def explain_attribute(owner: object, name: str, table: str, shown: str) -> Attri
 def explain_item(key: object) -> TypeError:
     """The error of `session[key]`, which some trackers log by."""
     return TypeError(
-        f"a session holds no values by name. To log metrics, write {_LOG}; "
-        f"a setting is session.config[{_show(key)}]"
+        f"a session is not a mapping. To log metrics, write {_LOG}. For a config value, write "
+        f"session.config[{_show(key)}]"
     )
 
 
@@ -192,7 +192,7 @@ class _Refused:
         raise explain_attribute(owner, self._name, "session", f"{kind.__name__!r} object")
 
     def __set__(self, owner: object, value: object) -> NoReturn:
-        shown = f"{type(owner).__name__!r} object: {self._name!r} is not assigned"
+        shown = f"{type(owner).__name__!r} object: {self._name!r} cannot be assigned"
         raise AttributeError(f"{shown}. Write {self._written}", name=self._name, obj=owner)
 
 
@@ -240,8 +240,8 @@ def explain_arguments(
     by_name = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
     first = by_name[0] if by_name else ""
     return TypeError(
-        f"{shown}() got {_show(surplus[0])} by position, and takes it by its name: "
-        f"write {first}={_show(surplus[0])}" + (f" if it is the {first}" if first else "")
+        f"{shown}() got {_show(surplus[0])} by position, but takes it by name: write "
+        f"{first}={_show(surplus[0])}" + (f" if it is the {first}" if first else "")
     )
 
 

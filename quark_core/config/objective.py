@@ -52,15 +52,15 @@ def check_objective(metric: object, mode: object = None) -> Objective | None:
     """
     if isinstance(mode, str) and mode in ("online", "offline", "disabled", "dryrun"):
         raise SchemaValidationError(
-            f"mode must be 'min' or 'max', got {mode!r}: it is the direction of objective=; "
-            "each run is kept on this machine first"
+            f"mode must be 'min' or 'max', got {mode!r:.60}. It is the direction of objective=. "
+            "Quark always stores runs locally first"
         )
     if mode is not None:
         check_choice(mode, "mode", get_args(ObjectiveMode))
     if metric is None:
         if mode is not None:
             raise SchemaValidationError(
-                f"mode={mode!r} needs objective=, the metric that is to get better"
+                f"mode={mode!r} needs objective=, the name of the metric to optimize"
             )
         return None
     name = check_label(metric, "objective")

@@ -109,7 +109,7 @@ def chosen_store() -> str:
     given = _read(STORE_NAME)
     if given and (len(given) > 200 or not given.isprintable()):
         raise SchemaValidationError(
-            f"{STORE_NAME} must be a printable text of at most 200 characters, got {given!r:.60}"
+            f"{STORE_NAME} must be printable text of at most 200 characters, got {given!r:.60}"
         )
     return given
 
@@ -137,7 +137,7 @@ def allows_offline() -> bool:
     """
     given = _read(OFFLINE).lower()
     if given not in ("", "allow"):
-        raise SchemaValidationError(f'{OFFLINE} must be "allow" or not be set, got {given!r:.40}')
+        raise SchemaValidationError(f"{OFFLINE} must be 'allow' or unset, got {given!r:.40}")
     return given == "allow"
 
 
@@ -205,7 +205,9 @@ def _read(name: str) -> str:
 def _read_word(name: str, words: tuple[str, ...]) -> str:
     given = _read(name).lower()
     if given and given not in words:
-        raise SchemaValidationError(f"{name} must be one of {', '.join(words)}, got {given!r:.40}")
+        raise SchemaValidationError(
+            f"{name} must be one of {', '.join(map(repr, words))}, got {given!r:.40}"
+        )
     return given
 
 
@@ -214,7 +216,7 @@ def _read_bytes(name: str) -> int | None:
     if not text:
         return None
     if not text.isascii() or not text.isdigit():
-        raise SchemaValidationError(f"{name} must be a number of bytes: {text!r}")
+        raise SchemaValidationError(f"{name} must be a number of bytes, got {text!r:.60}")
     return int(text)
 
 
@@ -227,7 +229,7 @@ def _read_seconds(name: str, default: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0.0 <= seconds < float("inf"):
-        raise SchemaValidationError(f"{name} must be a number of seconds, got {text!r}")
+        raise SchemaValidationError(f"{name} must be a number of seconds, got {text!r:.60}")
     return seconds
 
 

@@ -45,7 +45,7 @@ class _Reads:
             raise
         except Exception as error:
             raise SchemaValidationError(
-                f"tracked: config cannot be gone through: {type(error).__name__}: {error!s:.60}"
+                f"tracked: config cannot be iterated: {type(error).__name__}: {error!s:.60}"
             ) from error
         # Late: only who tracks a configuration needs it.
         from mmap import mmap
@@ -54,7 +54,7 @@ class _Reads:
 
     def _add(self, values: Mapping[str, Any], above: str, depth: int) -> None:
         if depth > _MAX_DEPTH:
-            raise SchemaValidationError(f"config is nested deeper than {_MAX_DEPTH} levels")
+            raise SchemaValidationError(f"config is nested more than {_MAX_DEPTH} levels deep")
         for key, value in values.items():
             path = f"{above}.{key}" if above else str(key)
             inner = _find_mapping(value)
@@ -117,7 +117,7 @@ class TrackedConfig(Mapping[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"the configuration has no key {name!r}") from None
+            raise AttributeError(f"the config has no key {name!r}") from None
 
     def __iter__(self) -> Iterator[str]:
         self._reads.mark_below(self._path)
@@ -138,10 +138,10 @@ class TrackedConfig(Mapping[str, Any]):
         return key in self._values
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise TypeError(f"a tracked configuration cannot be changed: {name} keeps its value")
+        raise TypeError(f"a tracked config is read-only: {name} keeps its value")
 
     def __setitem__(self, key: str, value: object) -> NoReturn:
-        raise TypeError(f"a tracked configuration cannot be changed: {key!r} keeps its value")
+        raise TypeError(f"a tracked config is read-only: {key!r} keeps its value")
 
     def __copy__(self) -> TrackedConfig:
         return self
@@ -181,8 +181,8 @@ def tracked(config: Mapping[str, Any] | Namespace | SimpleNamespace) -> TrackedC
         return config
     if type(config).__module__.partition(".")[0] == "omegaconf":
         raise SchemaValidationError(
-            "tracked: keys of an OmegaConf config read one another unseen; give "
-            "OmegaConf.to_container(config, resolve=True)"
+            "tracked: OmegaConf resolves keys internally, so their reads cannot be recorded. "
+            "Pass OmegaConf.to_container(config, resolve=True)"
         )
     if values is None:
         raise SchemaValidationError(
@@ -317,18 +317,18 @@ class _Conversion:
         self._nodes += 1
         try:
             if self._nodes > _MAX_NODES:
-                return self._fall_back(value, path, f"the config has over {_MAX_NODES} values")
+                return self._fall_back(value, path, f"the config has more than {_MAX_NODES} values")
             if id(value) in self._above:
-                return self._fall_back(None, path, "it holds itself")
+                return self._fall_back(None, path, "it contains itself")
             if len(self._above) >= _MAX_DEPTH:
-                return self._fall_back(value, path, "it is nested too deep")
+                return self._fall_back(value, path, "it is nested too deeply")
             self._above.append(id(value))
             try:
                 return self._convert(value, path)
             finally:
                 self._above.pop()
         except Exception as error:  # noqa: BLE001 - foreign code may raise anything
-            return self._fall_back(value, path, f"{type(error).__name__} while it was read")
+            return self._fall_back(value, path, f"reading it raised {type(error).__name__}")
 
     def _convert(self, value: Any, path: str) -> Any:
         if isinstance(value, Enum):
@@ -355,7 +355,7 @@ class _Conversion:
         if isinstance(value, PurePath):
             return str(value)
         if isinstance(value, _Unreadable):
-            return self._fall_back(value, path, f"{value.reason} while it was read")
+            return self._fall_back(value, path, f"reading it raised {value.reason}")
         return self._convert_foreign(value, path)
 
     def _convert_container(self, omegaconf: Any, container: Any, path: str) -> Any:
@@ -393,12 +393,12 @@ class _Conversion:
             self.secrets.append(self.convert(item, path))
             return REDACTED
         if id(item) in self._above:
-            return self._keep_written(written, path, "it leads back to itself")
+            return self._keep_written(written, path, "it refers to itself")
         found = self.convert(item, path)
         return found if isinstance(found, (dict, list)) else _Interpolated(found)
 
     def _keep_written(self, written: Any, path: str, reason: str) -> Any:
-        self._note(f"{path} was kept as it is written: {reason}")
+        self._note(f"{path} was stored as it is written: {reason}")
         return _redact_written(self.convert(written, path))
 
     def _convert_foreign(self, value: Any, path: str) -> Any:
@@ -425,8 +425,8 @@ class _Conversion:
         name = self._convert_key(key, path)
         if name in taken:
             marked = mark_key(name, key, taken)
-            self._note(f"{path} has two keys {name!r}; that of type {type(key).__name__} is "
-                       f"kept as {marked!r}")  # fmt: skip
+            self._note(f"{path} has two keys {name!r}; the one of type {type(key).__name__} was "
+                       f"stored as {marked!r}")  # fmt: skip
             return marked
         return name
 
@@ -436,7 +436,7 @@ class _Conversion:
         try:
             text = normalize_json(str(key), path)
         except Exception as error:  # noqa: BLE001 - foreign code may raise anything
-            return self._fall_back(key, path, f"{type(error).__name__} while a key was read")
+            return self._fall_back(key, path, f"reading a key raised {type(error).__name__}")
         return str(text)
 
     def _fall_back(self, value: object, path: str, reason: str) -> str:
@@ -446,7 +446,7 @@ class _Conversion:
             text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
         if len(text) > _MAX_REPR:
             text = cut_text(text, _MAX_REPR) + "…"
-        self._note(f"{path} was kept as its repr: {reason}")
+        self._note(f"{path} was stored as its repr: {reason}")
         return text
 
     def _note(self, text: str) -> None:

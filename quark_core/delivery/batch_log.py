@@ -189,8 +189,8 @@ class BatchLog:
             except (OSError, MemoryError) as error:
                 if not self.accounts.exposed:
                     _log.warning(
-                        "shared memory takes no records either (%s): until the journal can be "
-                        "written, a kill loses what no backend has",
+                        "shared memory is not available either (%s). Until the journal can be "
+                        "written, a killed process loses the records that no backend has yet",
                         error,
                     )
             else:
@@ -235,7 +235,7 @@ class BatchLog:
             self._journal_error = reason
             return False
         if self._journal_error is not None:
-            _log.warning("the journal %s is written again", self._journal.directory)
+            _log.warning("the journal %s can be written again", self._journal.directory)
             self._journal_error = None
         return True
 
@@ -508,7 +508,7 @@ class Cursor:
         """Nobody has what this reader needs next; go on with what there is, and count it."""
         with self._log._changed:
             if self.position < following:
-                _log.warning("batches %d to %d are gone", self.position, following - 1)
+                _log.warning("batches %d to %d are missing", self.position, following - 1)
                 self._pass_to(following, 0)
 
 

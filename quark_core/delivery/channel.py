@@ -421,9 +421,9 @@ class MemoryBound:
             for kind, count in gaps.items():
                 self._told[kind] += count
             _log.warning(
-                "records came faster than they could be taken away, and the %d MB for them are "
-                "full; these are gone: %s. A loop that logs without a pause should call "
-                "session.flush('journaled') now and then",
+                "records are logged faster than they can be written, and the %d MB for them are "
+                "full. These records were dropped: %s. In a loop that logs without pauses, call "
+                "session.flush('journaled') regularly",
                 self._capacity_bytes // 1_000_000,
                 gaps,
             )

@@ -276,7 +276,7 @@ class _Segment:
 
         if not hasattr(os, "posix_fallocate"):
             # Without it, writing to memory that is not there would kill the process.
-            raise OSError(errno.ENOSYS, "this system sets no shared memory aside")
+            raise OSError(errno.ENOSYS, "this system has no shared memory")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size_bytes)
@@ -444,7 +444,7 @@ class BlackBox:
             OSError: There is no room for it.
         """
         if self._measure() + size_bytes > max(self._capacity_bytes, 2 * self._segment_bytes):
-            raise OSError(errno.ENOSPC, "the black box is as large as it may be")
+            raise OSError(errno.ENOSPC, "the crash buffer has reached its maximum size")
         if self._segments:
             _leave_room(self.path, size_bytes)
         segment = _Segment(
@@ -542,7 +542,7 @@ class BlackBox:
         """
         size_bytes = sum(len(frame) for _, frame in frames)
         if self._frames.size_bytes + size_bytes > self._capacity_bytes:
-            raise OSError(errno.ENOSPC, "the black box is as large as it may be")
+            raise OSError(errno.ENOSPC, "the crash buffer has reached its maximum size")
         _leave_room(self.path, size_bytes)
         self._frames.append_frames(frames)
 
@@ -608,7 +608,7 @@ def _leave_room(path: Path, size_bytes: int) -> None:
         OSError: So much is not to be had.
     """
     if not hasattr(os, "statvfs"):
-        raise OSError(errno.ENOSYS, "this system does not say how much shared memory is left")
+        raise OSError(errno.ENOSYS, "this system does not report how much shared memory is free")
     room = os.statvfs(path)
     if room.f_blocks and (room.f_bavail * room.f_frsize - size_bytes) * 2 < (
         room.f_blocks * room.f_frsize
@@ -652,7 +652,7 @@ def open_black_box(origin: Origin, capacity_bytes: int) -> BlackBox | None:
     try:
         return BlackBox(path, origin, capacity_bytes=capacity_bytes)
     except (OSError, ImportError) as error:
-        _log.debug("no black box: %s", error)
+        _log.debug("no crash buffer: %s", error)
         return None
 
 

@@ -256,17 +256,17 @@ def find_black_box(folder: JournalFolder, manifest: Manifest) -> Path | None:
     if manifest.black_box is None or path is None or not os.path.lexists(path):
         return None
     if not is_own_box(path):
-        raise PermissionError(f"{path} is no folder, or is not of this user")
+        raise PermissionError(f"{path} is not a folder, or belongs to another user")
     own = JournalFolder(path).read_manifest()
     if own is not None and own.journal is not None:
         if is_alive(own.process):
-            raise OSError(f"the process of {path} lives")
+            raise OSError(f"the process of {path} is still running")
         home = Path(own.journal)
         # A store may have been moved; one that is still there keeps what is its own.
         if not _is_same(home, folder.path) and _knows_box(JournalFolder(home).read_manifest()):
             raise OSError(
-                f"this is a copy of the journal {home}, and lacks what its process logged last. "
-                "`quark sync` of that store delivers it there"
+                f"this is a copy of the journal {home}, without the last records of its "
+                "process. Run `quark sync` on that store to deliver them there"
             )
     return path
 
@@ -274,9 +274,9 @@ def find_black_box(folder: JournalFolder, manifest: Manifest) -> Path | None:
 def describe_gone(manifest: Manifest) -> str:
     """What to say of a process that was killed with the shared memory that it had, for people."""
     return (
-        f"the shared memory of its process ({manifest.black_box}) cannot be reached from here. If "
-        "its machine or container is gone, what it logged last and had not journaled is lost: "
-        "50 ms, more on a busy machine"
+        f"the shared memory of its process ({manifest.black_box}) is not accessible from here. "
+        "If its machine or container is gone, the last records that were not journaled are "
+        "lost: about 50 ms, or more on a busy machine"
     )
 
 
@@ -362,7 +362,7 @@ def recover_black_box(folder: JournalFolder, manifest: Manifest, open_lane: Open
         return _recover(folder, manifest, path, open_lane)
     except OSError as error:
         _log.warning(
-            "run %s: what is in %s cannot be journaled now (%s); it stays there",
+            "run %s: the records in %s cannot be journaled now (%s). They stay there",
             manifest.run_id,
             path,
             error,
@@ -383,7 +383,7 @@ def _recover(folder: JournalFolder, manifest: Manifest, path: Path, open_lane: O
         and not _ask_primary(manifest, found.accounts, open_lane)
     ):
         # Numbers that the primary has already must not be given to other records.
-        raise OSError("its primary store cannot be asked which of it it has")
+        raise OSError("its primary store does not answer which records it has")
     marks = [folder.mark(entry.name) for entry in manifest.lanes]
     first = max([found.accounts.next_number] + [mark.begun for mark in marks])
     added = found.waiting
@@ -398,7 +398,7 @@ def _recover(folder: JournalFolder, manifest: Manifest, path: Path, open_lane: O
     remove_black_box(path)
     folder.close()
     if added:
-        _log.info("run %s: %d records came out of the black box", origin.run_id, added)
+        _log.info("run %s: %d records were recovered from the crash buffer", origin.run_id, added)
     return added
 
 
@@ -468,7 +468,7 @@ def _make_batches(path: Path, found: Unjournaled, origin: Origin, first: int) ->
             yield make(kind)
     if found.lost:
         # A gap that is told, in the run itself, so that nobody takes its end for whole.
-        reason = "killed while shared memory was full"
+        reason = "killed when shared memory was full"
         for record in _describe_gap(found.lost, reason, accounts, origin):
             waiting.setdefault(record.KIND, []).append(record)
     for kind, count in unknown.items():
@@ -545,9 +545,7 @@ def revive_journals(storage_dir: Path) -> None:
         try:
             JournalFolder(Path(home)).write_manifest(manifest)
         except OSError as error:
-            _log.warning(
-                "run %s: what its process left in %s waits: %s", manifest.run_id, folder.path, error
-            )
+            _log.warning("run %s: records in %s wait: %s", manifest.run_id, folder.path, error)
 
 
 # Of a box that does not say whose it is, or where its store was.
@@ -567,9 +565,9 @@ def sweep_black_boxes() -> list[Path]:
                 remove_black_box(path)
                 swept.append(path)
         except Exception as error:  # noqa: BLE001 - whatever stands in there, the others come next
-            _log.debug("the black box %s is left as it is: %s", path, error)
+            _log.debug("the crash buffer %s is ignored: %s", path, error)
     if swept:
-        _log.info("%d black boxes of stores that are gone were deleted", len(swept))
+        _log.info("%d crash buffers of deleted stores were deleted", len(swept))
     return swept
 
 

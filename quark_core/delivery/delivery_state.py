@@ -351,7 +351,7 @@ def append_lines(run_path: Path, lines: Iterable[LedgerLine]) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        _log.debug("what was delivered is not noted in %s: %s", run_path, error)
+        _log.debug("the delivery state cannot be saved in %s: %s", run_path, error)
 
 
 def read_lines(run_path: Path) -> list[LedgerLine]:

@@ -330,8 +330,8 @@ class Lane:
     def _fill_again(self, backend: Backend, start: int, reason: str) -> None:
         """Give a mirror what it had before and has lost; what nobody has any more is told."""
         _log.warning(
-            "backend %s: %s. What this process has put there is put there again; for what others "
-            "have: quark mirror replay",
+            "backend %s: %s. Quark writes the records of this process again. For those of other "
+            "processes, run: quark mirror replay",
             self.name,
             reason,
         )
@@ -340,7 +340,7 @@ class Lane:
             for batch in batches:
                 if batch.number > wanted:
                     _log.warning(
-                        "backend %s: batches %d to %d are gone", self.name, wanted, batch.number - 1
+                        "backend %s: batches %d to %d are lost", self.name, wanted, batch.number - 1
                     )
                 self._send_payloads(backend, [batch])
                 with suppress(BackendRejected):  # it is in quarantine since the first time
@@ -393,7 +393,7 @@ class Lane:
         if isinstance(self._payloads, PayloadSpool):
             set_payloads_aside([batch], self._payloads.find, self._quarantine.directory)
         if reason not in self._quarantined:
-            _log.warning("backend %s refused records: %s", self.name, reason)
+            _log.warning("backend %s rejected records: %s", self.name, reason)
         with self._counting:
             self._quarantined[reason] += batch.count
             self._pass([batch])
@@ -436,7 +436,7 @@ class Lane:
     def _note_failure(self, error: BaseException) -> None:
         reason = describe_error(error)
         if reason not in self._errors and not self._given_up:
-            _log.warning("backend %s does not take records now (%s); they wait", self.name, reason)
+            _log.warning("backend %s accepts no records now (%s); they wait", self.name, reason)
         self._errors[reason] += 1
         if self._on_failure is not None:
             self._on_failure(error)
@@ -554,5 +554,5 @@ def check_run_is_there(backend: Backend, run_id: str | None, *, closes: bool = T
         if not isinstance(error, RunNotFoundError):
             raise BackendUnavailable(str(error)) from error
         raise BackendUnavailable(
-            f"run {run_id} is not in the store yet; the rank that leads it begins it there"
+            f"run {run_id} is not in the store yet; its lead rank creates it there"
         ) from None

@@ -235,7 +235,7 @@ class Journal:
             finally:
                 self.files.close(descriptor)
         except OSError as error:
-            _log.debug("the end of the journal %s is not noted: %s", self.directory, error)
+            _log.debug("the end of the journal %s cannot be saved: %s", self.directory, error)
 
     def _begin_segment(self, frames: Sequence[tuple[int, bytes]]) -> None:
         """Begin a segment with these frames in it; no segment is left half begun."""
@@ -302,7 +302,7 @@ class Journal:
         self._descriptor = None
         # Nobody synced what was written through it.
         self._rewrite = True
-        raise OSError(errno.EBADF, "other code closed the journal's file")
+        raise OSError(errno.EBADF, "other code closed the journal file")
 
     def _abandon_segment(self) -> None:
         if self._descriptor is not None:
@@ -525,7 +525,7 @@ class JournalReader:
                 self._report(name, f"{what}; {_describe_gaps(missing)}")
             elif not all(part.is_torn for part in parts):
                 _log.info(
-                    "journal segment %s: %s; all batches are there", self._directory / name, what
+                    "journal segment %s: %s; all batches are intact", self._directory / name, what
                 )
         self.missing += missing
         return [doubtful.batches[number] for number in sorted(doubtful.batches)]

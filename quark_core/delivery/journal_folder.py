@@ -179,7 +179,7 @@ class JournalFolder:
         placed = self._place(manifest)
         if placed is None:
             _log.warning(
-                "the journal %s is left alone: it says that it is of run %r, writer %r",
+                "the journal %s is ignored: its header names run %r, writer %r",
                 self.path,
                 manifest.run_id,
                 manifest.writer_id,
@@ -275,8 +275,7 @@ class JournalFolder:
             aside.parent.mkdir(exist_ok=True)
             os.rename(path, aside)
             _log.error(
-                "%s was put in the place of a file or folder of the journal by another program; "
-                "it is kept in %s",
+                "another program replaced a file or folder of the journal by %s; it is kept in %s",
                 path,
                 aside,
             )
@@ -365,7 +364,7 @@ class JournalFolder:
             scratch.write_bytes(msgspec.json.encode(note))
             os.replace(scratch, self.path / _DAMAGE)
         except OSError as error:
-            _log.warning("the damage to the journal %s is not noted: %s", self.path, error)
+            _log.warning("the damage to the journal %s cannot be saved: %s", self.path, error)
 
     def read_damage(self) -> DamageNote | None:
         """What damage has cost, or None where nobody has found any."""
@@ -438,7 +437,7 @@ def find_folders(storage_dir: Path, run_id: str | None = None) -> Iterator[Journ
     for path in find_paths(store / "runs", f"{run}/journal/*/{_MANIFEST}"):
         links = [each for each in (path, *path.parents[:4]) if each.is_symlink()]
         if links:
-            _log.warning("the journal %s is left alone: %s", path.parent, describe_link(links[0]))
+            _log.warning("the journal %s is ignored: %s", path.parent, describe_link(links[0]))
             continue
         yield JournalFolder(path.parent, storage_dir=storage_dir)
     root = _journal_root()
@@ -462,7 +461,7 @@ def find_unreadable(storage_dir: Path) -> Iterator[tuple[JournalFolder, str]]:
         if links:
             yield folder, describe_link(links[0])
         elif os.path.lexists(path) and folder.read_manifest() is None:
-            yield folder, f"{path} does not say whose journal this is, or is of another one"
+            yield (folder, f"{path} does not name this journal, or names another one")
 
 
 def find_damaged(
@@ -548,7 +547,7 @@ def join_parts(folders: Iterable[JournalFolder]) -> Iterator[JournalFolder]:
                     folder = target
             except OSError as error:
                 _log.warning(
-                    "the journal %s cannot be put to %s: %s", source.path, target.path, error
+                    "the journal %s cannot be moved to %s: %s", source.path, target.path, error
                 )
         if folder.path not in seen and folder.path.is_dir():
             seen.add(folder.path)
@@ -574,7 +573,7 @@ def _join(source: Path, target: Path) -> bool:
         _move_files(run_path.parents[1] / "sources", target.parents[2] / "sources")
     for folder in folders:
         _move_journal(folder.path, target / folder.path.name)
-    _log.info("the journals of %s were put to its store, in %s", run_path.name, target)
+    _log.info("the journals of %s were moved to its store, in %s", run_path.name, target)
     for path in (source, run_path, run_path.parent, run_path.parents[1] / "sources"):
         with suppress(OSError):
             path.rmdir()

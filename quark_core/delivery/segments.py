@@ -329,7 +329,7 @@ def parse_segment(data: bytes, origin: Origin | None = None) -> ParsedSegment:
             continue
         what = header_damage or frames.describe(start, end)
         if search.is_exhausted and is_last:
-            what += ", and too much behind it looks like frames to be searched"
+            what += ", and too much of the rest looks like frames to be searched"
         torn = is_last and frames.is_torn(start, in_header=bool(header_damage))
         parsed.damaged.append(DamagedPart(start, end, what, torn))
         header_damage = ""
@@ -366,18 +366,18 @@ def read_end_mark(data: bytes) -> int | None:
 
 def _parse_header(data: bytes) -> tuple[_Header, int]:
     if len(data) < _PREFIX.size:
-        raise DamagedSegment("the header is torn")
+        raise DamagedSegment("the header is incomplete")
     magic, version, length = _PREFIX.unpack_from(data)
     end = _PREFIX.size + length
     if len(data) < end + _CHECKSUM.size:
-        raise DamagedSegment("the header is torn")
+        raise DamagedSegment("the header is incomplete")
     if _CHECKSUM.unpack_from(data, end)[0] != xxhash.xxh3_64_intdigest(data[:end]):
         raise DamagedSegment("the header is damaged")
     if magic != _MAGIC:
-        raise DamagedSegment("this is no journal segment")
+        raise DamagedSegment("this is not a journal segment")
     if version > FORMAT_VERSION:
         raise NewerSegment(
-            f"it has format version {version}; this Quark reads up to {FORMAT_VERSION}"
+            f"it has format version {version}, but this Quark reads up to {FORMAT_VERSION}"
         )
     try:
         header = msgspec.msgpack.decode(data[_PREFIX.size : end], type=_Header)
@@ -431,11 +431,11 @@ class _Frames:
     def describe(self, position: int, end: int) -> str:
         """What is wrong with the frame at a place."""
         if end - position < _FRAME.size:
-            return "a frame is torn"
+            return "a frame is incomplete"
         (length,) = _LENGTH.unpack_from(self._data, position)
         if length > _MAX_BODY_BYTES:
-            return f"a frame claims {length} bytes"
-        return "a frame is torn" if self.claim_end(position) is None else "a frame is damaged"
+            return f"a frame states a length of {length} bytes"
+        return "a frame is incomplete" if self.claim_end(position) is None else "a frame is damaged"
 
     def read(self, position: int, end: int) -> Batch:
         """The batch of a whole frame."""

@@ -1,4 +1,4 @@
-"""How batches go to a backend: starts first, in groups, with payloads; rejected ones aside."""
+"""Sending of batches to a backend: starts first, in groups, with payloads; rejected ones apart."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Quarantine:
         except OSError as error:
             self._in_memory.append(item)
             _log.warning(
-                "refused records of backend %s are kept in memory only: %s", self._backend, error
+                "rejected records of backend %s are kept in memory only: %s", self._backend, error
             )
 
     def remove(self, batch: Batch) -> None:
@@ -130,7 +130,7 @@ def _load_each(paths: Iterable[Path]) -> Iterator[QuarantinedBatch]:
         except FileNotFoundError:
             continue  # delivered by another process at this moment
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            _log.warning("the refused records in %s cannot be read: %s", path, error)
+            _log.warning("the rejected records in %s cannot be read: %s", path, error)
 
 
 def _name_file(batch: Batch) -> str:
@@ -189,7 +189,7 @@ class StartWatch:
         """A batch was refused."""
         if not self._is_seen and has_start(batch):
             self._is_seen = True
-            self.refusal = f"its start was refused: {reason}"
+            self.refusal = f"its start was rejected: {reason}"
 
     def note_stored(self, backend: Backend, batches: list[Batch]) -> None:
         """Batches were stored; says on the log what the store has made of a start among them."""
@@ -221,7 +221,7 @@ def _say_what_was_settled(backend: Backend, batch: Batch) -> None:
         query = Query(equals={"event_type": SETTLED}, all_attempts=True)
         records = reader.read(batch.run_id, EventRecord.KIND, query).to_records()
     except QuarkError as error:
-        _log.debug("run %s: whether its attempt was settled is not known: %s", batch.run_id, error)
+        _log.debug("run %s: it is unknown if its attempt was settled: %s", batch.run_id, error)
         return
     for record in records:
         payload = record.payload if isinstance(record, EventRecord) else None
@@ -321,7 +321,7 @@ def send_payloads(backend: Backend, batches: Sequence[Batch], find: Sequence[Fin
         path = next((path for look in find if (path := look(record.sha256)) is not None), None)
         if path is None:
             _log.warning(
-                "run %s: the payload of artifact %s is gone; its record is kept without it",
+                "run %s: the payload of artifact %s is missing; its record is kept without it",
                 run_id,
                 record.artifact_key,
             )

@@ -170,8 +170,8 @@ class RunStream:
             self.close(0.5)
             self.discard()
             raise SessionStoreError(
-                f"no thread can be started for delivery: {error}. Raise the limit of threads "
-                "or processes of this user (ulimit -u), or end what uses them."
+                f"no thread can be started for delivery: {error}. Raise this user's limit of "
+                "threads or processes (ulimit -u), or end processes that use them."
             ) from error
         self._thread = thread
 
@@ -185,9 +185,9 @@ class RunStream:
             return self._channels[kind]
         except KeyError:
             raise SchemaValidationError(
-                f"records of kind {kind!r} cannot be written to this run: their type was defined "
-                "after its start. Import its module before, or name the module in the hook "
-                "quark_register_record_kinds of a plugin."
+                f"records of kind {kind!r} cannot be written to this run, because their type "
+                "was defined after its start. Import its module first, or name the module in "
+                "the hook quark_register_record_kinds of a plugin."
             ) from None
 
     @property
@@ -259,8 +259,8 @@ class RunStream:
         while position is None or self._safe_end(level) < position:
             if time.monotonic() >= deadline:
                 raise SessionStoreError(
-                    f"the journal did not get there within {timeout_s:g} s "
-                    f"({self._log.journal_error or 'there is no journal or its disk is slow'}). "
+                    f"the records did not reach the journal within {timeout_s:g} s "
+                    f"({self._log.journal_error or 'the journal is missing or its disk is slow'}). "
                     "Nothing is lost: the records wait in memory."
                 )
             time.sleep(min(0.02, timeout_s))
@@ -460,8 +460,8 @@ class RunStream:
             reason = self._primary.last_error
             raise SessionStoreError(
                 f"the primary store ({self._primary.name}) did not acknowledge within "
-                f"{timeout_s:g} s{f'; last error: {reason}' if reason else ''}. "
-                "Nothing is lost: the records wait and are delivered when it answers."
+                f"{timeout_s:g} s{f'; last error: {reason}' if reason else ''}. Nothing is "
+                "lost: the records are kept and delivered when it answers."
             )
 
     def _safe_end(self, level: FlushLevel) -> int:

@@ -238,7 +238,7 @@ def count_waiting(folder: JournalFolder, manifest: Manifest) -> list[LaneSync]:
         lease = folder.lease(entry.name)
         if not lease.is_stale():
             result.state = "held"
-            result.reason = f"process {lease.holder.pid if lease.holder else '?'} delivers it"
+            result.reason = f"process {lease.holder.pid if lease.holder else '?'} is delivering it"
         elif reason is not None:
             result.reason = reason
         elif result.waiting == 0:
@@ -287,16 +287,16 @@ def count_boxed(folder: JournalFolder, manifest: Manifest) -> tuple[int, str | N
         found = find_unjournaled(folder, manifest)
     except OSError as error:
         # What is in it is not known, and may be all of the run.
-        return 0, f"its process is gone, and its black box cannot be read: {error}"
+        return 0, f"its process has ended, and its crash buffer cannot be read: {error}"
     reasons = []
     path = find_box_path(manifest.run_id, manifest.writer_id)
     if folder.lacks_end and (path is None or not os.path.lexists(path)):
         return 0, describe_gone(manifest)
     if found.waiting:
-        reasons.append(f"its last {found.waiting} records are in its black box only")
+        reasons.append(f"its last {found.waiting} records are in its crash buffer only")
     if found.lost:
-        reasons.append(f"at most {found.lost} records are lost: there was no room for them")
-    return found.waiting, f"its process is gone: {'; '.join(reasons)}" if reasons else None
+        reasons.append(f"at most {found.lost} records are lost, because the crash buffer was full")
+    return found.waiting, f"its process has ended: {'; '.join(reasons)}" if reasons else None
 
 
 def sync_folder(
@@ -344,7 +344,7 @@ def sync_folder(
         if not lease.take():
             holder = lease.holder
             result.state = "held" if lease.is_there else "waiting"
-            result.reason = f"process {holder.pid if holder else '?'} delivers it"
+            result.reason = f"process {holder.pid if holder else '?'} is delivering it"
             if not lease.is_there:
                 result.reason = f"its folder {folder.path} cannot be written"
             continue
@@ -364,9 +364,9 @@ def sync_folder(
         unknown = {result.backend: result.unknown for result in results}
         if folder.read_damage() is not None:
             folder.set_aside(unknown=unknown)
-            _log.warning("the journal %s was damaged; its files are kept there", folder.path)
+            _log.warning("the journal %s was damaged; its files are kept", folder.path)
         elif any(result.damage for result in results):
-            _log.warning("the journal %s is kept: not all of it can be read", folder.path)
+            _log.warning("the journal %s is kept, because part of it cannot be read", folder.path)
         else:
             folder.remove(unknown=unknown)
     else:
@@ -504,7 +504,7 @@ class _LaneDelivery:
 
     def _fill_again(self, first: int, end: int, find: Sequence[FindPayload], reason: str) -> None:
         """Give a mirror what it had before and has lost, out of the primary and the journal."""
-        _log.warning("backend %s: %s; it is filled again", self._entry.name, reason)
+        _log.warning("backend %s: %s; its records are sent again", self._entry.name, reason)
         assert self._backend is not None
         found = {batch.number: batch for batch in self._replay(first, end - 1)}
         reader = JournalReader(self._folder.path, is_written=not self._is_final)
@@ -541,7 +541,7 @@ class _LaneDelivery:
         result.missing += self._reader.missing
         result.damage += self._found
         result.state = "kept"
-        result.reason = "storage_dir lies on a network file system: the journal is the store"
+        result.reason = "storage_dir is on a network file system, so the journal is the store"
 
     def _fill_gaps(self, batches: Iterable[Batch], start: int) -> Iterator[Batch]:
         """The journal's batches, with those that it lacks taken from the primary.
@@ -637,7 +637,7 @@ def find_next(backend: object, run_id: str, writer_id: str) -> int | None:
     except RunNotFoundError:
         return 0
     except Exception as error:  # noqa: BLE001 - then what it has is read, or believed
-        _log.debug("run %s: how far it came is not known: %s", run_id, error)
+        _log.debug("run %s: its progress is unknown: %s", run_id, error)
         return None
 
 
@@ -679,7 +679,7 @@ def _write(
             backend.write_group(batches)
         except BackendRejected:
             # Which of them is refused shows when they go singly.
-            _log.debug("a group was refused; its batches go one by one")
+            _log.debug("a group was rejected; its batches are sent one by one")
         else:
             result.delivered += sum(batch.count for batch in batches)
             if watch is not None:

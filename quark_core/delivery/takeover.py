@@ -83,7 +83,7 @@ class Takeover:
         try:
             left = self._find()
         except OSError as error:
-            _log.debug("what waits in %s is not known: %s", self._storage_dir, error)
+            _log.debug("the waiting records in %s are unknown: %s", self._storage_dir, error)
             return
         if left:
             deadline = time.monotonic() + _TIMEOUT_S
@@ -131,7 +131,7 @@ class Takeover:
         if is_alive(manifest.process) is None or folder.is_written(manifest):
             return False
         if not os.access(folder.path, os.W_OK):
-            self._waiting[folder.path] = "its folder cannot be written by this process"
+            self._waiting[folder.path] = "this process cannot write to its folder"
             return False
         return True
 
@@ -156,7 +156,7 @@ class Takeover:
         if not unfinished:
             self._waiting.pop(folder.path, None)
             return False
-        self._waiting[folder.path] = unfinished[0].reason or "its store does not take it"
+        self._waiting[folder.path] = unfinished[0].reason or "its store does not accept it"
         return unfinished[0].state == "held"
 
     def _tell(self) -> None:
@@ -166,8 +166,8 @@ class Takeover:
         if fresh:
             _told.update(fresh)
             _log.warning(
-                "not everything is in the store yet that processes which are gone have logged: "
-                "%d journals wait (%s). Deliver them with: quark sync %s",
+                "some records of ended processes are not in the store yet: %d journals wait "
+                "(%s). To deliver them, run: quark sync %s",
                 len(waiting),
                 waiting[fresh[0]],
                 self._storage_dir,

@@ -179,7 +179,7 @@ class ChildProcess:
         self._finishes = finishes
         self._late = False
         if not sys.executable:
-            raise ChildGone("Python's own program is not known (sys.executable is empty)")
+            raise ChildGone("the Python interpreter is unknown (sys.executable is empty)")
         with _open_log(log_path) as log, importing():
             # A fork in the middle of this would keep our ends of the pipes open.
             self._process = subprocess.Popen(
@@ -315,7 +315,7 @@ def measure_work() -> float:
         with importing():
             import psutil
     except (ImportError, AttributeError, OSError) as error:
-        _log.debug("the work of helpers cannot be measured: %s", error)
+        _log.debug("the load of helper processes cannot be measured: %s", error)
         return 0.0
     total_s = 0.0
     for process in alive:

@@ -263,8 +263,8 @@ def can_be_hosted(definition: BackendDefinition, config: BackendConfig) -> bool:
         return False
     if not sys.executable:
         _log.warning(
-            "backend %s works in this process, and can end it: Python's own program is not known "
-            "(sys.executable is empty)",
+            "backend %s runs in the training process and can end it, because the path of the "
+            "Python interpreter is unknown (sys.executable is empty)",
             definition.name,
         )
     return bool(sys.executable)

@@ -192,7 +192,7 @@ class _Unpickler(pickle.Unpickler):
             if (isinstance(found, type) or is_maker) and home in {*_MODULES, "builtins"}:
                 return found
         raise pickle.UnpicklingError(
-            f"{module}.{name} is no type that a backend may be given or give back"
+            f"{module}.{name} is not a type that a backend can receive or return"
         )
 
 
@@ -217,9 +217,9 @@ def load_value(data: bytes) -> Any:
 
 _MAIN = "__main__"
 _HELP = (
-    "its `open` is not a function of a module that another process can import, so that it "
-    "cannot have a process of its own: write it as one, or declare the backend with "
-    "own_process=False; it then works in the training process, and can end it"
+    "its `open` is not a function that another process can import, so it cannot have its own "
+    "process. Define it as a module-level function, or declare the backend with "
+    "own_process=False. It then runs in the training process and can end it"
 )
 
 

@@ -242,8 +242,8 @@ def _enter(folder: Path, name: str, parent: ProcessIdentity) -> Path:
             if time.monotonic() > deadline:
                 path.unlink(missing_ok=True)
                 raise BackendUnavailable(
-                    f"the process of an earlier training ({other.stem.partition('-')[0]}) is "
-                    "still at this run",
+                    "the process of an earlier training process "
+                    f"({other.stem.partition('-')[0]}) is still writing this run",
                     backend=name,
                 )
             time.sleep(_POLL_S)

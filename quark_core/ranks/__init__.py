@@ -1,1 +1,1 @@
-"""Which process of a launch this is, and how its ranks agree on a run."""
+"""The rank of this process in its launch, and the agreement of the ranks on a run."""

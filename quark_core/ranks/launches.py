@@ -323,7 +323,7 @@ def parse_ranks(ranks: object, argument: str) -> RankChoice:
         return _parse_text(ranks, argument)
     if isinstance(ranks, Iterable):
         return _join_spans([(rank, rank) for rank in _check_ranks(ranks, argument)], argument)
-    raise SchemaValidationError(f"{argument} must be {_FORMS}, not a {type(ranks).__name__}")
+    raise SchemaValidationError(f"{argument} must be {_FORMS}, not {type(ranks).__name__}")
 
 
 def _parse_text(text: str, argument: str) -> RankChoice:
@@ -357,7 +357,7 @@ def _check_ranks(ranks: Iterable[object], argument: str) -> list[int]:
 
 def _join_spans(spans: list[tuple[int, int]], argument: str) -> RankChoice:
     if not spans:
-        raise SchemaValidationError(f"{argument} names no rank; it must be {_FORMS}")
+        raise SchemaValidationError(f"{argument} contains no rank; it must be {_FORMS}")
     joined: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if joined and first <= joined[-1][1] + 1:
@@ -493,7 +493,7 @@ class RunClaims:
             if done and node_key is not None and node_key != self.launch.key:
                 _save(self._place(node_key), claim, replaces=True)
         except OSError as error:
-            _log.debug("run %s is not announced to the other ranks: %s", run_id, error)
+            _log.debug("run %s cannot be announced to the other ranks: %s", run_id, error)
             return True
         if done:
             self._own = claim

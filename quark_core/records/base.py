@@ -131,7 +131,7 @@ class RecordTypes(Mapping[str, "type[StreamRecord]"]):
             found = self._types.get(kind)
         if found is None:
             raise UnknownKindError(
-                f"records of kind {kind!r:.60} are not known here: the plugin that defines them "
+                f"records of kind {kind!r:.60} are unknown here: the plugin that defines them "
                 "is not installed, or a newer version of Quark wrote them"
             )
         return found
@@ -155,9 +155,9 @@ class RecordTypes(Mapping[str, "type[StreamRecord]"]):
             if name == f"{known.__module__}.{known.__qualname__}":
                 continue  # the module is loaded anew
             if record_type.KIND == known.KIND:
-                raise TypeError(f"records of kind {known.KIND!r} are {known.__qualname__} already")
+                raise TypeError(f"the kind {known.KIND!r} belongs to {known.__qualname__}")
             if record_type.TABLE == known.TABLE:
-                raise TypeError(f"the table {known.TABLE!r} is of {known.__qualname__} already")
+                raise TypeError(f"the table {known.TABLE!r} belongs to {known.__qualname__}")
         self._types[record_type.KIND] = record_type
 
     def _load(self) -> None:
@@ -285,5 +285,5 @@ def check_timestamp(timestamp: object) -> int:
         return parse_time(timestamp)
     except (ValueError, OverflowError):
         raise SchemaValidationError(
-            f"timestamp must be ISO 8601 such as 2026-05-07T09:30:00Z, got {timestamp!r}"
+            f"timestamp must be ISO 8601 such as 2026-05-07T09:30:00Z, got {timestamp!r:.60}"
         ) from None

@@ -78,11 +78,11 @@ def open_body_of(body: bytes, kind: str, count: int) -> DecodedBody:
         raw = _decode_raw(unpack_body(body))
         if raw.version > BODY_VERSION:
             raise SchemaValidationError(
-                f"it has format version {raw.version}; this Quark reads up to {BODY_VERSION}"
+                f"it has format version {raw.version}, but this Quark reads up to {BODY_VERSION}"
             )
         if (raw.kind, raw.count) != (kind, count):
             raise SchemaValidationError(
-                f"it holds {raw.count} {raw.kind:.60} records, not {count} {kind} ones"
+                f"it contains {raw.count} {raw.kind:.60} records, not {count} {kind} ones"
             )
         if len(raw.columns) > _MOST_COLUMNS:
             raise SchemaValidationError(f"it has {len(raw.columns)} columns")
@@ -99,7 +99,7 @@ def open_body_of(body: bytes, kind: str, count: int) -> DecodedBody:
 def _open_column(column: _RawColumn, kind: str, count: int) -> Column:
     encoding, head = column.encoding, memoryview(column.head)
     if encoding in "tj" and _count_items(head, 1 if encoding == "t" else 0) > count:
-        raise _bad(column.name, "holds more values than there are records")
+        raise _bad(column.name, "contains more values than there are records")
     if len(column.data) > count * _WIDTHS[-1] or len(column.nulls) > count:
         raise _bad(column.name, f"has {len(column.data)} bytes for {count} records")
     decode = _HEADS.get(encoding)
@@ -113,7 +113,7 @@ def _open_column(column: _RawColumn, kind: str, count: int) -> Column:
     try:
         found = decode(column.head)
     except msgspec.ValidationError as error:
-        raise _bad(column.name, f"has a head that does not fit: {error}") from None
+        raise _bad(column.name, f"has a head of a wrong form: {error}") from None
     return Column(column.name, encoding, found, bytes(column.nulls), bytes(column.data))
 
 
@@ -148,7 +148,7 @@ def check_body(body: DecodedBody) -> None:
             texts = [item for item in column.head if item is not None]
             values += count_values(b"".join(texts)) + len(texts)
             if values > _MOST_JSON_VALUES:
-                raise _bad(name, f"holds more than {_MOST_JSON_VALUES} values within its JSON")
+                raise _bad(name, f"contains more than {_MOST_JSON_VALUES} values in its JSON")
             _check_json(column, kind)
         elif column.encoding == "i" or (encoding == "i" and column.head is not None):
             _check_integers(column, count, is_boolean=name in boolean_fields(kind))
@@ -169,11 +169,11 @@ def _check_column(column: Column, encoding: str, count: int, *, is_optional: boo
         raise _bad(column.name, f"is encoded as {found!r:.40}, its field as {encoding!r}")
     if found == "j":
         if len(head) != count or (None in head and not is_optional):
-            raise _bad(column.name, "has no JSON text for each record")
+            raise _bad(column.name, "does not have a JSON text for each record")
         return
     width = 8 if found == "f" else head[1]
     if width not in _WIDTHS or (found == "i" and not -_INT64 <= head[0] < _INT64):
-        raise _bad(column.name, "has a head that does not fit")
+        raise _bad(column.name, "has a head of a wrong form")
     if len(column.data) != count * width:
         raise _bad(column.name, f"has {len(column.data)} bytes for {count} records of {width}")
     if found == "t":
@@ -181,10 +181,10 @@ def _check_column(column: Column, encoding: str, count: int, *, is_optional: boo
             raise _bad(column.name, "lacks a text")
         indexes = np.frombuffer(column.data, dtype=f"<i{width}")
         if count and not 0 <= int(indexes.min()) <= int(indexes.max()) < len(head[0]):
-            raise _bad(column.name, "names a text that it does not hold")
+            raise _bad(column.name, "refers to a text that it does not contain")
     if column.nulls:
         if len(column.nulls) != count or not is_optional or found == "t":
-            raise _bad(column.name, "has nulls that do not fit")
+            raise _bad(column.name, "has nulls of a wrong form")
         if column.nulls.translate(None, b"\x00\x01"):
             raise _bad(column.name, "has nulls that are neither 0 nor 1")
 
@@ -226,11 +226,11 @@ def _check_integers(column: Column, count: int, *, is_boolean: bool) -> None:
         )
     if column.name == "time_us":
         if not _FIRST_US <= low <= high <= _LAST_US:
-            raise _bad(column.name, "holds a time outside the years 1 to 9999")
+            raise _bad(column.name, "contains a time outside the years 1 to 9999")
     elif low < 0:
-        raise _bad(column.name, f"holds {low}, and counts something")
+        raise _bad(column.name, f"contains {low}, but must not be negative")
     elif is_boolean and high > 1:
-        raise _bad(column.name, "holds what is neither true nor false")
+        raise _bad(column.name, "contains a value that is neither true nor false")
 
 
 def _check_words(column: Column, allowed: tuple[str, ...]) -> None:
@@ -238,7 +238,9 @@ def _check_words(column: Column, allowed: tuple[str, ...]) -> None:
     texts: Iterable[Any] = column.head[0] if column.encoding == "t" else [column.head]
     for text in texts:
         if text is not None and text not in allowed:
-            raise _bad(column.name, f"must be one of {', '.join(allowed)}, not {text!r:.60}")
+            raise _bad(
+                column.name, f"must be one of {', '.join(map(repr, allowed))}, not {text!r:.60}"
+            )
 
 
 def _check_json(column: Column, kind: str) -> None:
@@ -249,11 +251,11 @@ def _check_json(column: Column, kind: str) -> None:
                 value = _decode_json(item)
                 check_plain(value, item)
                 if hint is None and type(value) is not dict:
-                    raise _bad(column.name, f"holds no JSON object, but {value!r:.40}")
+                    raise _bad(column.name, f"contains {value!r:.40}, which is not a JSON object")
                 if hint is not None:
                     msgspec.convert(value, hint)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _bad(column.name, f"holds a JSON text that cannot be read: {error}") from None
+        raise _bad(column.name, f"contains a JSON text that cannot be read: {error}") from None
 
 
 @cache
@@ -287,7 +289,7 @@ def _check_sequence(body: DecodedBody) -> None:
     if int(np.frombuffer(column.data, dtype=f"<i{width}")[1:].min()) > 0:
         return
     if len(np.unique(column.to_array(body.count))) < body.count:
-        raise _bad("sequence", "is the same of two records")
+        raise _bad("sequence", "has the same value in two records")
 
 
 def _check_records(body: DecodedBody) -> None:
@@ -315,7 +317,7 @@ def _check_names(body: DecodedBody) -> None:
         places = {text: number for number, text in enumerate(texts)}
         wanted = np.array([places.get(part, -1) for part in parts_of_all])
         if not np.array_equal(wanted[codes], found):
-            raise _bad("metric_key", f"is not {field} and the rest joined, as of {keys[0]!r:.60}")
+            raise _bad("metric_key", f"is not {field} joined with the rest, as in {keys[0]!r:.60}")
 
 
 def _number_texts(body: DecodedBody, name: str) -> tuple[list[Any], Any]:
@@ -325,7 +327,7 @@ def _number_texts(body: DecodedBody, name: str) -> tuple[list[Any], Any]:
         return [column.head], np.zeros(body.count, dtype=np.int8)
     texts, width = column.head
     if len(set(texts)) < len(texts):
-        raise _bad(name, "holds one text twice")
+        raise _bad(name, "contains a text twice")
     return texts, np.frombuffer(column.data, dtype=f"<i{width}")
 
 

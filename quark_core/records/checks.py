@@ -33,7 +33,7 @@ def check_choice(choice: object, argument: str, choices: Collection[str]) -> str
         got = repr(choice)[:60]
     else:
         got = "None" if choice is None else f"a {type(choice).__name__}"
-    words = f"one of {', '.join(choices)}"
+    words = f"one of {', '.join(map(repr, choices))}"
     if len(choices) == 2:
         words = " or ".join(map(repr, choices))
     raise SchemaValidationError(f"{argument} must be {words}, got {got}")
@@ -49,8 +49,8 @@ def check_event_type(event_type: object, argument: str = "event_type") -> str:
     name = check_name(event_type, argument)
     if _EVENT_TYPE.fullmatch(name) is None:
         raise SchemaValidationError(
-            f"{argument} must begin with a lowercase letter and go on with lowercase letters, "
-            f"digits, '_', '.', '/' or '-', got {name!r}"
+            f"{argument} must start with a lowercase letter and continue with lowercase "
+            f"letters, digits, '_', '.', '/' or '-', got {name!r:.60}"
         )
     return name
 
@@ -68,8 +68,8 @@ def check_key(record: str, noun: str, key: str, namespace: str | None, last: str
     """
     if (namespace, last) != split_name(key):
         raise SchemaValidationError(
-            f"{record}.{noun}_key {key!r} is not namespace and {noun}_name joined, "
-            f"with the last segment as {noun}_name"
+            f"{record}.{noun}_key {key!r} must be namespace and {noun}_name joined, with the "
+            f"last segment as {noun}_name"
         )
 
 
@@ -100,8 +100,8 @@ def check_histogram(
     """
     if len(edges) != len(counts) + 1 and (edges or counts):
         raise SchemaValidationError(
-            f"{edges_argument} must hold one more edge than {counts_argument} holds counts, "
-            f"got {len(edges)} edges and {len(counts)} counts"
+            f"{edges_argument} must have one more edge than {counts_argument} has counts, got "
+            f"{len(edges)} edges and {len(counts)} counts"
         )
     for index, edge in enumerate(edges):
         check_finite(f"{edges_argument}[{index}]", edge)

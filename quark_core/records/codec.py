@@ -90,8 +90,8 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
             values = [texts[index] for index in _unpack(_TYPECODES[width], self.data)]
         else:
             raise SchemaValidationError(
-                f"column {self.name!r} has the unknown encoding {self.encoding!r}; "
-                "it was written by a newer version of Quark"
+                f"column {self.name!r} has the unknown encoding {self.encoding!r}, which a "
+                "newer version of Quark wrote"
             )
         if self.nulls:
             values = [
@@ -380,11 +380,11 @@ def decode_body(body: bytes) -> DecodedBody:
         raise SchemaValidationError(f"body is damaged: {error}") from error
     if decoded.version > BODY_VERSION:
         raise SchemaValidationError(
-            f"body has format version {decoded.version}; this Quark reads up to {BODY_VERSION}"
+            f"body has format version {decoded.version}, but this Quark reads up to {BODY_VERSION}"
         )
     if decoded.count > _MAX_ROWS:
         # A column of one value is as long as the body says, whatever it weighs.
-        raise SchemaValidationError(f"body claims {decoded.count} records; refused")
+        raise SchemaValidationError(f"body states {decoded.count} records, more than allowed")
     return DecodedBody(decoded.version, decoded.kind, decoded.count, decoded.columns)
 
 
@@ -416,7 +416,7 @@ def unpack_body(body: bytes) -> bytes:
     if marker == _ZSTD:
         return decompress_frame(rest, "body")
     if marker != _PLAIN:
-        raise SchemaValidationError(f"body begins with the unknown marker {marker!r}")
+        raise SchemaValidationError(f"body starts with the unknown marker {marker!r}")
     return rest
 
 
@@ -544,9 +544,9 @@ def decompress_frame(
     try:
         size = zstd.get_frame_info(data).decompressed_size
         if size is None or size > limit_bytes:
-            raise SchemaValidationError(f"{what} claims {size} bytes; refused")
+            raise SchemaValidationError(f"{what} states {size} bytes, more than allowed")
         if zstd.get_frame_size(data) != len(data):
-            raise SchemaValidationError(f"{what} has more behind its end; refused")
+            raise SchemaValidationError(f"{what} has extra bytes after its end")
         decompressed: bytes = zstd.decompress(data)
     except zstd.ZstdError as error:
         raise SchemaValidationError(f"{what} is damaged: {error}") from error

@@ -87,7 +87,7 @@ def check_plain(value: Any, encoded: bytes | memoryview) -> None:
         try:
             msgspec.msgpack.encode(value)
         except OverflowError:
-            raise SchemaValidationError("a JSON text holds an integer beyond 64 bits") from None
+            raise SchemaValidationError("a JSON text contains an integer beyond 64 bits") from None
 
 
 class JsonObject(dict[str, Any]):
@@ -223,7 +223,7 @@ def _normalize_key(key: object, path: str) -> str:
         return _spell_integer(key, path)
     if isinstance(key, (bool, float)):
         return str(key)
-    raise SchemaValidationError(f"{path} has a key of type {type(key).__name__}; JSON needs str")
+    raise SchemaValidationError(f"{path} has a key of type {type(key).__name__}. JSON needs str")
 
 
 def _convert_scalar(value: Any, path: str) -> Any:
@@ -264,7 +264,7 @@ def _spell_integer(value: int, path: str) -> str:
     except ValueError:
         # Python refuses to spell out integers of thousands of digits.
         raise SchemaValidationError(
-            f"{path} has an integer of {value.bit_length()} bits, which JSON cannot hold"
+            f"{path} has an integer of {value.bit_length()} bits, which JSON cannot represent"
         ) from None
 
 

@@ -75,12 +75,12 @@ def keep_encoded(name: str, stored: str, argument: str, noun: str, *, strict: bo
         return name
     if strict:
         raise SchemaValidationError(
-            f"{argument} {name!r} is outside the naming rule: each segment must begin with a "
-            "letter or digit and go on with letters, digits, '.', '_' or '-'"
+            f"{argument} {name!r} breaks the naming rule: each segment must start with a letter "
+            "or digit and continue with letters, digits, '.', '_' or '-'"
         )
     warnings.warn(
-        f"{noun} {name!r} is outside Quark's naming rule and is stored as {stored!r}; "
-        "reads accept either name",
+        f"{noun} {name!r} breaks Quark's naming rule and is stored as {stored!r}. Both names "
+        "can be read",
         RuntimeWarning,
         stacklevel=_find_caller(),
     )
@@ -224,7 +224,7 @@ def object_path(sha256: str) -> str:
     """
     if not is_sha256(sha256):
         raise SchemaValidationError(
-            f"sha256 must be 64 lowercase hexadecimal digits: {sha256!r:.80}"
+            f"sha256 must be 64 lowercase hexadecimal digits, got {sha256!r:.80}"
         )
     return ARTIFACT_STORAGE_LAYOUT["object"].format(sha256_head=sha256[:2], sha256=sha256)
 
@@ -253,7 +253,7 @@ def check_artifact_path(path: str | None, argument: str) -> None:
     """
     if path is not None and split_path(path) is None:
         raise SchemaValidationError(
-            f"{argument} must be a relative path that leads nowhere else, got {path!r:.120}"
+            f"{argument} must be a relative path inside its folder, got {path!r:.120}"
         )
 
 
@@ -267,7 +267,7 @@ def check_artifact_type(artifact_type: object, argument: str = "artifact_type") 
     name = check_name(artifact_type, argument)
     if _TYPE.fullmatch(name) is None or len(name) > _MAX_TYPE_LENGTH:
         raise SchemaValidationError(
-            f"{argument} must begin with a letter or digit and go on with at most "
+            f"{argument} must start with a letter or digit and continue with at most "
             f"{_MAX_TYPE_LENGTH - 1} letters, digits, '.', '_' or '-', got {name!r:.120}"
         )
     return name
@@ -320,11 +320,11 @@ def _refuse_paths(key: str, argument: str) -> None:
     segments = key.split("/")
     if ".." in segments or "." in segments or key.startswith("/"):
         raise SchemaValidationError(
-            f"{argument} must not hold '.' or '..' as a segment or begin with '/', got {key!r:.120}"
+            f"{argument} must not start with '/' or have segments '.' or '..', got {key!r:.120}"
         )
     if "\\" in key or "\0" in key:
         raise SchemaValidationError(
-            f"{argument} must not hold a backslash or a NUL, got {key!r:.120}"
+            f"{argument} must not contain a backslash or a NUL, got {key!r:.120}"
         )
 
 
@@ -368,8 +368,8 @@ def check_alias(alias: object) -> str:
         )
     if alias == LATEST or _VERSION.fullmatch(alias):
         raise SchemaValidationError(
-            f"an alias must not be {alias!r}: {LATEST} is always the newest version, and v0, v1 "
-            "and so on are numbers"
+            f"an alias must not be {alias!r}: '{LATEST}' is reserved for the newest version, "
+            "and v0, v1 and so on for version numbers"
         )
     return str(alias)
 
@@ -382,7 +382,7 @@ def parse_artifact_name(text: object) -> ArtifactName:
     """
     if not isinstance(text, str) or not text or len(text) > _MOST_LENGTH:
         raise SchemaValidationError(
-            f"an artifact is named by a text such as 'model:best', got {text!r:.120}"
+            f"an artifact name must be a string such as 'model:best', got {text!r:.120}"
         )
     key, colon, selector = text.rpartition(":")
     if not colon:
@@ -392,6 +392,6 @@ def parse_artifact_name(text: object) -> ArtifactName:
         return ArtifactName(key, int(number[1]), None)
     if not key or (selector != LATEST and _ALIAS.fullmatch(selector) is None):
         raise SchemaValidationError(
-            f"an artifact is named by a text such as 'model:best' or 'model:v3', got {text!r:.120}"
+            f"an artifact name must be like 'model:best' or 'model:v3', got {text!r:.120}"
         )
     return ArtifactName(key, None, selector)

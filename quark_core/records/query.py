@@ -38,7 +38,7 @@ def check_index(value: object, argument: str) -> int | None:
         raise SchemaValidationError(f"{argument} must not be negative")
     if number > _INT64_MAX:
         raise SchemaValidationError(
-            f"{argument} must fit in 64 bits, got one of {number.bit_length()} bits"
+            f"{argument} must fit in 64 bits, but has {number.bit_length()} bits"
         )
     return number
 

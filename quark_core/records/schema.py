@@ -105,7 +105,7 @@ def restore_object(name: str, value: Any) -> Any:
         SchemaValidationError: It is none.
     """
     if not isinstance(value, dict):
-        raise SchemaValidationError(f"{name} holds no JSON object, but {value!r:.40}")
+        raise SchemaValidationError(f"{name} contains {value!r:.40}, which is not a JSON object")
     return value
 
 
@@ -124,7 +124,7 @@ def _types_within(item: Any) -> frozenset[type]:
 
 def _make_tuple(name: str, types: frozenset[type], items: Any) -> tuple[Any, ...]:
     if not isinstance(items, (list, tuple)) or not types.issuperset(map(type, items)):
-        raise SchemaValidationError(f"{name} holds no list of its values, but {items!r:.40}")
+        raise SchemaValidationError(f"{name} is not a list of its values, but {items!r:.40}")
     return tuple(items)
 
 
@@ -133,7 +133,7 @@ def _make_records(record_type: type[Record], items: list[Any]) -> tuple[Record, 
         # Fields that a newer writer has added are left out.
         return tuple(msgspec.convert(item, record_type) for item in items)
     except (msgspec.ValidationError, TypeError) as error:
-        raise SchemaValidationError(f"what should be a {record_type.__name__}: {error}") from None
+        raise SchemaValidationError(f"{record_type.__name__} cannot be read: {error}") from None
 
 
 @cache
@@ -220,7 +220,7 @@ def validate_record(record: Record) -> Record:
             format_time(record.time_us)
         except OverflowError:
             raise SchemaValidationError(
-                f"{name}.time_us must lie in the years 1 to 9999, got {record.time_us}"
+                f"{name}.time_us must be in the years 1 to 9999, got {record.time_us}"
             ) from None
     for field in record.RULES.names:
         check_name(getattr(record, field), f"{name}.{field}")
@@ -273,7 +273,7 @@ def _check_counters(name: str, record: Record) -> None:
         if isinstance(value, tuple) and value and get_args(_tuple_option(annotation))[0] is int:
             negative = min(value)
             if negative < 0:
-                raise SchemaValidationError(f"{name}.{field} must hold no {negative}")
+                raise SchemaValidationError(f"{name}.{field} must not contain {negative}")
 
 
 @cache
@@ -288,7 +288,9 @@ def _tuple_option(annotation: Any) -> Any:
 
 def _check_word(where: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise SchemaValidationError(f"{where} must be one of {', '.join(allowed)}, got {value!r}")
+        raise SchemaValidationError(
+            f"{where} must be one of {', '.join(map(repr, allowed))}, got {value!r:.60}"
+        )
 
 
 def _check_field(where: str, value: object, annotation: Any) -> None:

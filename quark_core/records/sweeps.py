@@ -105,8 +105,8 @@ class TrialClaim(Record, frozen=True, gc=False):
             if is_short and number.isdecimal() and token.isdecimal() and int(token) > 0:
                 return cls(sweep_id, int(number), int(token))
         raise SchemaValidationError(
-            f"{argument} must be sweep/number/token, as `quark sweep run` sets it, "
-            f"got {text[:60]!r}"
+            f"{argument} must be sweep/number/token, as `quark sweep run` sets it, got "
+            f"{text[:60]!r}"
         )
 
 

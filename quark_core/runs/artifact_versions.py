@@ -143,8 +143,8 @@ def find_version(reader: SupportsRead, project: str, name: ArtifactName) -> Arti
     numbers = ", ".join(f"v{version.number}" for version in versions[-_MOST_TOLD:])
     newest = "the newest are " if len(versions) > _MOST_TOLD else ""
     raise ArtifactNotFoundError(
-        f"project {project!r} has no {str(name)!r:.200} in {where}: there is "
-        f"{', '.join(aliases)}, and of the numbers {newest}{numbers}"
+        f"project {project!r} has no {str(name)!r:.200} in {where}: its aliases are "
+        f"{', '.join(aliases)}, and its versions {newest}{numbers}"
     )
 
 

@@ -420,8 +420,8 @@ def _wait_for_journal(run: OpenRun) -> None:
     """
     if run.stream.hand_over(HAND_OVER_S) is None and run.origin.attempt == 0:
         raise SessionStoreError(
-            "the primary store is out of reach, and the journal's disk does not take the start "
-            f"of the run within {HAND_OVER_S:g} s either"
+            "the primary store is unreachable, and the start of the run could not be written to "
+            f"the journal within {HAND_OVER_S:g} s either"
         )
 
 
@@ -448,8 +448,8 @@ def _tell_of_outage(run: OpenRun, outage: StoreUnavailableError) -> None:
         payload=JsonObject({"reason": redact_text(str(outage))[:_REASON_CHARACTERS]}),
     )
     _log.warning(
-        "run %s begins its attempt %d without its store: %s. What it logs waits in the journal "
-        "and is delivered when the store answers; after the end of this process by: quark sync %s",
+        "run %s starts its attempt %d without its store: %s. Its records go to the journal and "
+        "are delivered when the store answers. If this process ends first, run: quark sync %s",
         run.context.run_id,
         run.origin.attempt,
         outage,
@@ -465,7 +465,7 @@ def find_reached_steps(reach: PrimaryReach, run_id: str) -> dict[str, int]:
     try:
         metrics = reach.ask(lambda: _load_metrics(primary, run_id))
     except QuarkError as error:
-        _log.debug("which steps run %s has reached is not known: %s", run_id, error)
+        _log.debug("the last step of run %s is unknown: %s", run_id, error)
         return {}
     steps = ((key, metrics[key].last_step) for key in metrics)
     return {key: step for key, step in steps if step is not None}
@@ -508,10 +508,10 @@ def watch_for_repeated_steps(run: OpenRun, reached: Mapping[str, int]) -> None:
 
 def _tell(run: OpenRun, key: str, step: int, last: int) -> None:
     _log.warning(
-        "run %s: attempt %d logs %s from step %d on, which stood at step %d before. Its points "
-        "replace the earlier ones at the steps that it repeats. Those are kept: "
-        "read(all_attempts=True) and `quark export --all-attempts` show them. "
-        "resume_run(from_step=%d) would leave out all that came from there on.",
+        "run %s: attempt %d logs %s from step %d on, but step %d was already logged. The new "
+        "points replace the earlier ones at the same steps. The earlier ones are kept: "
+        "read(all_attempts=True) and `quark export --all-attempts` return them. To drop all "
+        "earlier points from that step on, use resume_run(from_step=%d).",
         run.context.run_id,
         run.context.run.attempt,
         decode_name(key),
@@ -608,7 +608,7 @@ def find_known_here(reach: PrimaryReach, root: Path, run_id: str) -> KnownRun | 
 
 def _choose_policy(known: KnownRun | None) -> StartPolicy:
     if known is None:
-        return StartPolicy(False, False, "; this machine does not know the run without it")
+        return StartPolicy(False, False, "; this machine cannot find the run without it")
     return choose_policy(restarts=True, strict=known.run.strict_mode)
 
 

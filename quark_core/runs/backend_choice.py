@@ -159,14 +159,14 @@ def plan_backends(
     if _KEEP_NOTHING in wanted:
         others = ", ".join(text for text in wanted if text != _KEEP_NOTHING)
         raise UnknownBackendError(
-            f"backends: {_KEEP_NOTHING!r} keeps nothing and stands alone; leave it out, or {others}"
+            f"backends: {_KEEP_NOTHING!r} stores nothing. Remove it, or pass {others}"
         )
     chosen = [choose_backend(text, registry) for text in wanted]
     choices = list({(c.definition.name, c.location, c.options): c for c in chosen}.values())
     primaries = [c for c in choices if Capability.PRIMARY in c.definition.capabilities]
     if len(primaries) > 1:
         names = " and ".join(choice.definition.name for choice in primaries)
-        raise SchemaValidationError(f"backends: {names} are both primary stores; name one")
+        raise SchemaValidationError(f"backends: {names} are both primary stores. Pass only one")
     primary = primaries[0] if primaries else choose_primary(registry)
     mirrors = [choice for choice in choices if choice is not primary]
 
@@ -210,13 +210,13 @@ def choose_primary(registry: BackendRegistry) -> BackendChoice:
         except UnknownBackendError as error:
             shown = redact_text(url)
             raise SessionStoreError(
-                f"{settings.PERSISTENCE_URL} is no URL of a Quark service: {shown[:100]!r}; "
-                f"give it with its scheme, such as https://quark.example.org ({error})"
+                f"{settings.PERSISTENCE_URL} is not a URL of a Quark server: {shown[:100]!r}. "
+                f"Use http:// or https://, for example 'https://quark.example.org' ({error})"
             ) from None
     if settings.requires_service():
         raise SessionStoreError(
-            f"{settings.REQUIRE_SERVICE} is set but {settings.PERSISTENCE_URL} is not: "
-            "set it to the URL of your Quark service"
+            f"{settings.REQUIRE_SERVICE} is set, but {settings.PERSISTENCE_URL} is not. Set it "
+            "to the URL of your Quark server"
         )
     return choose_backend(registry.find_default_primary().name, registry)
 
@@ -241,8 +241,8 @@ def choose_backend(text: str, registry: BackendRegistry) -> BackendChoice:
     match = _SPECIFICATION.fullmatch(text)
     if match is None:
         raise UnknownBackendError(
-            f"backends: {text!r} is neither a name nor a URI "
-            f"(installed: {', '.join(registry.names)})"
+            f"backends: {text!r} is neither a name nor a URI (installed: "
+            f"{', '.join(map(repr, registry.names))})"
         )
     name, mark = match["name"].lower(), match["mark"]
     definition = registry.find(name)
@@ -353,9 +353,9 @@ def find_chosen(
 
     shown = _show(specification)
     message = (
-        f"{shown} is named by the run's folder, and neither this environment nor this user has "
-        "chosen it: nothing is sent there, and the records wait; if it is to have them: "
-        f"quark sync {shlex.quote(_show(str(storage_dir)))} --allow-backend {shlex.quote(shown)}"
+        f"The run's folder names {shown}, but neither this environment nor this user has chosen "
+        "it. Nothing is sent there, and the records wait. To send them, run: quark sync "
+        f"{shlex.quote(_show(str(storage_dir)))} --allow-backend {shlex.quote(shown)}"
     )
     if message not in _told:
         _told.add(message)
@@ -419,7 +419,7 @@ def _write(place: _Place) -> bool:
     try:
         write_private(path, encoded)
     except OSError as error:
-        _log.info("that backend %s was chosen is not noted: %s", place.backend, error)
+        _log.info("the choice of backend %s cannot be saved: %s", place.backend, error)
         return False
     return True
 
@@ -465,12 +465,12 @@ def _check_primary(choice: BackendChoice) -> None:
     if Capability.PRIMARY in definition.capabilities:
         return
     shown = redact_text(choice.specification)
-    does = f"add it by backends={shown!r}"
+    does = f"add it with backends={shown!r}"
     if Capability.READ in definition.capabilities:
-        does += f", read its runs by quark.open_run({shown!r}, run_id)"
+        does += f", read its runs with quark.open_run({shown!r}, run_id)"
     raise SessionStoreError(
-        f"backend {definition.name} ({shown}) is no primary store, so no run lives in it: {does}. "
-        f"{settings.PERSISTENCE_URL} names a service only"
+        f"backend {definition.name} ({shown}) is not a primary store: {does}. "
+        f"{settings.PERSISTENCE_URL} must be the URL of a Quark server"
     )
 
 
@@ -781,12 +781,10 @@ def _open_journal(
         folder.write_manifest(manifest)
     except OSError as error:
         if box is None:
-            _log.warning(
-                "there is no journal for this run: %s cannot be made: %s", folder.path, error
-            )
+            _log.warning("this run has no journal: %s cannot be created: %s", folder.path, error)
             return None, None
         _log.warning(
-            "the journal %s cannot be made (%s); records wait in shared memory",
+            "the journal %s cannot be created (%s); records wait in shared memory",
             folder.path,
             error,
         )

@@ -33,7 +33,7 @@ def read_config(config: object) -> ConfigSnapshot:
     try:
         return found.add_origins(snapshot)
     except Exception:  # noqa: BLE001 - origins are worth no run
-        _log.exception("the origins of the configuration are not kept")
+        _log.exception("the origins of the config values are not stored")
         return snapshot
 
 

@@ -308,7 +308,7 @@ class EnvironmentRecorder:
         try:
             snapshot = complete_environment(self._known, self._git, self._collect_facts())
         except Exception as error:  # noqa: BLE001 - what is known at once must do
-            _log.debug("the environment could not be found out: %s", error)
+            _log.debug("the environment could not be recorded: %s", error)
             return
         if self._run.is_over:
             return
@@ -336,7 +336,7 @@ class EnvironmentRecorder:
         for plugin, found in described:
             try:
                 if not isinstance(found, Mapping):
-                    raise SchemaValidationError(f"environment: no mapping, but {found!r:.60}")
+                    raise SchemaValidationError(f"environment is not a mapping: {found!r:.60}")
                 facts.update(normalize_json(dict(found), "environment"))
             except Exception as error:  # noqa: BLE001 - whatever a plugin may give
                 _log.warning("the facts of plugin %s are not recorded: %s", plugin, error)

@@ -424,7 +424,7 @@ def read_mark(reader: SupportsRead, run_id: str) -> str | None:
 def _check_kinds(kinds: object) -> tuple[str, ...]:
     if isinstance(kinds, str) or not isinstance(kinds, Sequence):
         raise SchemaValidationError(
-            f"kinds must be a list of kinds of records, not {type(kinds).__name__}"
+            f"kinds must be a list of record kinds, not {type(kinds).__name__}"
         )
     known = sorted(RECORD_TYPES)
     return tuple(dict.fromkeys(check_choice(kind, "each of kinds", known) for kind in kinds))

@@ -83,7 +83,7 @@ def start_late_delivery(run: OpenRun) -> bool:
         process.stdin.write(json.dumps(told).encode() + b"\n")
         process.stdin.flush()
     except (OSError, RuntimeError) as error:  # no process can be had, or Python shuts down
-        _log.debug("run %s: what waits is left to quark sync: %s", run_id, error)
+        _log.debug("run %s: its waiting records are left to `quark sync`: %s", run_id, error)
         return False
     thread = threading.Thread(
         target=_let_begin, args=(process, run.stream.wait_for_threads), daemon=True
@@ -110,7 +110,7 @@ def wait_for_late_delivery(storage_dir: Path, timeout_s: float = _IDLE_S) -> Non
     while (busy := [*filter(_is_at_work, notes)]) and time.monotonic() < begin + timeout_s:
         if not is_told and time.monotonic() > begin + _SILENT_S:
             names = ", ".join(note.parent.name[:8] for note in busy)
-            _log.warning("run %s is still being written to its mirrors: waiting for it", names)
+            _log.warning("run %s is still being written to its mirrors. Waiting for it", names)
             is_told = True
         time.sleep(_POLL_S)
 

@@ -170,7 +170,7 @@ class OpenRun:
         with self._refusing:
             if self.strict and self._failure is None:
                 self._failure = error
-                self.refusal = f"the primary store failed and the run is strict: {error}"
+                self.refusal = f"strict_mode=True, and the primary store failed: {error}"
 
     def warns_first(self, *subject: str) -> bool:
         """Whether this is the first warning about a subject in this run, which it is once."""
@@ -301,7 +301,7 @@ class OpenRun:
 
     def emit_gap(self, gaps: Mapping[str, int]) -> None:
         """Put into the stream what is missing from it: records by kind."""
-        self.emit_lifecycle("gap", {"records": dict(gaps), "reason": "memory ran out"})
+        self.emit_lifecycle("gap", {"records": dict(gaps), "reason": "out of memory"})
         self.emit_event("records_dropped", "error", payload=JsonObject({"records": dict(gaps)}))
 
     def flush(self, timeout_s: float | None = None, level: FlushLevel = "stored") -> None:
@@ -331,8 +331,8 @@ class OpenRun:
         """
         if self.forked:
             raise SessionStoreError(
-                f"a forked process can log to its parent's run but not {verb} it: {verb} in the "
-                "parent, or in a process that was spawned"
+                f"a forked process can log to its parent's run but not {verb} it. {verb} it in "
+                "the parent, or in a spawned process"
             )
         # What is read is in the primary then; the mirrors' share need not be on the disk for it.
         self.stream.flush(settings.persistence_timeout_s(), sync=False)
@@ -430,8 +430,8 @@ class OpenRun:
                 open_runs.attach(self)
             except Exception:  # noqa: BLE001 - a worker's training must not end for this
                 _log.exception(
-                    "run %s: this forked process cannot open a stream of its own; "
-                    "what it logs is not kept",
+                    "run %s: this forked process cannot open its own stream, so its records are "
+                    "not stored",
                     self.context.run_id,
                 )
                 self.bind_stream(RunStream(self.stream.origin))
@@ -493,8 +493,8 @@ class OpenRun:
 
     def _tell_overtime(self, report: DeliveryReport) -> None:
         _log.warning(
-            "run %s has ended, and what waits is being delivered (%s). To leave it to "
-            "`quark sync %s`, interrupt this (Ctrl-C)",
+            "run %s has ended, and its waiting records are being delivered (%s). To leave them "
+            "to `quark sync %s`, press Ctrl-C",
             self.context.run_id,
             "; ".join(lane.describe() for lane in report.lanes if not lane.complete),
             self.context.storage_dir,
@@ -778,7 +778,7 @@ class StopLookout:
         try:
             request = None if run_id is None else reader.find_stop(run_id)
         except Exception as error:  # noqa: BLE001 - the next heartbeat asks again
-            _log.debug("run %s: nobody can say whether it shall stop: %s", run_id, error)
+            _log.debug("run %s: it is unknown if the run should stop: %s", run_id, error)
             return
         if request is not None:
             self._note(request)
@@ -790,7 +790,7 @@ class StopLookout:
         _log.warning("run %s: %s", run.context.run_id, request.describe())
         run.emit_lifecycle("stop_seen", {"id": request.id})
         payload = {
-            "message": f"the training knows that {request.describe()}",
+            "message": f"the training process knows that {request.describe()}",
             "by": request.by,
             "reason": request.reason,
             "request": request.id,
@@ -799,5 +799,5 @@ class StopLookout:
         # Said first: the training may end the run as soon as it knows.
         run.stop_request = request
         if run.raises_on_stop:
-            text = f"{request.describe()} (this call was not accepted, the next one is)"
+            text = f"{request.describe()} (this call was not logged, the next one is)"
             run.halt(StopRequested(text, request))

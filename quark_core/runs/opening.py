@@ -81,8 +81,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("quark")
 
 _FORM = (
-    "fork_from must be a pair (run_id, step): a run, and the last step of it that is kept, "
-    "such as (run.run_id, 1000)"
+    "fork_from must be a pair (run_id, step) of a run and the last step to keep, such as "
+    "(run.run_id, 1000)"
 )
 
 
@@ -106,7 +106,7 @@ class ForkPoint:
         try:
             run.stream.flush(settings.persistence_timeout_s(), sync=False)
         except QuarkError as error:
-            _log.warning("fork_from: not all of run %s is in its store yet: %s", self.run_id, error)
+            _log.warning("fork_from: run %s is not fully stored yet: %s", self.run_id, error)
 
 
 def check_fork_from(fork_from: object, parent_run_id: str | None) -> ForkPoint | None:
@@ -130,8 +130,8 @@ def check_fork_from(fork_from: object, parent_run_id: str | None) -> ForkPoint |
     run_id = run if isinstance(run, str) else getattr(run, "run_id", None)
     if not isinstance(run_id, str):
         raise SchemaValidationError(
-            f"{_FORM}; its run must be an id, a session or a RunContext, not a "
-            f"{type(run).__name__}" + (" without an id" if hasattr(run, "run_id") else "")
+            f"{_FORM}; its run must be an ID, a session or a RunContext, not {type(run).__name__}"
+            + (" without an id" if hasattr(run, "run_id") else "")
         )
     check_run_id(run_id, "fork_from[0]")
     step = check_step(given, "fork_from[1]")
@@ -142,8 +142,8 @@ def check_fork_from(fork_from: object, parent_run_id: str | None) -> ForkPoint |
     if parent_run_id.startswith(run_id):
         return ForkPoint(parent_run_id, step)
     raise SchemaValidationError(
-        f"parent_run_id ({parent_run_id}) and fork_from ({run_id}) name two runs: the run that is "
-        "forked is the parent, so leave parent_run_id out"
+        f"parent_run_id ({parent_run_id}) and fork_from ({run_id}) name two runs. The forked "
+        "run is the parent, so remove parent_run_id"
     )
 
 
@@ -182,7 +182,7 @@ def read_state(state: object) -> Checkpoint | None:
     if state is None:
         return None
     if not isinstance(state, Mapping) or state.get("run_id") is None:
-        raise SchemaValidationError("state must be what session.state_dict() gave")
+        raise SchemaValidationError("state must be the result of session.state_dict()")
     step = check_step(state.get("step"), "state['step']")
     run_id = check_run_id(state["run_id"], "state['run_id']")
     return Checkpoint(run_id, None if step is None else step + 1)
@@ -273,12 +273,12 @@ def _check_origins(
     """Refuse a run that is asked to go on from two places at once."""
     if checkpoint is not None and (fork, parent_run_id, wished) != (None, None, None):
         raise SchemaValidationError(
-            "state continues the run that it is of, and cannot be combined with fork_from, "
-            "parent_run_id or if_done, which are for a new run"
+            "state continues its own run, so it cannot be combined with fork_from, "
+            "parent_run_id or if_done, which start a new run"
         )
     if fork is not None and wished is not None:
         raise SchemaValidationError(
-            "if_done and fork_from cannot be combined: a fork is no repetition of another run"
+            "if_done and fork_from cannot be combined, because a fork is always a new run"
         )
 
 
@@ -324,7 +324,7 @@ def _begin_unless_done(
             return _go_on(start, found.unfinished, reach)
         except InvalidRunStateError as error:
             # Somebody else has taken it up meanwhile, on another machine.
-            _log.warning("run %s is not continued: %s", found.unfinished.run.id, error)
+            _log.warning("run %s is not resumed: %s", found.unfinished.run.id, error)
             found = _look_back(start, if_done, reach)
     if found is None:
         return _begin(start, reach, given)
@@ -372,8 +372,8 @@ def _go_on_from(start: _Start, checkpoint: Checkpoint, began_s: float) -> OpenRu
     ) as (stored, reach):
         if stored.project.name != start.project:
             raise SchemaValidationError(
-                f"state is of run {checkpoint.run_id} of project {stored.project.name!r:.80}, "
-                f"not of {start.project!r:.80}: give that project, or no state for a new run"
+                f"state is of run {checkpoint.run_id} of project {stored.project.name!r:.80}, not "
+                f"of {start.project!r:.80}. Pass that project, or omit state to start a new run"
             )
         return continue_run(
             stored, start.here, reach, part, None if start.inherits_config else start.snapshot,
@@ -418,7 +418,7 @@ def _summarize(stored: StoredRun, reach: PrimaryReach) -> RunSummary:
         if primary is not None:
             return reach.ask(lambda: summarize_run(primary, str(stored.run.id)))
     except QuarkError as error:
-        _log.debug("the metrics of run %s are not known: %s", stored.run.id, error)
+        _log.debug("the metrics of run %s are unknown: %s", stored.run.id, error)
     return RunSummary(stored=stored)
 
 
@@ -467,7 +467,7 @@ def _take_up(start: _Start, part: RankPart, run_id: str, reach: PrimaryReach) ->
             extensions=start.extensions,
         )  # fmt: skip
     except InvalidRunStateError as error:
-        _log.warning("the restarted run is not taken up again: %s", error)
+        _log.warning("the restarted run is not resumed: %s", error)
         return part.stand_alone()
 
 
@@ -539,7 +539,7 @@ def _check_arguments(
     labels = check_label(project, "project"), None if name is None else check_label(name, "name")
     if not isinstance(strict_mode, bool):
         raise SchemaValidationError(
-            f"strict_mode must be True or False, not a {type(strict_mode).__name__}"
+            f"strict_mode must be True or False, not {type(strict_mode).__name__}"
         )
     if parent_run_id is not None:
         check_run_id(parent_run_id, "parent_run_id")
@@ -552,7 +552,7 @@ def _find_version(version: object) -> JsonObject:
         try:
             version = version()
         except Exception as error:  # noqa: BLE001 - a name is worth no run
-            _log.warning("version() has failed (%s), so the run has no version", error)
+            _log.warning("version() failed (%s), so the run has no version", error)
             version = None
     if version is None:
         return JsonObject()
@@ -629,7 +629,7 @@ def open_for_reading(
     """Open a run without touching it; see `quark.open_run`."""
     if backend is None:
         found = open_run_reader(run_id, storage_dir)
-        why = "was opened for reading only; use resume_run to continue it"
+        why = "was opened for reading only; call resume_run to continue it"
     else:
         check_run_id(run_id)
         store = open_foreign_store(storage_dir, backend)
@@ -676,7 +676,7 @@ def attach_run(context: RunContext) -> OpenRun:
                 describe_context(stored, reach.primary, root),
                 RunStream(Origin(context.run_id)),
                 reach.primary,
-                refusal=f"the run has ended ({stored.run.status}); use resume_run to continue it",
+                refusal=f"the run has ended ({stored.run.status}); call resume_run to continue it",
             )
             reach.hand_over(ended)
             return ended

@@ -134,7 +134,7 @@ class OutputDelivery:
     def _open_after_run(self, manifest: Manifest, entry: LaneEntry) -> tuple[Backend, bool]:
         """As `OpenLane` says, for a lane that the run itself has begun to go through."""
         if self._own_journal.path.exists() and self._own_journal.mark(entry.name).done == 0:
-            raise BackendUnavailable("the run itself comes first", backend=entry.name)
+            raise BackendUnavailable("the records of the run come first", backend=entry.name)
         return self._open_lane(manifest, entry)
 
 
@@ -170,7 +170,7 @@ def deliver_outputs(directory: Path, open_lane: OpenLane, timeout_s: float) -> s
     if not outputs or find_owner(directory) is not None:
         return None
     if len(outputs) < len(found):
-        return "records of the run itself wait too, and come first"
+        return "records of the run wait too, and come first"
     reasons: list[str] = []
     thread = start_thread(_deliver_all, args=(outputs, open_lane, reasons), name="quark-outputs")
     if thread is None:

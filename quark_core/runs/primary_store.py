@@ -112,9 +112,9 @@ def choose_policy(*, restarts: bool, strict: bool = False) -> StartPolicy:
     if settings.requires_service():
         return StartPolicy(False, False, f"; {settings.REQUIRE_SERVICE} is set")
     if strict:
-        return StartPolicy(False, False, "; the run is strict, and so not begun without it")
+        return StartPolicy(False, False, ". With strict_mode=True, a run does not start without it")
     if not wanted:
-        return StartPolicy(False, False, f"; {settings.OFFLINE}=allow lets runs begin without it")
+        return StartPolicy(False, False, f". To start runs offline, set {settings.OFFLINE}=allow")
     return StartPolicy(True, restarts)
 
 
@@ -266,7 +266,7 @@ class PrimaryReach:
             if self.outage is None and not self._policy.joins:
                 raise
             if self.outage is not error:
-                _log.warning("the store cannot be opened here now: %s", error)
+                _log.warning("the store cannot be opened now: %s", error)
 
     def _close(self, primary: SupportsPrimary | None) -> None:
         if primary is None or primary is self._taken:
@@ -274,7 +274,7 @@ class PrimaryReach:
         try:
             self._bound(primary.close, _CLOSE_S)
         except Exception as error:  # noqa: BLE001 - nothing was written, and nothing is lost
-            _log.debug("%s is not closed: %s", self.describe(), error)
+            _log.debug("%s could not be closed: %s", self.describe(), error)
 
     def _bound(self, call: Callable[[], T], timeout_s: float) -> T:
         """Call on a thread of its own, which may hang there without being waited for."""
@@ -361,7 +361,7 @@ def note_run(context: RunContext) -> None:
         finally:
             scratch.unlink(missing_ok=True)
     except OSError as error:
-        _log.debug("run %s is not noted on this machine: %s", context.run_id, error)
+        _log.debug("run %s could not be noted on this machine: %s", context.run_id, error)
 
 
 def find_known_run(storage_dir: Path, run_id: str) -> KnownRun | None:
@@ -372,7 +372,7 @@ def find_known_run(storage_dir: Path, run_id: str) -> KnownRun | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _log.debug("what is noted of run %s cannot be read: %s", run_id, error)
+        _log.debug("the local note about run %s cannot be read: %s", run_id, error)
         return None
     is_good = known.run.id == run_id and 0 <= known.run.attempt < _MAX_ATTEMPT
     return known if is_good else None
@@ -409,19 +409,19 @@ def check_resumable(stored: StoredRun, *, reopen: bool) -> None:
     if stored.state == "running":
         if open_runs.find(run_id) is not None:
             raise InvalidRunStateError(
-                f"run_id {run_id} is alive in this process, so it cannot be resumed: end it first, "
-                "by end_run() of its session"
+                f"run_id {run_id} is running in this process, so it cannot be resumed. End it "
+                "first with end_run() of its session"
             )
         short = shorten_run_id(run_id or "")
         raise InvalidRunStateError(
-            f"run_id {run_id} is alive in another process{_describe_process(stored)}, so it cannot "
-            f"be resumed. Wait until it ends, ask it to stop by `quark stop {short}`, or look at "
-            f"it meanwhile by `quark follow {short}` or quark.open_run({short!r})"
+            f"run_id {run_id} is running in another process{_describe_process(stored)}, so it "
+            f"cannot be resumed. Wait until it ends, or stop it with `quark stop {short}`. To "
+            f"view it meanwhile, use `quark follow {short}` or quark.open_run({short!r})"
         )
     if stored.state == "completed" and not reopen:
         raise InvalidRunStateError(
-            f"run_id {run_id} is completed, so it cannot be resumed "
-            "(reopen=True allows a final evaluation)"
+            f"run_id {run_id} is completed, so it cannot be resumed. Pass reopen=True to "
+            "continue it anyway"
         )
 
 
@@ -438,7 +438,7 @@ def _describe_process(stored: StoredRun) -> str:
     if stored.run.attempt == 0:
         parts.append(f"since {_show_time(stored.run.created_at)}")
     if stored.heartbeat_at:
-        parts.append(f"last heard of at {_show_time(stored.heartbeat_at)}")
+        parts.append(f"last heartbeat at {_show_time(stored.heartbeat_at)}")
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -514,8 +514,8 @@ def look_back(
         runs = reach.ask(lambda: _find_runs(primary, project, config, version))
     except QuarkError as error:
         _log.warning(
-            "if_done=%r: the store does not say whether this configuration was run before (%s), "
-            "so the run begins",
+            "if_done=%r: the store does not report if this config was run before (%s), so the "
+            "run starts",
             if_done,
             error,
         )
@@ -615,7 +615,7 @@ def hold_configuration(root: Path, project: str, config: ConfigSnapshot) -> Iter
         while not lease.take() and path.exists() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
     except OSError as error:
-        _log.debug("starts of one configuration are not kept apart: %s", error)
+        _log.debug("concurrent starts of one config are not coordinated: %s", error)
     try:
         yield
     finally:

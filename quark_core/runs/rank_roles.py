@@ -168,8 +168,8 @@ def lead_checkpoint(plan: Plan, storage_dir: Path, name: str, run_id: str) -> Ra
     if own is not None and own != run_id:
         whose = settings.RUN_ID if earlier is None else "this launch, which was restarted,"
         raise SchemaValidationError(
-            f"state is of run {run_id}, and {whose} says {own}: give the state of that run, "
-            "out of a checkpoint that it has written itself, or none"
+            f"state is of run {run_id}, but {whose} says {own}. Pass the state of that run from "
+            "a checkpoint that it saved, or none"
         )
     attempt = 0 if earlier is None else earlier.attempt + 1
     return RankPart(run_id, True, attempt, restarts=earlier is not None, claims=claims)
@@ -227,10 +227,10 @@ def follow(plan: Plan, rank: RankInfo, storage_dir: Path, name: str, given: str 
     if run_id is None and claims is not None:
         run_id = claims.derived_run_id
     if run_id is None:
-        lost = "This rank keeps nothing. " if keeps else ""
+        lost = "This rank stores no records. " if keeps else ""
         warnings.warn(
-            f"run_id is unknown on rank {rank.rank}: set {settings.RUN_ID} to the same value on "
-            f"all ranks to know it everywhere. {lost}Training and logging go on as they are.",
+            f"run_id is unknown on rank {rank.rank}. To share it, set {settings.RUN_ID} to the "
+            f"same value on all ranks. {lost}Training and logging continue unchanged.",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -262,7 +262,7 @@ def find_stored(reach: PrimaryReach, run_id: str | None) -> StoredRun | None:
     try:
         return reach.load_run(run_id)
     except QuarkError as error:
-        _log.debug("run %s is not known: %s", run_id, error)
+        _log.debug("run %s is unknown: %s", run_id, error)
         return None
 
 
@@ -274,7 +274,7 @@ def complete_run_id(reach: PrimaryReach, given: str) -> str:
     try:
         return reach.ask(lambda: complete_id(primary, given))
     except QuarkError as error:
-        _log.debug("run %s is not known: %s", given, error)
+        _log.debug("run %s is unknown: %s", given, error)
         return given
 
 
@@ -299,8 +299,8 @@ def _make_run_id() -> str:
 
 def _tell_missed(plan: Plan, run_id: str | None, timeout_s: float) -> None:
     _log.warning(
-        "run %s: rank %d, which leads it, has not begun it within %g s (%s); this rank trains on, "
-        "and what it logs waits in its journal until the run is there",
+        "run %s: its lead rank %d has not started it within %g s (%s). This rank continues to "
+        "train, and its records wait in its journal until the run exists",
         run_id,
         (plan.ranks or RANK_ZERO).leader,
         timeout_s,
@@ -311,8 +311,8 @@ def _tell_missed(plan: Plan, run_id: str | None, timeout_s: float) -> None:
 def _warn_of_rival(rank: RankInfo) -> None:
     if rank.world_size > 1:
         _log.warning(
-            "another process leads this launch as rank %d already: this one starts a run of its "
-            "own, and the other ranks do not join it. Check the rank variables (%s).",
+            "another process is already lead rank %d of this launch. This process starts its "
+            "own run, and the other ranks do not join it. Check the rank variables (%s).",
             rank.rank,
             rank.source,
         )

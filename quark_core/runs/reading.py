@@ -39,7 +39,7 @@ def describe_unknown_metric(name: str, keys: Iterable[str]) -> str | None:
     near = suggest_names(shown, map(decode_name, islice(keys, _MAX_COMPARED)))
     if not near:
         return None
-    return f"has no metric {shown!r}; near it: {', '.join(map(repr, near))}"
+    return f"has no metric {shown!r}; similar names: {', '.join(map(repr, near))}"
 
 
 def refuse_unknown_metric(name: str, keys: Collection[str], argument: str, whose: str) -> None:
@@ -60,7 +60,7 @@ def refuse_unknown_metric(name: str, keys: Collection[str], argument: str, whose
     if said is None:
         shown = ", ".join(repr(decode_name(key)) for key in islice(keys, _MAX_LISTED))
         more = f" and {len(keys) - _MAX_LISTED} more" if len(keys) > _MAX_LISTED else ""
-        has = f"there are {shown}{more}" if keys else "nothing was logged there"
+        has = f"the metrics are {shown}{more}" if keys else "no metric was logged"
         said = f"has no metric {decode_name(name)!r}; {has}"
     raise SchemaValidationError(f"{argument}: {whose} {said}")
 

@@ -218,7 +218,7 @@ def _list_records(batch: Batch) -> tuple[list[StreamRecord], Counter[str]]:
         return found, Counter({str(error): batch.count - len(found)})
 
 
-_OVERTAKEN = "it has later records already; to fill a mirror again: quark mirror replay"
+_OVERTAKEN = "it already has later records. To fill a mirror again, run: quark mirror replay"
 
 
 def _write_behind(
@@ -339,8 +339,8 @@ def survey(storage_dir: Path) -> list[LaneSync]:
         for lane in lanes if other is not None else ():
             lane.state = "held" if folder.is_written(manifest) else "pending"
             lane.reason = (
-                f"the store was moved while the run was written: a part of it is in {folder.path}, "
-                f"another one in {other.path if other else ''}; quark sync joins them"
+                "the store was moved while the run was being written. One part is in "
+                f"{folder.path}, another in {other.path if other else ''}. `quark sync` joins them"
             )
         found += lanes
     for folder, manifest in find_orphan_boxes(storage_dir):
@@ -435,7 +435,7 @@ def sync(
             held = count_waiting(folder, manifest)
             for lane in held:
                 lane.state = "held"
-                lane.reason = f"process {owner.process.pid} has the run open, and delivers it"
+                lane.reason = f"process {owner.process.pid} has the run open and delivers it"
             found += held
     finally:
         _close_others(lanes, None, found)
@@ -605,7 +605,7 @@ class ChildDelivery:
         left = self._outputs.finish(self._list_names, timeout_s)
         if left:
             _log.warning(
-                "run %s: %d analyses wait for its mirrors; deliver them with: quark sync",
+                "run %s: %d analyses wait for its mirrors. To deliver them, run: quark sync",
                 self._origin.run_id,
                 left,
             )
@@ -729,5 +729,5 @@ def _clear(after: threading.Thread | None) -> None:
         after.join()
     ended = end_stopped_helpers()
     if ended:
-        _log.info("stopped helpers of trainings that are gone were ended: %s", ended)
+        _log.info("stopped helper processes of ended training processes were ended: %s", ended)
     sweep_black_boxes()

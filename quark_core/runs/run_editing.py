@@ -87,16 +87,16 @@ def mirror_newest_edit(
         reason = deliver_outputs(directory, open_lane, timeout_s)
         if reason is not None and timeout_s > 0.0:
             _log.warning(
-                "run %s: the edit is stored, but waits for the run's mirrors (%s); "
-                "deliver it with: quark sync %s",
+                "run %s: the edit is stored, but waits for the run's mirrors (%s). To deliver "
+                "it, run: quark sync %s",
                 run_id,
                 reason,
                 storage_dir,
             )
     except Exception as error:  # noqa: BLE001 - a mirror must not fail an edit
         _log.warning(
-            "run %s: the edit does not reach the run's mirrors (%s); once that is mended: "
-            "quark mirror replay %s",
+            "run %s: the edit cannot be delivered to the run's mirrors (%s). When that is "
+            "fixed, run: quark mirror replay %s",
             run_id,
             error,
             run_id,
@@ -218,7 +218,7 @@ def _find_target(run: object, storage_dir: str | Path | None) -> tuple[str, Path
         root = resolve_storage_dir(storage_dir)
         return _find_id(root, check_run_id(run, "run")), root
     if context.run_id is None:
-        raise SchemaValidationError("run: this rank does not know the id of its run")
+        raise SchemaValidationError("run: this rank does not know the ID of its run")
     return context.run_id, context.storage_dir if storage_dir is None else resolve_storage_dir(
         storage_dir
     )
@@ -246,7 +246,7 @@ def open_editor(root: Path, run_id: str, what: str) -> Iterator[SupportsEdits]:
         editor: object = primary
         if not isinstance(editor, SupportsEdits):
             raise SessionStoreError(
-                f"run {run_id}: the store ({choice.definition.name}) keeps no {what}"
+                f"run {run_id}: the store ({choice.definition.name}) does not support {what}"
             )
         yield editor
     finally:
@@ -283,7 +283,7 @@ def exchange_run_field(context: RunContext, field: str, expect: Any, value: Any)
         SessionStoreError: The store cannot be written, or can compare nothing.
     """
     if context.run_id is None:
-        raise SchemaValidationError("run: this rank does not know the id of its run")
+        raise SchemaValidationError("run: this rank does not know the ID of its run")
     with _open(context.storage_dir) as store:
         return store.compare_and_set(context.run_id, field, expect, value, by=find_user())
 

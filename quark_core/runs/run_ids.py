@@ -123,7 +123,7 @@ def _describe_several(argument: str, given: str, found: list[RunLabel]) -> str:
     listed = ", ".join(map(_describe, found[:_LISTED]))
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     count = f"{len(found)}" if len(found) < _CANDIDATES else f"more than {_CANDIDATES:,}"
-    return f"{argument} {given!r} fits {count} runs: {listed}{more}; give more of it"
+    return f"{argument} {given!r} matches {count} runs: {listed}{more}. Type more characters"
 
 
 def describe_near(reader: SupportsRead, given: str) -> str:
@@ -137,9 +137,9 @@ def describe_near(reader: SupportsRead, given: str) -> str:
         listed = ", ".join(label.run_id for label in named[:_LISTED])
         more = f" and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
         have = "have" if len(named) > 1 else "has"
-        return f"; {listed}{more} {have} that name, which is no id"
+        return f". {listed}{more} {have} that name, but a run ID is required"
     if len(given) < LEAST_CHARACTERS:
-        return f"; of the beginning of an id {LEAST_CHARACTERS} characters are needed"
+        return f". Pass the full ID or at least its first {LEAST_CHARACTERS} characters"
     near = _find_near(given, labels)
     return f"; near it: {', '.join(map(_describe, near))}" if near else ""
 

@@ -307,13 +307,11 @@ def open_foreign_store(storage_dir: str | Path | None, backend: str) -> ForeignS
     """
     root = resolve_storage_dir(storage_dir)
     if not isinstance(backend, str) or not backend.strip():
-        raise SchemaValidationError(f"backend must be a backend's name or URI, got {backend!r:.60}")
+        raise SchemaValidationError(f"backend must be a backend name or URI, got {backend!r:.60}")
     choice = choose_backend(backend.strip(), default_registry())
     definition = choice.definition
     if Capability.READ not in definition.capabilities:
-        raise SchemaValidationError(
-            f"backend: {definition.name} takes records but cannot be read back"
-        )
+        raise SchemaValidationError(f"backend: {definition.name} can be written to but not read")
     config = replace(choice.configure(root), read_only=True)
     wait_for_late_delivery(root)
     try:

@@ -186,7 +186,7 @@ def build_page_search(
             f"{columns_argument} has {len(columns)} entries; at most {MOST_COLUMNS} are allowed"
         )
     if after is not None and (not isinstance(after, str) or len(after) > _MAX_CURSOR):
-        raise SchemaValidationError("after must be what `next` of the page before was")
+        raise SchemaValidationError("after must be the value of `next` of the previous page")
     from quark_core.search.parser import parse_column
 
     return PageSearch(

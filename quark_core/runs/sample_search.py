@@ -85,7 +85,7 @@ class SampleFilter:
             SchemaValidationError: A condition that is none; the message shows it.
         """
         if search is not None and not isinstance(search, str):
-            raise SchemaValidationError(f"search must be a text, not {type(search).__name__}")
+            raise SchemaValidationError(f"search must be a string, not {type(search).__name__}")
         return cls(search or "", read_conditions(where))
 
     def match(self, columns: Columns) -> NDArray[Any] | None:
@@ -120,9 +120,9 @@ class SampleFilter:
             return
         known = {name for row in columns["columns"] for name in row or ()}
         for name in sorted(asked - known):
-            listed = ", ".join(sorted(known)[:_MOST_NAMES]) or "none of their own"
+            listed = ", ".join(sorted(known)[:_MOST_NAMES]) or "no custom columns"
             raise SchemaValidationError(
-                f"where: no sample has a column {name!r:.60}; they have "
+                f"where: no sample has a column {name!r:.60}. The columns are "
                 f"{', '.join(_OWN)}, and {listed}"
             )
 

@@ -69,8 +69,8 @@ def _unwrap(run: OpenRun, number: int, bits: int) -> int:
     laps = max(int(number < 0), (newest - number + span // 2) // span)
     if laps and run.warns_first("wrapped_steps"):
         _log.warning(
-            "run %s: the step counter of %d bits has wrapped to %d and is counted on as %d. Count "
-            "steps in 64 bits to be sure of them.",
+            "run %s: the %d-bit step counter overflowed to %d. Quark continues it as %d. Use a "
+            "64-bit counter to avoid this.",
             run.context.run_id,
             bits,
             number,

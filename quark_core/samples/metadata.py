@@ -1,4 +1,4 @@
-"""What a batch says of itself: adapters that take it out of a batch, and its checks.
+"""Metadata of a batch: adapters that extract it, and its checks.
 
 Labels, ids and lengths come as lists, tuples, ranges, other sequences, numpy
 arrays, torch tensors (one on a GPU is brought over by a single copy, for which
@@ -130,7 +130,7 @@ class MappingBatchMetadataAdapter(BatchMetadataAdapter):
                     f"not {type(key).__name__ if key != '' else 'empty'}"
                 )
         if label_key is not None and class_counts_key is not None:
-            raise SchemaValidationError("label_key or class_counts_key must be None: not both")
+            raise SchemaValidationError("label_key and class_counts_key cannot be combined")
         if isinstance(metadata_keys, str) or not isinstance(metadata_keys, Iterable):
             raise SchemaValidationError(
                 f"metadata_keys must be an iterable of str, not {type(metadata_keys).__name__}"
@@ -154,8 +154,8 @@ class MappingBatchMetadataAdapter(BatchMetadataAdapter):
         """
         if not is_like_mapping(batch):
             raise SchemaValidationError(
-                f"batch must be a mapping, not {type(batch).__name__}; subclass "
-                "BatchMetadataAdapter for batches of another kind"
+                f"batch must be a mapping, not {type(batch).__name__}. For other batches, "
+                "subclass BatchMetadataAdapter"
             )
         problems: list[str] = []
         found = {field: _look_up(batch, key, problems) for field, key in self._keys.items()}
@@ -263,7 +263,7 @@ class BatchContents:
                 not as many labels as there are samples.
         """
         if labels is not None and class_counts is not None:
-            raise SchemaValidationError("labels and class_counts must not both be given")
+            raise SchemaValidationError("labels and class_counts cannot be combined")
         if isinstance(class_counts, Mapping):
             self.class_counts = _take_class_counts(class_counts, "class_counts")
             return
@@ -399,8 +399,8 @@ def spell_sample_id(value: Any, argument: str) -> int | str:
     text = _spell_text(found, argument)
     if text is None:
         raise SchemaValidationError(
-            f"{argument} must be an int or a str, not {type(value).__name__}; "
-            "an id of several parts can be joined to one text"
+            f"{argument} must be an int or a str, not {type(value).__name__}. Join an ID of "
+            "several parts to one string"
         )
     return _bound_text(text, argument, _MAX_ID_LENGTH)
 
@@ -437,14 +437,14 @@ def _convert_values(given: Any, argument: str, noun: str, hint: str) -> Sequence
     if isinstance(given, (str, bytes, bytearray, Mapping, Set)) or given is None:
         what = type(given).__name__
         raise SchemaValidationError(
-            f"{argument} must hold one {noun} for each sample, in their order, not be a {what}"
+            f"{argument} must contain one {noun} for each sample, in order, and cannot be a {what}"
         )
     shape = getattr(given, "shape", None)
     if shape is not None:
         shape = tuple(map(int, shape))
         if not shape or any(size != 1 for size in shape[1:]):
             raise SchemaValidationError(
-                f"{argument} must hold one {noun} for each sample, but it is of shape {shape}{hint}"
+                f"{argument} must have one {noun} for each sample, but its shape is {shape}{hint}"
             )
         if len(shape) > 1:
             given = given.reshape(shape[0])
@@ -480,9 +480,9 @@ def _spell_label(label: Any, argument: str, values: Sequence[Any] | None = None)
     text = _spell_text(found, argument)
     if text is None:
         raise SchemaValidationError(
-            f"{argument} must be one label (an int, a str, a bool, a float or an enum member), not "
-            f"{type(label).__name__}; for several labels of a sample, or shares of labels, pass "
-            "class_counts={label: count} instead"
+            f"{argument} must be one label (an int, a str, a bool, a float or an enum member), "
+            f"not {type(label).__name__}. For several labels per sample, or shares of labels, "
+            "pass class_counts={label: count} instead"
         )
     return _bound_text(text, argument, MAX_NAME_LENGTH)
 
@@ -521,8 +521,8 @@ def _bound_text(text: str, argument: str, limit: int) -> str:
     if len(text) > limit:
         # The text itself must not get into a message: it may be a sample.
         raise SchemaValidationError(
-            f"{argument} has {len(text)} characters; at most {limit} are allowed, since samples "
-            "themselves are never stored"
+            f"{argument} has {len(text)} characters; at most {limit} are allowed, because "
+            "sample contents are not stored"
         )
     return text
 
@@ -532,7 +532,7 @@ def _check_count(value: Any, argument: str) -> int:
     if isinstance(found, float) and found.is_integer():
         found = int(found)
     if isinstance(found, float):
-        raise SchemaValidationError(f"{argument} must be a whole number, got {found!r}")
+        raise SchemaValidationError(f"{argument} must be a whole number, got {found!r:.60}")
     try:
         # Of an index that is out of bounds the number itself helps.
         number = operator.index(found)

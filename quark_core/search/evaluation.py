@@ -98,7 +98,7 @@ def _find_offset(zone: str | None) -> timedelta:
         return timedelta(0)
     hours, minutes = int(zone[1:3]), int(zone[-2:])
     if hours > 23 or minutes > 59:
-        raise ValueError(f"no such offset: {zone}")
+        raise ValueError(f"unknown time offset: {zone}")
     offset = timedelta(hours=hours, minutes=minutes)
     return -offset if zone[0] == "-" else offset
 
@@ -219,7 +219,7 @@ class FieldValues:
                 found = self.find(field)
                 return isinstance(found, str) and part in found
             case _:
-                raise SchemaValidationError("where: here are neither tags nor groups")
+                raise SchemaValidationError("where: tags and groups cannot be used here")
 
     def _compare(self, field: Field, sign: Operator, value: Value) -> bool:
         found = self.find(field)

@@ -99,26 +99,25 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         operator: Operator = str(token)  # type: ignore[assignment]
         if isinstance(left, _Given):
             if isinstance(right, _Given):
-                self._fail(left.token, "one side must be a name; names stand without quotes")
+                self._fail(left.token, "one side must be a name; write names without quotes")
             left, right = right, left
             operator = _MIRRORED.get(operator, operator)
         if isinstance(right, Field):
             assert right.place is not None
             raise point_at(
-                right.place,
-                f"names are compared with values; a text stands in quotes: '{right.name}'",
+                right.place, f"names are compared with values; put a text in quotes: '{right.name}'"
             )
         if right.value is None:
             if operator not in ("==", "!="):
-                self._fail(token, "null has no order; write == null or != null")
+                self._fail(token, "null has no order; use == null or != null")
             return IsNull(left) if operator == "==" else Not(IsNull(left))
         value = self._check_value(left, right)
         left = self._note_mismatch(left, right)
         if isinstance(value, bool) and operator not in ("==", "!="):
-            self._fail(token, "true and false have no order; write == or !=")
+            self._fail(token, "booleans have no order; use == or !=")
         if left.scope == "run" and self.FIELDS[left.name] == "groups":
             if operator not in ("==", "!="):
-                self._fail(token, "groups have no order; write == or !=, or 'path' in groups")
+                self._fail(token, "groups have no order; use == or !=, or 'path' in groups")
             inside = InGroup(str(value), below=False)
             return inside if operator == "==" else Not(inside)
         return Comparison(left, operator, value)
@@ -127,11 +126,11 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         """`a in (1, 2)` and `a not in (1, 2)`."""
         field, *words, members = children
         if isinstance(field, _Given):
-            self._fail(field.token, "a name must stand before 'in (…)'")
+            self._fail(field.token, "put a name before 'in (…)'")
         values = []
         for given in members:
             if given.value is None:
-                self._fail(given.token, "null is in no list; write == null or != null")
+                self._fail(given.token, "null cannot be in a list; use == null or != null")
             values.append(self._check_value(field, given))
             field = self._note_mismatch(field, given)
         found: Expression = Membership(field, tuple(values))
@@ -143,10 +142,10 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         """`'a' in tags` and `'a' in name`."""
         left, *words, right = children
         if isinstance(right, _Given):
-            self._fail(right.token, "several values stand in parentheses: in (…)")
+            self._fail(right.token, "put several values in parentheses: in (…)")
         if isinstance(left, Field):
             assert left.place is not None
-            raise point_at(left.place, f"a text must stand before 'in', in quotes: '{left.name}'")
+            raise point_at(left.place, f"put the text before 'in' in quotes: '{left.name}'")
         found = self._search_text(left, right)
         return Not(found) if len(words) == 2 else found
 
@@ -179,7 +178,7 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
             if statistic == function:
                 break
         else:
-            self._fail(function, f"there is no function {function}: {', '.join(statistics)}")
+            self._fail(function, f"unknown function {function}; use {', '.join(statistics)}")
         place = self._locate(name)
         field = self._find_field(name, place)
         if field.scope != "metric":
@@ -208,13 +207,13 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
             # No name holds a backtick, so what is left are its levels, joined by dots.
             name = rest.replace("`", "")
             if not name:
-                raise point_at(place, f"a name must follow {prefix}.")
+                raise point_at(place, f"put a name after {prefix}.")
             if scope != "run":
                 return Field(scope, name, place=place)
             name = ALIASES.get(name, name)
             if name not in RUN_FIELDS:
                 near = suggest_names(name, RUN_FIELDS) or list(RUN_FIELDS)
-                raise point_at(place, f"a run has no field {name!r}; there is {', '.join(near)}")
+                raise point_at(place, f"a run has no field {name!r}; similar: {', '.join(near)}")
             return Field("run", name, place=place)
         text = ALIASES.get(text, text)
         return Field("run" if text in RUN_FIELDS else "metric", text, place=place)
@@ -222,11 +221,11 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
     def _search_text(self, given: _Given, field: Field) -> Expression:
         kind = self.FIELDS[field.name] if field.scope == "run" else "text"
         assert field.place is not None
-        message = f"{field.name} is no text; nothing can be in it"
+        message = f"{field.name} is not a text, so 'in' cannot search it"
         if kind not in ("text", "tags", "groups"):
             raise point_at(field.place, message)
         if not isinstance(given.value, str) or not given.value:
-            self._fail(given.token, "a text in quotes must stand before 'in'")
+            self._fail(given.token, "put a text in quotes before 'in'")
         if field.scope == "metric":
             field = replace(field, mismatch=Mismatch(field.place, message, str(given.token)))
         if kind == "tags":
@@ -259,13 +258,14 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
             except (ValueError, OverflowError):
                 self._fail(
                     given.token,
-                    "this is no time; write 2026, 2026-11, 2026-11-01, 2026-11-01T09:30 "
-                    "or the like",
+                    "this is not a time; write 2026, 2026-11, 2026-11-01 or 2026-11-01T09:30",
                 )
         choices = self.CHOICES.get(field.name)
         if choices is not None and value not in choices:
             hint = "; lost is a state" if value == "lost" else ""
-            self._fail(given.token, f"{field.name} is one of {', '.join(choices)}{hint}")
+            self._fail(
+                given.token, f"{field.name} must be one of {', '.join(map(repr, choices))}{hint}"
+            )
         return value
 
     def _note_mismatch(self, field: Field, given: _Given) -> Field:
@@ -292,21 +292,21 @@ class ExpressionBuilder(Transformer_NonRecursive[Token, Any]):
         if math.isnan(number):
             self._fail(
                 token,
-                "nan is equal to nothing; == null finds metrics whose newest value is not finite",
+                "nan equals nothing; use == null to find metrics whose newest value is not finite",
             )
         return number
 
     def _read_text(self, token: Token) -> str:
         def unescape(found: re.Match[str]) -> str:
             if found[1] not in _ESCAPED:
-                self._fail(token, f"{found[0]} means nothing; write \\\\ for a backslash")
+                self._fail(token, f"{found[0]} has no meaning; write \\\\ for a backslash")
             return _ESCAPED[found[1]]
 
         text = _ESCAPE.sub(unescape, token[1:-1])
         try:
             text.encode()
         except UnicodeEncodeError:
-            self._fail(token, "this text holds half of a surrogate pair")
+            self._fail(token, "this text contains half of a surrogate pair")
         return text
 
     def _locate(self, token: Token) -> Place:

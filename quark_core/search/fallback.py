@@ -302,7 +302,7 @@ def open_cursor(page: PageSearch) -> PageCursor | None:
             wanted.append(str if is_text else (int, float))
     if all(key is None or isinstance(key, t) for key, t in zip(cursor.keys, wanted, strict=True)):
         return cursor
-    raise SchemaValidationError("after must be what `next` of the page before was")
+    raise SchemaValidationError("after must be the value of `next` of the previous page")
 
 
 def list_names_by_reading(

@@ -106,7 +106,7 @@ def parse_order(text: str, argument: str = "order_by") -> OrderBy:
     if found is not None and rest[: found.start()].strip():
         if signed:
             word = replace(place, column=found.start(1) + 1, length=len(found[1]))
-            raise point_at(word, f"write {text[sign]} before the name or {found[1]} behind it")
+            raise point_at(word, f"write {text[sign]} before the name or {found[1]} after it")
         descending = found[1].lower() == "desc"
         rest = rest[: found.start()]
     builder = ExpressionBuilder(place)
@@ -179,15 +179,15 @@ def _explain_characters(
     elif character in "&|":
         message = "write 'and' and 'or' as words"
     elif character == "!":
-        message = "for the opposite write 'not', or != to compare"
+        message = "to negate, write 'not', or != to compare"
     elif found := re.compile(r"[+-]?\.?\d[\w./@:#%$~^+-]*").match(text, position):
         length = len(found[0])
         message = (
-            f"{found[0]} is no number; texts and times stand in quotes, "
-            "a name that begins with a digit in backticks"
+            f"{found[0]} is not a number; put texts and times in quotes, and a name that starts "
+            "with a digit in backticks"
         )
     else:
-        message = f"{character!r} means nothing here; a name with it stands in backticks"
+        message = f"{character!r} has no meaning here; put a name that contains it in backticks"
     return point_at(replace(place, column=position + 1, length=length), message)
 
 
@@ -200,9 +200,9 @@ def _explain_token(error: UnexpectedToken, place: Place, text: str) -> SchemaVal
         return point_at(replace(place, column=end + 1), f"{wanted}, but it ends here")
     message = f"{wanted}, not {str(token)!r}"
     if token.type == "OPERATOR" and "AND" in accepted:
-        message = "a comparison has two sides; write both of them: 0.1 < x and x < 0.3"
+        message = "a comparison has two sides; write two comparisons: 0.1 < x and x < 0.3"
     elif str(token) == "is":
-        message = "to ask whether a run has something, write == null or != null"
+        message = "to check if a run has a value, write == null or != null"
     column = (token.start_pos or 0) + 1
     return point_at(replace(place, column=column, length=len(token)), message)
 
@@ -246,9 +246,9 @@ def _check_size(expression: Expression, place: Place) -> None:
                 if field is not None:
                     names.add((field.scope, field.name))
     if terms > MAX_TERMS:
-        raise point_at(place, f"this has {terms} comparisons and values; at most {MAX_TERMS}")
+        raise point_at(place, f"{terms} comparisons and values; at most {MAX_TERMS} are allowed")
     if len(names) > MAX_NAMES:
-        raise point_at(place, f"this asks for {len(names)} names; at most {MAX_NAMES}")
+        raise point_at(place, f"this contains {len(names)} names; at most {MAX_NAMES} are allowed")
 
 
 # The language of `where` over the trials of a sweep: `param.lr < 0.01 and failures == 0`.
@@ -310,8 +310,8 @@ def check_trial_where(where: str, parameters: Sequence[str]) -> None:
         if not any(field.name == name or field.name.startswith(f"{name}.") for name in parameters):
             raise point_at(
                 field.place,
-                f"no trial has {field.name!r}; there are the parameters {', '.join(parameters)} "
-                f"and the fields {', '.join(TRIAL_FIELDS)}",
+                f"no trial has {field.name!r}; the parameters are {', '.join(parameters)} and "
+                f"the fields {', '.join(TRIAL_FIELDS)}",
             )
 
 
@@ -328,7 +328,7 @@ def _make_builder(place: Place) -> Transformer_NonRecursive[Token, Any]:
         def call(self, children: list[Token]) -> Field:
             """A function, which nothing of a trial has."""
             raise point_at(
-                self._locate(children[0]), f"a trial has no {children[0]}(…); its figure is `value`"
+                self._locate(children[0]), f"a trial has no {children[0]}(…); use `value`"
             )
 
         def _find_field(self, token: Token, place: Place) -> Field:
@@ -342,7 +342,7 @@ def _make_builder(place: Place) -> Transformer_NonRecursive[Token, Any]:
             if dot and prefix == "trial":
                 if name not in TRIAL_FIELDS:
                     known = ", ".join(TRIAL_FIELDS)
-                    raise point_at(place, f"a trial has no field {name!r}; there is {known}")
+                    raise point_at(place, f"a trial has no field {name!r}; its fields are {known}")
                 return Field("run", name, place=place)
             if text in TRIAL_FIELDS:
                 return Field("run", text, place=place)

@@ -121,9 +121,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 # Scopes whose names are written behind the scope, and what a run that lacks one is told.
 _KEYED: dict[Scope, tuple[str, str]] = {
-    "config": ("has this in its configuration", "no run has a configuration"),
-    "field": ("has this field", "no run has any"),
-    "fingerprint": ("has this fingerprint", "no run has any"),
+    "config": ("has the config key", "no run has a config"),
+    "field": ("has the field", "no run has a field"),
+    "fingerprint": ("has the fingerprint", "no run has a fingerprint"),
 }
 _PREFIXES = ("config.", "field.", "fingerprint.", "metric.", "run.")
 _LISTED = 6
@@ -248,12 +248,12 @@ def _unknown_name(field: Field, vocabulary: Vocabulary) -> SchemaValidationError
     if scope in _KEYED:
         inside = [_write_key(scope, key) for key in keys if key.startswith(f"{field.name}.")]
         if inside:
-            message = f"{wanted} is a group and no value; in it there is {_list(inside)}"
+            message = f"{wanted} is a group, not a value; it contains {_list(inside)}"
             return point_at(place, message)
         what, own = _KEYED[scope][0], list(names.values())
         near = suggest_names(f"{scope}.{field.name}", names)
     else:
-        what = "has this metric"
+        what = "has the metric"
         metrics = {
             decode_name(key): write_name("metric", key)
             for key in sorted(vocabulary.list_names("metric"))
@@ -266,10 +266,10 @@ def _unknown_name(field: Field, vocabulary: Vocabulary) -> SchemaValidationError
     elif near:
         hint = f"the nearest names are {', '.join(names[name] for name in near)}"
     elif own:
-        hint = f"there is {_list(own)}"
+        hint = f"the names are {_list(own)}"
     else:
-        hint = "no run has any" if scope == "metric" else _KEYED[scope][1]
-    return point_at(place, f"no run here {what}: {wanted}; {hint}")
+        hint = "no run has a metric" if scope == "metric" else _KEYED[scope][1]
+    return point_at(place, f"no run {what} {wanted!r}; {hint}")
 
 
 def _list(names: list[str]) -> str:

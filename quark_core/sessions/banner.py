@@ -66,12 +66,12 @@ class Introduction:
                 return
             page = find_page(self._run, asks=False)
             attempt = self._run.context.run.attempt
-            goes_on = f" goes on (attempt {attempt})" if attempt else ""
+            goes_on = f" resumed (attempt {attempt})" if attempt else ""
             ways = page or f"quark ui{self._find_place()}"
             where = "" if page else self._find_store()
             print_line(f"{self.describe()}{goes_on}{where} — {self._command} · {ways}")
         except Exception as error:  # noqa: BLE001 - a line is worth no run
-            _log.debug("the run cannot be introduced: %s", error)
+            _log.debug("the start of the run cannot be shown: %s", error)
 
     def part(self, status: RunStatus, lasted_s: float) -> None:
         """Say how the run has ended, and what is known to be wrong without looking for it.
@@ -91,7 +91,7 @@ class Introduction:
                 said = f"quark: {clean_line(each)}"
             print_line(f"{said} after {lasted}{wrong} — {self._command}")
         except Exception as error:  # noqa: BLE001 - as above
-            _log.debug("the end of the run cannot be told: %s", error)
+            _log.debug("the end of the run cannot be shown: %s", error)
 
     def describe(self) -> str:
         """The run in a few words."""
@@ -129,13 +129,13 @@ class Introduction:
             root = shlex.quote(clean_line(str(run.context.storage_dir)))
             reason = f" ({clean_line([*lane.errors][-1])})" if lane.errors else ""
             yield (
-                f"{lane.waiting} records are not in its store yet{reason}, which cannot tell how "
-                f"it ended until they are: quark sync {root}"
+                f"{lane.waiting} records are not in its store yet{reason}. Its final status is "
+                f"unknown until you run: quark sync {root}"
             )
         gaps = run.stream.list_gaps()
         if gaps:
             root = shlex.quote(clean_line(str(run.context.storage_dir)))
-            yield f"a part of it is lost ({'; '.join(gaps)}): quark doctor -d {root}"
+            yield f"some records are lost ({'; '.join(gaps)}): quark doctor -d {root}"
         if run.stop_request is not None:
             yield f"{clean_line(run.stop_request.by)} has asked it to stop"
         broken = [clean_line(decode_name(key)) for key, count in run.non_finite.items() if count]
@@ -153,11 +153,11 @@ def tell_done(run: OpenRun) -> None:
         return
     try:
         way = Introduction(run)
-        does = "is at this configuration now" if done.state == "running" else "has done this"
-        said = f"{way.describe()} {does}, so nothing is recorded here"
+        does = "is running this config now" if done.state == "running" else "has done this"
+        said = f"{way.describe()} {does}, so this process records nothing"
         print_line(f"{said} — {way.find_command()}")
     except Exception as error:  # noqa: BLE001 - a line is worth no run
-        _log.debug("that a run was done before cannot be told: %s", error)
+        _log.debug("it is unknown if a run with this config exists: %s", error)
 
 
 def find_store_option(root: Path) -> str:
@@ -182,7 +182,7 @@ def find_page(run: OpenRun, *, asks: bool = True) -> str | None:
     try:
         page: str | None = find(run.context.run_id, asks=asks)
     except Exception as error:  # noqa: BLE001 - a backend's own
-        _log.debug("the page of run %s is not known: %s", run.context.run_id, error)
+        _log.debug("the URL of run %s is unknown: %s", run.context.run_id, error)
         return None
     return page
 

@@ -215,7 +215,7 @@ def say_what_is_left(run: OpenRun, report: DeliveryReport, *, is_under_way: bool
         return
     hint = ""
     if run.stream.left_behind is not None:
-        hint = f". Deliver what waits with: quark sync {run.context.storage_dir}"
+        hint = f". To deliver waiting records, run: quark sync {run.context.storage_dir}"
     _log.warning("run %s: %s%s", run.context.run_id, lanes, hint)
 
 
@@ -366,7 +366,7 @@ def _tell_failure(result: Any) -> None:
                 event_type, severity, payload=make_log_payload(message, level, details)
             )
         except Exception:  # noqa: BLE001 - a cell has ended, and that must not fail
-            _log.debug("a failed cell could not be told on %s", session.run_id, exc_info=True)
+            _log.debug("a failed cell could not be reported to %s", session.run_id, exc_info=True)
 
 
 def emit_end(run: OpenRun, status: RunStatus, ended_us: int) -> None:

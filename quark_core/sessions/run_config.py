@@ -44,7 +44,7 @@ class _Protected:
 
     def _refuse(self, *_args: object, **_named: object) -> NoReturn:
         raise TypeError(
-            f"session.config[{self._key!r}] cannot be changed from within: change a copy of it "
+            f"session.config[{self._key!r}] cannot be changed in place. Change a copy of it "
             f"(copy.deepcopy), and write session.config[{self._key!r}] = copy"
         )
 
@@ -170,8 +170,8 @@ class RunConfig(Mapping[str, Any]):
 
     def __delitem__(self, key: str) -> NoReturn:
         raise TypeError(
-            f"a run keeps what it was started with, so {key!r} cannot be removed: "
-            f"write session.config[{key!r}] = None"
+            f"a run keeps its start config, so {key!r} cannot be removed. Write "
+            f"session.config[{key!r}] = None"
         )
 
     if not TYPE_CHECKING:  # for mypy every attribute would be there
@@ -187,7 +187,7 @@ class RunConfig(Mapping[str, Any]):
                 object.__setattr__(self, name, value)
                 return
             raise AttributeError(
-                f"'RunConfig' object: {name!r} is no attribute. Write "
+                f"'RunConfig' object: {name!r} is not an attribute. Write "
                 f"session.config[{name!r}] = {describe_argument(value)}",
                 name=name,
                 obj=self,

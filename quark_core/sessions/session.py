@@ -90,8 +90,8 @@ def find_method(method: str, feature: str) -> Callable[..., Any]:
             _found[method] = function
             return function
     raise QuarkError(
-        f"{method}: the feature {feature!r} of Quark is not installed here, or its plugin was left "
-        "out with a warning; install quark-tracker again to have it"
+        f"{method}: the feature {feature!r} of Quark is not installed, or its plugin was "
+        "ignored with a warning. Reinstall quark-tracker"
     )
 
 
@@ -129,7 +129,7 @@ class PendingFingerprint:
             TimeoutError: It is not found out yet; it goes on.
         """
         if not self._done.wait(timeout_s):
-            raise TimeoutError(f"fingerprint {self.key!r} is not found out within {timeout_s} s")
+            raise TimeoutError(f"fingerprint {self.key!r} is not ready within {timeout_s} s")
         return self._record
 
     @property
@@ -693,10 +693,10 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         deadline = time.monotonic() + timeout_s
         with open_runs.ending(self) as was_open:
             if not was_open:
-                raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has ended already'}")
+                raise InvalidRunStateError(f"end_run: {run.refusal or 'the run has already ended'}")
             run.settle_writers()
             if run.already_done is not None:
-                run.end_stream("an earlier run has done this configuration", 0.0)
+                run.end_stream("an earlier run used this config", 0.0)
                 return run.context
             ask_extensions(run.extensions, lambda each: each.settle())
             if run.children is not None:
@@ -796,7 +796,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
     def _find_stored(self, call: str) -> tuple[SupportsRead, StoredRun]:
         reader, run_id = self._run.reader, self.run_id
         if reader is None or run_id is None:
-            raise InvalidRunStateError(f"{call}: the run keeps nothing that could be read back")
+            raise InvalidRunStateError(f"{call}: the run stores nothing that could be read back")
         return reader, reader.load_run(run_id)
 
     def __repr__(self) -> str:
@@ -851,8 +851,8 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a TrainingSession belongs to its process and cannot be pickled or copied: give the "
-            "other process session.context, and make writers of it there"
+            "a TrainingSession belongs to its process and cannot be pickled or copied. Pass "
+            "session.context to the other process, and create writers from it there"
         )
 
     def __enter__(self) -> Self:
@@ -955,20 +955,20 @@ def open_run(
         if backend is not None:
             raise SchemaValidationError(
                 f"backend is given twice: {shown!r} comes first, and backend= is "
-                f"{redact_text(str(backend))!r}; leave one of them out"
+                f"{redact_text(str(backend))!r}. Remove one of them"
             )
         if not isinstance(storage_dir, str):
             raise SchemaValidationError(
-                f"run_id must come behind the backend: open_run({shown!r}, run_id), "
-                f"got {storage_dir!r:.60}; a storage root goes with "
-                "open_run(run_id, storage_dir, backend=…)"
+                f"run_id must follow the backend: open_run({shown!r}, run_id), got "
+                f"{storage_dir!r:.60}. To read from a storage root, call open_run(run_id, "
+                "storage_dir, backend=…)"
             )
         return TrainingSession(opening.open_for_reading(storage_dir, None, first))
     if isinstance(storage_dir, str) and "://" in storage_dir:
         shown = redact_text(storage_dir)
         raise SchemaValidationError(
-            f"storage_dir must be a folder, and {shown!r} is a URI: "
-            f"open_run({shown!r}, run_id) reads from a backend"
+            f"storage_dir must be a folder, but {shown!r} is a URI. To read from a backend, "
+            f"call open_run({shown!r}, run_id)"
         )
     return TrainingSession(opening.open_for_reading(run_id, storage_dir, backend))
 

@@ -220,7 +220,7 @@ class ExitWatch:
                 if self._found is None and threading.current_thread() is threading.main_thread():
                     self._look()
             except Exception as error:  # noqa: BLE001 - what is printed must get out
-                _log.debug("how the program has ended cannot be told: %s", error)
+                _log.debug("the exit status of the program cannot be recorded: %s", error)
             flush()
 
         stream.flush = flush_and_look  # type: ignore[method-assign]

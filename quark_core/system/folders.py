@@ -44,8 +44,8 @@ def find_foreign_link(folder: Path, *, without: Collection[str] = ()) -> Path | 
 
 def describe_link(link: Path) -> str:
     """What to say of what `find_foreign_link` has found."""
-    kind = "a link that leads out of its folder" if link.is_symlink() else "no plain file"
-    return f"{link} is {kind}, and may be somebody's trap: remove it, or move that folder away"
+    kind = "a link that leads out of its folder" if link.is_symlink() else "not a regular file"
+    return f"{link} is {kind}, which may be an attack. Remove it, or move that folder away"
 
 
 class NotPlainFile(OSError):
@@ -63,7 +63,7 @@ def read_plain_file(path: Path) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise NotPlainFile(f"{path} is no plain file")
+        raise NotPlainFile(f"{path} is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
         return file.read()
 

@@ -125,20 +125,20 @@ def choose_gpu(
     gpus = reading.gpus or ()
     indexes = [gpu.index for gpu in gpus]
     if not indexes:
-        return None, reading.unavailable or "the driver shows no GPU"
+        return None, reading.unavailable or "the driver reports no GPU"
     if gpu_index is not None:
         if gpu_index in indexes:
             return gpu_index, None
-        return None, f"gpu_index {gpu_index} does not exist; the driver shows {_list(indexes)}"
+        return None, f"gpu_index {gpu_index} does not exist. The driver reports {_list(indexes)}"
     visible = environ.get(_VISIBLE)
     if visible is not None:
         indexes = _find_visible(visible, reading)
         if not indexes:
-            return None, f"{_VISIBLE}={visible!r} shows this process no GPU of the driver's"
+            return None, f"{_VISIBLE}={visible!r} hides all GPUs of the driver from this process"
     if device_index is not None:
         if device_index < len(indexes):
             return indexes[device_index], None
-        return None, f"device index {device_index} does not exist; visible are {_list(indexes)}"
+        return None, (f"device index {device_index} does not exist. Visible: {_list(indexes)}")
     rank = find_local_rank(environ)
     return indexes[rank if rank < len(indexes) else 0], None
 
@@ -225,7 +225,7 @@ class GpuReader:
 
     def _read(self) -> GpusReading:
         if not self._is_open and time.monotonic() >= self._open_at_s and _lacks_driver():
-            self._unavailable = f"NVML: there is no {_LIBRARY} of an NVIDIA driver here"
+            self._unavailable = f"NVML: {_LIBRARY} of an NVIDIA driver is not installed"
             self._open_at_s = time.monotonic() + _RETRY_INTERVAL_S
         if not self._is_open and time.monotonic() < self._open_at_s:
             return GpusReading(unavailable=self._unavailable)
@@ -421,7 +421,7 @@ class ProcessorReader:
             self._keep(now)
             usage, process_share = _share(begin, now)
             if begin is None:
-                gaps.append("shares of time need a second reading")
+                gaps.append("shares of time require a second reading")
             total, available = self._read_memory(psutil, gaps) if node else (None, None)
             rss, workers, workers_rss = self._read_sizes(psutil, gaps)
         used = None if total is None or available is None else max(0, total - available)

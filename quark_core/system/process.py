@@ -226,7 +226,7 @@ def find_loss(status: str, process: ProcessIdentity | None, heartbeat_us: int) -
             return None
         return RunEnding("vanished", f"no heartbeat from its host for {age_s:.0f} s")
     assert process is not None
-    gone, beat = f"process {process.pid} is gone", f"last heartbeat {max(0.0, age_s):.0f} s ago"
+    gone, beat = f"process {process.pid} has ended", f"last heartbeat {max(0.0, age_s):.0f} s ago"
     more = 0 if process.memory_kills is None else count_more_kills(process.memory_kills)
     if not more:
         return RunEnding("vanished", f"{gone}; {beat}")

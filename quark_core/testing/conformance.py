@@ -464,6 +464,6 @@ class BackendConformance(
                 )
         for name, reason in cls.EXPECTED_FAILURES.items():
             if not hasattr(BackendConformance, name.split("[")[0]):
-                raise TypeError(f"{cls.__name__}.EXPECTED_FAILURES: there is no test {name}")
+                raise TypeError(f"{cls.__name__}.EXPECTED_FAILURES: the test {name} does not exist")
             if not reason.strip():
-                raise TypeError(f"{cls.__name__}.EXPECTED_FAILURES: {name} needs a reason")
+                raise TypeError(f"{cls.__name__}.EXPECTED_FAILURES: {name} requires a reason")

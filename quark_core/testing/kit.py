@@ -1,4 +1,4 @@
-"""What every part of the conformance kit rests on: what an author gives, and how it is opened."""
+"""The base of the conformance kit: an author's input, and how a backend is opened."""
 
 from __future__ import annotations
 

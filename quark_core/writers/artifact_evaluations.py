@@ -47,18 +47,18 @@ def count_confusions(
     truth, told = _list_classes(y_true, "y_true"), _list_classes(y_pred, "y_pred")
     if len(truth) != len(told):
         raise SchemaValidationError(
-            f"y_true has {len(truth)} classes and y_pred {len(told)}: one of each for each sample"
+            f"y_true has {len(truth)} classes and y_pred {len(told)}: both need one per sample"
         )
     seen = sorted({*truth, *told}, key=_order)
     classes, names = _name_classes(seen, labels)
     if len(classes) > _MOST_CLASSES:
-        raise SchemaValidationError(f"there are {len(classes)} classes; at most {_MOST_CLASSES}")
+        raise SchemaValidationError(f"{len(classes)} classes; at most {_MOST_CLASSES} are allowed")
     places = {found: place for place, found in enumerate(classes)}
     matrix = [[0] * len(classes) for _ in classes]
     for row, column in zip(truth, told, strict=True):
         if row not in places or column not in places:
             missing = row if row not in places else column
-            raise SchemaValidationError(f"labels lacks the class {missing!r:.60}")
+            raise SchemaValidationError(f"labels does not contain the class {missing!r:.60}")
         matrix[places[row]][places[column]] += 1
     return {"labels": names, "matrix": matrix}
 
@@ -71,15 +71,15 @@ def take_confusions(matrix: Any, labels: Sequence[Any] | None) -> dict[str, Any]
     """
     array = read_array(matrix, "matrix")
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.dtype.kind not in "fiu":
-        raise SchemaValidationError(f"matrix must be square and of numbers, got {array.shape}")
+        raise SchemaValidationError(f"matrix must be square and contain numbers, got {array.shape}")
     if len(array) > _MOST_CLASSES:
-        raise SchemaValidationError(f"there are {len(array)} classes; at most {_MOST_CLASSES}")
+        raise SchemaValidationError(f"{len(array)} classes; at most {_MOST_CLASSES} are allowed")
     names = [str(place) for place in range(len(array))]
     if labels is not None:
         names = [str(label)[:_MOST_LABEL] for label in labels]
     if len(names) != len(array):
         raise SchemaValidationError(
-            f"labels has {len(names)} names, but the matrix {len(array)} rows"
+            f"labels has {len(names)} names, but the matrix has {len(array)} rows"
         )
     return {"labels": names, "matrix": array.tolist()}
 
@@ -109,7 +109,7 @@ def describe_curves(
         SchemaValidationError: Neither or both, or shapes that do not fit.
     """
     if (points is None) is (y_true is None or y_score is None):
-        raise SchemaValidationError("give y_true and y_score, or points")
+        raise SchemaValidationError("pass y_true and y_score, or points")
     right, up = CURVES[kind]
     if points is None:
         curves = _measure_curves(kind, y_true, y_score, labels)
@@ -133,7 +133,7 @@ def measure_histogram(values: Any, bins: object) -> tuple[list[float], list[floa
 
     array = np.ravel(read_array(values, "values"))
     if array.dtype.kind not in "fiu":
-        raise SchemaValidationError(f"values must hold numbers, not {array.dtype}")
+        raise SchemaValidationError(f"values must contain numbers, not {array.dtype}")
     numbers = array.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
     edges: Any = bins.tolist() if hasattr(bins, "tolist") else bins
@@ -167,7 +167,7 @@ def _measure_curves(
     names = None if labels is None else [str(label)[:_MOST_LABEL] for label in labels]
     if truth.ndim != 1 or len(truth) != len(scores) or not len(truth):
         raise SchemaValidationError(
-            f"y_true must have one class for each of {len(scores)} samples, got {truth.shape}"
+            f"y_true must contain one class for each of {len(scores)} samples, got {truth.shape}"
         )
     if truth.dtype.kind not in "iuf":
         # Texts: in the order of the labels where they are given, in their own otherwise.
@@ -176,7 +176,7 @@ def _measure_curves(
         try:
             truth = np.array([places[str(found)] for found in truth.tolist()])
         except KeyError as error:
-            raise SchemaValidationError(f"labels lacks the class {error}") from error
+            raise SchemaValidationError(f"labels does not contain the class {error}") from error
         names = order
     if scores.ndim == 1 or scores.shape[1] == 1:
         label = names[-1] if names else "1"
@@ -233,11 +233,11 @@ def _take_points(kind: str, name: object, points: Any) -> dict[str, Any]:
     pair = [points.get(axis) for axis in CURVES[kind]] if isinstance(points, Mapping) else points
     if isinstance(pair, (str, bytes)) or not hasattr(pair, "__len__") or len(pair) != 2:
         raise SchemaValidationError(
-            f"points must be {' and '.join(CURVES[kind])}: two sequences, got {type(points)}"
+            f"points must be {' and '.join(CURVES[kind])}, as two sequences, got {type(points)}"
         )
     x, y = (read_array(values, "points").astype(np.float64).ravel() for values in pair)
     if len(x) != len(y):
-        raise SchemaValidationError(f"points has {len(x)} to the right and {len(y)} up")
+        raise SchemaValidationError(f"points has {len(x)} x values and {len(y)} y values")
     known = np.isfinite(x) & np.isfinite(y)
     x, y = x[known], y[known]
     # Either way around, as scikit-learn tells precision over recall from the right.
@@ -270,8 +270,8 @@ def _list_classes(values: Any, argument: str) -> list[Any]:
     array = read_array(values, argument)
     if array.ndim != 1:
         raise SchemaValidationError(
-            f"{argument} must have one class for each sample, got {array.shape}; of scores take "
-            "the argmax first"
+            f"{argument} must contain one class for each sample, got {array.shape}. For scores, "
+            "pass their argmax"
         )
     classes = array.tolist()
     if not classes:
@@ -299,7 +299,7 @@ def _name_classes(seen: list[Any], labels: Any) -> tuple[list[Any], list[str]]:
         return [key for key, _ in pairs], [name for _, name in pairs]
     if isinstance(labels, (str, bytes)) or not hasattr(labels, "__iter__"):
         raise SchemaValidationError(
-            f"labels must be classes, or names by class, not {type(labels).__name__}"
+            f"labels must be a list of classes, or names by class, not {type(labels).__name__}"
         )
     given = [_settle(label) for label in labels]
     are_names = all(isinstance(found, int) for found in seen) and not set(seen) <= set(given)
@@ -353,7 +353,7 @@ class EvaluationArtifacts(LinkedArtifacts):
         """
         intake = self._check("log_confusion_matrix", "confusion_matrix", name, **place)
         if (matrix is None) is (y_true is None or y_pred is None):
-            raise SchemaValidationError("give y_true and y_pred, or matrix")
+            raise SchemaValidationError("pass y_true and y_pred, or matrix")
         if matrix is None:
             found = count_confusions(y_true, y_pred, labels)
         else:
@@ -469,7 +469,7 @@ class EvaluationArtifacts(LinkedArtifacts):
         """
         intake = self._check("log_histogram", _HISTOGRAM, name, **place)
         if (values is None) is (counts is None):
-            raise SchemaValidationError("give values, or bins and counts")
+            raise SchemaValidationError("pass values, or bins and counts")
         facts: dict[str, Any] = {}
         if values is not None:
             edges, heights, facts = measure_histogram(values, bins)

@@ -100,7 +100,7 @@ def put_link(
     """
     if record.run_id is None:
         raise ArtifactNotFoundError(
-            f"artifact {record.artifact_key!r}: this rank does not know the id of its run"
+            f"artifact {record.artifact_key!r}: this rank does not know the ID of its run"
         )
     run.emit(
         ArtifactLinkRecord,
@@ -238,17 +238,17 @@ class UsedArtifact:
         scheme, _, rest = str(found.get("uri")).partition("://")
         if scheme != "file":
             raise ArtifactNotFoundError(
-                f"{self.name} refers to {found.get('uri')!r:.300}, which is not on this machine: "
-                "fetch it by its own tool (`.uri` has the address)"
+                f"{self.name} refers to {found.get('uri')!r:.300}, which is not on this "
+                "machine. Fetch it with the tool that stores it (`.uri` is the address)"
             )
         place = Path(unquote(rest))
         size_bytes = found.get("size_bytes")
         if not place.exists():
-            raise ArtifactNotFoundError(f"{self.name} refers to {place}, which is not there")
+            raise ArtifactNotFoundError(f"{self.name} refers to {place}, which does not exist")
         if size_bytes is not None and place.is_file() and place.stat().st_size != size_bytes:
             raise ArtifactNotFoundError(
-                f"{self.name} refers to {place}, which has {place.stat().st_size} bytes now, and "
-                f"had {size_bytes}"
+                f"{self.name} refers to {place}, which has {place.stat().st_size} bytes now, "
+                f"but had {size_bytes}"
             )
         return place
 
@@ -281,12 +281,12 @@ def look_up(run: OpenRun, wanted: Any, project: str) -> ArtifactVersion:
     """
     if run.forked:
         raise SessionStoreError(
-            "a forked process can log to its parent's run but not read it: look the artifact up "
-            "in the parent, or in a process that was spawned"
+            "a forked process can log to its parent's run but not read it. Read the artifact in "
+            "the parent, or in a spawned process"
         )
     reader: object = run.reader
     if not isinstance(reader, SupportsRead):
-        raise ArtifactNotFoundError(f"{wanted}: nothing of this run is kept, and nothing read")
+        raise ArtifactNotFoundError(f"{wanted}: this run stores nothing and reads nothing")
     # What other runs of this process have logged is found too.
     for each in {run, *(session.open_run for session in open_runs.sessions)}:
         if each.refusal is None and not each.forked:
@@ -308,7 +308,7 @@ def copy_version(run: OpenRun | RunReader, record: ArtifactRecord, folder: Path)
             Path(name).name if split_path(name) else record.sha256[:16]
         )
         if os.path.lexists(target):
-            raise SchemaValidationError(f"folder: {target} exists, and is not replaced")
+            raise SchemaValidationError(f"folder: {target} already exists and is not replaced")
         return reading.copy_payload(run, record, target)
     output = OutputFolder(folder)
     for file in list_files(run, record):
@@ -333,7 +333,7 @@ def list_files(run: OpenRun | RunReader, record: ArtifactRecord) -> list[dict[st
     manifest: Any = reading.load_payload(run, record)
     files = manifest.get(_FILES) if isinstance(manifest, Mapping) else None
     if not isinstance(files, list):
-        raise ArtifactNotFoundError(f"artifact {record.artifact_key!r} is no directory")
+        raise ArtifactNotFoundError(f"artifact {record.artifact_key!r} is not a directory")
     for file in files:
         path = file.get("path") if isinstance(file, Mapping) else None
         if (
@@ -343,11 +343,10 @@ def list_files(run: OpenRun | RunReader, record: ArtifactRecord) -> list[dict[st
             or not isinstance(file.get("size_bytes"), int)
         ):
             raise ArtifactNotFoundError(
-                f"artifact {record.artifact_key!r}: its manifest has an entry that leads "
-                f"elsewhere, or is none: {path!r:.200}"
+                f"artifact {record.artifact_key!r}: its manifest has an invalid path: {path!r:.200}"
             )
         if reading.NOT_KEPT in file:
             raise ArtifactNotFoundError(
-                f"artifact {record.artifact_key!r}: {path} was not kept: {file[reading.NOT_KEPT]}"
+                f"artifact {record.artifact_key!r}: {path} was not stored: {file[reading.NOT_KEPT]}"
             )
     return files

@@ -181,7 +181,7 @@ class MediaArtifacts(LinkedArtifacts):
             facts["boxes"], left_out = describe_boxes(boxes, look.box_format)
             if left_out:
                 facts["boxes_left_out"] = left_out
-                _warn_once(f"image {intake.key!r}: {left_out} boxes are left out: not finite, or "
+                _warn_once(f"image {intake.key!r}: {left_out} boxes are omitted: not finite, or "
                            "more than 1000 in a group")  # fmt: skip
         if isinstance(image, (str, os.PathLike)):
             open_source(image, "image")[0].close()
@@ -193,15 +193,15 @@ class MediaArtifacts(LinkedArtifacts):
             data = draw_matplotlib(figure, "png", figure.dpi)
             found = {"media_type": MATPLOTLIB_FORMATS["png"]}
             if masks is not None:
-                raise SchemaValidationError("masks: a figure has none; give the image itself")
+                raise SchemaValidationError("masks: not possible for a figure. Pass an image")
             return self._keep_bytes(
                 describe_intake(intake, {**found, **facts}), "bytes", "png", data
             )
         encoded = encode_image(image, look.layout, normalize=look.normalize)
         if clipped := encoded.metadata.get("clipped"):
             _warn_once(
-                f"image {intake.key!r}: {clipped} values lie outside of 0 to 1 and were cut off; "
-                "normalize=True spreads them instead, and integers stand for 0 to 255"
+                f"image {intake.key!r}: {clipped} values outside 0 to 1 were clipped. "
+                "normalize=True rescales them. Integers from 0 to 255 are also accepted"
             )
         described = self._describe_image(intake, {**encoded.metadata, **facts}, masks)
         return self._keep_bytes(described, "bytes", encoded.extension, encoded.data)
@@ -318,7 +318,7 @@ class MediaArtifacts(LinkedArtifacts):
             return self._keep_bytes(describe_intake(intake, facts), "bytes", file_format, data)
         if not is_plotly_figure(figure):
             raise SchemaValidationError(
-                f"figure must be one of matplotlib or plotly, not {type(figure).__name__}"
+                f"figure must be a matplotlib or plotly figure, not {type(figure).__name__}"
             )
         facts = {"media_type": "application/json", "library": "plotly"}
         return self._keep_json(intake, decode_json(figure.to_json().encode()), facts)
@@ -366,8 +366,8 @@ def _spread(values: Any, count: int, argument: str) -> Sequence[Any]:
         return [None] * count
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__len__"):
         raise SchemaValidationError(
-            f"{argument} must be a sequence, one for each image of the list, "
-            f"not {type(values).__name__}"
+            f"{argument} must be a sequence with one entry for each image, not "
+            f"{type(values).__name__}"
         )
     if len(values) != count:
         raise SchemaValidationError(f"{argument} has {len(values)} entries for {count} images")

@@ -183,14 +183,14 @@ class ArtifactReading:
             return artifact
         if not isinstance(artifact, str):
             raise SchemaValidationError(
-                "artifact must be an ArtifactRecord or the id of one, "
-                f"not {type(artifact).__name__}"
+                "artifact must be an ArtifactRecord or an artifact ID, not "
+                f"{type(artifact).__name__}"
             )
         found = self.read(artifact_id=artifact, all_attempts=True)
         if not found:
             keyed = len(self.read(artifact_key=artifact[:MAX_NAME_LENGTH] or None))
-            hint = f"; {keyed} have it as their key: read(artifact_key=…)" if keyed else ""
-            raise ArtifactNotFoundError(f"this run has no artifact of id {artifact!r:.200}{hint}")
+            hint = f"; {keyed} have it as their key: call read(artifact_key=…)" if keyed else ""
+            raise ArtifactNotFoundError(f"this run has no artifact with ID {artifact!r:.200}{hint}")
         return found[0]
 
 
@@ -244,11 +244,11 @@ def copy_payload(run: OpenRun | RunReader, record: ArtifactRecord, path: object)
     """
     target = read_path(path)
     if "\0" in str(target):
-        raise SchemaValidationError("path must not hold a NUL")
+        raise SchemaValidationError("path must not contain a NUL")
     if target.is_dir():
-        raise SchemaValidationError(f"path {target} is a directory: give the file's name too")
+        raise SchemaValidationError(f"path {target} is a directory. Add a file name")
     if not target.parent.is_dir():
-        raise SchemaValidationError(f"path {target}: there is no folder {target.parent}")
+        raise SchemaValidationError(f"path {target}: the folder {target.parent} does not exist")
     scratch = target.with_name(f".{target.name[:50]}.{os.urandom(4).hex()}.part")
     try:
         with _open(run, record) as source, scratch.open("xb") as copy:
@@ -279,15 +279,15 @@ def _pump(source: BinaryIO, record: ArtifactRecord, target: IO[bytes] | None) ->
 
 def _open(run: OpenRun | RunReader, record: ArtifactRecord) -> BinaryIO:
     if record.payload_relative_path is None:
-        reason = "nothing of this run is kept"
+        reason = "this run stores nothing"
         if record.metadata is not None:
             reason = str(record.metadata.get(NOT_KEPT, reason))
         raise ArtifactNotFoundError(
-            f"artifact {record.artifact_key!r} ({record.size_bytes} bytes) was not kept: {reason}"
+            f"artifact {record.artifact_key!r} ({record.size_bytes} bytes) was not stored: {reason}"
         )
     if not is_sha256(record.sha256):
         raise ArtifactNotFoundError(
-            f"artifact {record.artifact_key!r}: {record.sha256!r:.80} is the hash of no payload"
+            f"artifact {record.artifact_key!r}: {record.sha256!r:.80} is not the hash of a payload"
         )
     own = record.run_id == run.context.run_id
     path = run.find_payload(record.sha256) if own else None
@@ -300,13 +300,13 @@ def _open(run: OpenRun | RunReader, record: ArtifactRecord) -> BinaryIO:
             raise _unreadable(record, error) from error
     if run.forked:
         raise SessionStoreError(
-            f"artifact {record.artifact_key!r}: a forked process can read only what it has stored "
-            "itself: read in the parent, or in a process that was spawned"
+            f"artifact {record.artifact_key!r}: a forked process can read only its own "
+            "artifacts. Read it in the parent, or in a spawned process"
         )
     reader: object = run.reader
     if not isinstance(reader, SupportsArtifacts) or record.run_id is None:
         raise ArtifactNotFoundError(
-            f"artifact {record.artifact_key!r}: this run's primary store keeps no payloads"
+            f"artifact {record.artifact_key!r}: this run's primary store stores no payloads"
         )
     return reader.open_payload(record.run_id, record.sha256)
 
@@ -314,8 +314,8 @@ def _open(run: OpenRun | RunReader, record: ArtifactRecord) -> BinaryIO:
 def _check(record: ArtifactRecord, sha256: str, size_bytes: int) -> None:
     if sha256 != record.sha256:
         raise ArtifactDamagedError(
-            f"artifact {record.artifact_key!r} is damaged: {size_bytes} bytes with the SHA-256 "
-            f"{sha256} are where {record.size_bytes} bytes with {record.sha256} were stored"
+            f"artifact {record.artifact_key!r} is damaged: expected {record.size_bytes} bytes "
+            f"with the SHA-256 {record.sha256}, found {size_bytes} bytes with {sha256}"
         )
 
 

@@ -1,4 +1,4 @@
-"""How an artifact is written: its arguments checked, its payload stored, at once or by a thread."""
+"""Writing of an artifact: checked arguments, and its payload, stored at once or by a thread."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class ArtifactThread:
             if time.monotonic() - since > limit_s:
                 self._is_over = True
                 _log.warning(
-                    "%d artifacts are not stored: nothing has got on for %.0f s",
+                    "%d artifacts are not stored: there was no progress for %.0f s",
                     self._waiting,
                     limit_s,
                 )
@@ -391,9 +391,9 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         folder = stream.payloads
         if folder is None:
             reason = (
-                "no backend of this run takes artifacts, or there is no room for its journal"
+                "no backend of this run accepts artifacts, or the disk of its journal is full"
                 if stream.active
-                else "nothing of this run is kept"
+                else "this run stores nothing"
             )
             folder = NoPayloadFolder(reason)
         kept = put(folder)
@@ -507,10 +507,10 @@ class ArtifactIntake(BufferedWriter[ArtifactRecord]):
         """In strict mode raise; otherwise count it in the run, and log the first."""
         message = (
             f"{intake.call}: the payload of artifact {intake.key!r} ({kept.size_bytes} bytes) "
-            f"could not be kept: {kept.failure}"
+            f"could not be stored: {kept.failure}"
         )
         if self._run.strict:
-            raise SessionStoreError(f"{message}. Make room, or store it elsewhere.")
+            raise SessionStoreError(f"{message}. Free some disk space, or store it elsewhere.")
         count = next(self._counts_not_kept)
         if count == 1:
             _log.warning("run %s: %s", self._run.context.run_id, message)
@@ -626,8 +626,8 @@ def _check_size(size_bytes: int, what: str) -> None:
     limit = settings.artifact_limit_bytes()
     if size_bytes > limit:
         raise SchemaValidationError(
-            f"{what} has {size_bytes} bytes; an artifact may have {limit} at most "
-            f"({settings.ARTIFACT_MAX_BYTES} sets another limit)"
+            f"{what} has {size_bytes} bytes, but the limit is {limit}. To change it, set "
+            f"{settings.ARTIFACT_MAX_BYTES}"
         )
 
 

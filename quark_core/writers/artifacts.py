@@ -78,8 +78,8 @@ class DirectoryScan:
         self.links += 1
         if self.links > _MOST_LINKS:
             raise SchemaValidationError(
-                f"path {self.root} has more than {_MOST_LINKS} links to directories: log the "
-                "directories that they lead to"
+                f"path {self.root} has more than {_MOST_LINKS} links to directories. Log the "
+                "linked directories instead"
             )
 
     def skip(self, relative: str, reason: str) -> None:
@@ -105,7 +105,7 @@ def scan_directory(path: object, exclude: tuple[str, ...]) -> DirectoryScan:
     scan = DirectoryScan(root)
     try:
         if not root.is_dir():
-            raise SchemaValidationError(f"path {root} is not a directory; log_file takes a file")
+            raise SchemaValidationError(f"path {root} is not a directory. Use log_file for a file")
         os.scandir(root).close()
         above = (_identify(root),)
     except (OSError, ValueError) as error:
@@ -117,8 +117,8 @@ def scan_directory(path: object, exclude: tuple[str, ...]) -> DirectoryScan:
             continue
         if len(scan.files) >= MOST_FILES:
             raise SchemaValidationError(
-                f"path {root} has more than {MOST_FILES} files: make archives of them first, such "
-                "as by shutil.make_archive"
+                f"path {root} has more than {MOST_FILES} files. Pack them into archives first, "
+                "for example with shutil.make_archive"
             )
         scan.files.append((relative, place))
     return scan
@@ -136,7 +136,7 @@ def _walk(
     for entry in found:
         relative = f"{prefix}{entry.name}"
         if split_path(relative) is None:
-            scan.skip(relative, "its name cannot be a path everywhere")
+            scan.skip(relative, "its name is not a valid path on every system")
             continue
         place = Path(entry.path)
         try:
@@ -144,11 +144,11 @@ def _walk(
             if stat.S_ISREG(mode):
                 yield relative, place
             elif not stat.S_ISDIR(mode):
-                scan.skip(relative, "it is no regular file")
+                scan.skip(relative, "it is not a regular file")
             elif (identity := _identify(place)) in above:
-                scan.skip(relative, "it is a link to a directory that it is in")
+                scan.skip(relative, "it is a link to a directory that contains it")
             elif len(above) >= _MOST_DEPTH:
-                scan.skip(relative, f"it is nested deeper than {_MOST_DEPTH} directories")
+                scan.skip(relative, f"it is nested more than {_MOST_DEPTH} directories deep")
             else:
                 if entry.is_symlink():
                     scan.follow()
@@ -194,7 +194,9 @@ def describe_reference(
     if size_bytes is not None and (
         isinstance(size_bytes, bool) or not isinstance(size_bytes, int) or size_bytes < 0
     ):
-        raise SchemaValidationError(f"size_bytes must be a non-negative integer: {size_bytes!r}")
+        raise SchemaValidationError(
+            f"size_bytes must be a non-negative int, got {size_bytes!r:.60}"
+        )
     found: dict[str, Any] = {"uri": text, "size_bytes": size_bytes, "sha256": sha256, "etag": etag}
     scheme = _SCHEME.match(text)
     if scheme is None or scheme[0].lower() == "file://":
@@ -284,7 +286,7 @@ class CollectionArtifacts(LinkedArtifacts):
         if scan.skipped_count:
             first = next(iter(scan.skipped.items()), ("", ""))
             warnings.warn(
-                f"log_directory {scan.root}: {scan.skipped_count} are left out, such as "
+                f"log_directory {scan.root}: {scan.skipped_count} files are omitted, such as "
                 f"{first[0]!r:.200} ({first[1]})",
                 RuntimeWarning,
                 stacklevel=3,
@@ -392,9 +394,9 @@ class CollectionArtifacts(LinkedArtifacts):
         return entry
 
     def _tell_lost(self, intake: Intake, lost: int) -> None:
-        message = f"{lost} files of the directory could not be kept, for want of room on the disk"
+        message = f"{lost} files of the directory could not be stored, because the disk is full"
         if self._run.strict:
-            raise SessionStoreError(f"log_directory: {intake.key!r}: {message}. Make room.")
+            raise SessionStoreError(f"log_directory: {intake.key!r}: {message}. Free disk space.")
         self._tell_failure(intake.key, SessionStoreError(message))
 
     def _tell_skipped(self, intake: Intake, scan: DirectoryScan) -> None:
@@ -402,7 +404,7 @@ class CollectionArtifacts(LinkedArtifacts):
         self._tell_failure(
             intake.key,
             SchemaValidationError(
-                f"{scan.skipped_count} files are left out, such as {first[0]}: {first[1]}"
+                f"{scan.skipped_count} files are omitted, such as {first[0]}: {first[1]}"
             ),
         )
 

@@ -36,7 +36,7 @@ class BufferedWriter(Generic[R]):
     def __init__(self, session: object, *, batch_size: int = 100) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise SchemaValidationError(
-                f"batch_size must be a positive integer, got {batch_size!r}"
+                f"batch_size must be a positive integer, got {batch_size!r:.60}"
             )
         self._run = resolve_target(session)
         self._batch_size = batch_size
@@ -136,8 +136,8 @@ class BufferedWriter(Generic[R]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} belongs to its process and cannot be pickled or copied: give "
-            "the other process session.context, and make a writer of it there"
+            f"a {type(self).__name__} belongs to its process and cannot be pickled or copied. "
+            "Pass session.context to the other process, and create a writer from it there"
         )
 
     def _expand(self, item: Any) -> list[R]:

@@ -63,7 +63,7 @@ class ConsoleCapture:
                 self._capture_descriptors()
                 return
             except (OSError, subprocess.SubprocessError, RuntimeError) as error:
-                _log.warning('capture="fd" is not to be had, "sys" is used instead: %s', error)
+                _log.warning('capture="fd" is not available, so capture="sys" is used: %s', error)
                 self._mode = "sys"
         console_taps.open(self._sink)
 

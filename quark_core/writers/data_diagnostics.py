@@ -475,9 +475,9 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
         if adapter is None:
             if not is_like_mapping(batch):
                 raise SchemaValidationError(
-                    f"batch is a {type(batch).__name__}, which cannot be read without an "
-                    "adapter: give DataDiagnosticsConfig(adapter=...) a BatchMetadataAdapter, "
-                    "or pass labels, sample_ids and sequence_lengths here instead"
+                    f"batch is a {type(batch).__name__}, which cannot be read without an adapter. "
+                    "Pass a BatchMetadataAdapter to DataDiagnosticsConfig(adapter=...), or pass "
+                    "labels, sample_ids and sequence_lengths here"
                 )
             adapter = self._usual_adapter
         problems: list[SchemaValidationError] = []
@@ -522,7 +522,7 @@ class DataDiagnostics(BufferedWriter[BatchDiagnosticRecord], BatchReading):
             payload = {"adapter": self._name_adapter(), "reason": text, "count": 1}
             self._emit("batch_metadata_failed", "warning", step, epoch, payload)
             _log.warning(
-                "run %s: batches are logged without all that is in them: %s: %s",
+                "run %s: batches are logged without all of their contents: %s: %s",
                 self._run_id,
                 self._name_adapter(),
                 text,

@@ -235,7 +235,7 @@ class EventLogger(BufferedWriter[EventRecord], LogLines):
         if severity is not None:
             check_choice(severity, "severity", EVENT_SEVERITIES)
         if isinstance(event_types, str):
-            raise SchemaValidationError("event_types must be an iterable of str, not one str")
+            raise SchemaValidationError("event_types must be an iterable of str, not a single str")
         query = Query.build(
             equals={"event_type": event_type, "severity": severity},
             any_of={"event_type": None if event_types is None else tuple(event_types)},
@@ -256,7 +256,7 @@ def make_log_payload(
     extra: Mapping[str, Any] = normalize_object(payload, "payload") or {}
     for key in RESERVED_LOG_KEYS:
         if key in extra:
-            raise SchemaValidationError(f"payload must not hold the reserved key {key!r}")
+            raise SchemaValidationError(f"payload must not contain the reserved key {key!r}")
     return normalize_object({"message": message, "identifier": identifier, **extra}, "payload")
 
 
@@ -295,14 +295,14 @@ def _settle_severity(
     Raises:
         SchemaValidationError: The run is strict.
     """
-    said = f"{argument} must be one of {', '.join(known)}, got {_name(given)}"
+    said = f"{argument} must be one of {', '.join(map(repr, known))}, got {_name(given)}"
     if run.strict:
         raise SchemaValidationError(said)
     word = _spell(given).strip().lower() if isinstance(given, str) else ""
     severity = word if word in EVENT_SEVERITIES else _WORDS.get(word, default_severity(event_type))
     if run.warns_first("odd_severity"):
         _log.warning(
-            "run %s: %s. Events with such a word are kept, this one as %s.",
+            "run %s: %s. Events with this value are stored; this one is stored as %s.",
             run.context.run_id,
             said,
             severity,
@@ -384,8 +384,8 @@ class LoggingHandler(logging.Handler):
             super().__init__(level)
         except Exception:  # noqa: BLE001 - the repr of what is no level may raise anything
             raise SchemaValidationError(
-                "level must be a level of logging such as logging.INFO or 'INFO', "
-                f"got {_cut(_spell_safely(level), 60)}"
+                "level must be a logging level such as logging.INFO or 'INFO', got "
+                f"{_cut(_spell_safely(level), 60)}"
             ) from None
         self._owned = not isinstance(events, EventLogger)
         self._events = _open_events(events)
@@ -587,10 +587,7 @@ def _take_extra(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
             continue
         size_bytes = len(encode_json(found))
         if size_bytes > room_bytes:
-            _note(
-                notes,
-                f"left out: extra.{_cut(_spell_safely(name), _MAX_NOTE)} is too large",
-            )
+            _note(notes, f"omitted: extra.{_cut(_spell_safely(name), _MAX_NOTE)} is too large")
             continue
         room_bytes -= size_bytes
         out |= found

@@ -234,8 +234,8 @@ class Aggregates:
                 found.first_step = self._step
         if found.keep != keep:
             raise SchemaValidationError(
-                f"keep: {key!r} is kept as {found.keep!r} in this run so far, and cannot be "
-                f"{keep!r} too: name it otherwise"
+                f"keep: {key!r} is already aggregated with {found.keep!r} in this run, so "
+                f"{keep!r} is not possible. Use another key"
             )
         # A forked child has a stream once something was put into it.
         self._run.stream.open()
@@ -252,10 +252,10 @@ class Aggregates:
         if not self._has_told:
             self._has_told = True
             _log.warning(
-                "run %s: more than %d keys are aggregated or timed, the newest of them %r: what "
-                "belongs to further ones is not kept. What changes from call to call belongs into "
-                "no name.",
-                self._run.context.run_id, _MOST_KEYS, key,
+                "run %s: more than %d keys are aggregated or timed, the newest of them %r. "
+"Values of further keys are dropped. Do not put values that change with each "
+"call into a key.",
+                self._run.context.run_id, _MOST_KEYS, key
             )  # fmt: skip
 
     def share_pending(self, device: str, make: Callable[[], PendingSteps]) -> PendingSteps:
@@ -279,7 +279,7 @@ class Aggregates:
         except Exception:  # noqa: BLE001 - delivery must go on
             self._failures += 1
             if self._failures == 1:
-                _log.exception("run %s: aggregates are not kept", self._run.context.run_id)
+                _log.exception("run %s: aggregates cannot be stored", self._run.context.run_id)
 
     def _collect(self, whole: bool) -> None:
         run = self._run
@@ -471,7 +471,7 @@ def find_clock(device: object) -> DeviceClock | None:
 def _decorate(function: Callable[_P, _R], make: Callable[[], Chrono]) -> Callable[_P, _R]:
     if not callable(function):
         raise SchemaValidationError(
-            f"metrics.chrono(key) decorates a function, not a {type(function).__name__}"
+            f"metrics.chrono(key) decorates a function, not {type(function).__name__}"
         )
     import inspect
 
@@ -698,5 +698,5 @@ class LoopMetrics:
 
 def _tell_late(run: OpenRun) -> None:
     if run.warns_first("timed_late"):
-        _log.warning("run %s is over or its logger is closed: blocks are no longer timed",
+        _log.warning("run %s has ended or its logger is closed, so blocks are no longer timed",
                      run.context.run_id)  # fmt: skip

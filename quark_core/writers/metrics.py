@@ -120,7 +120,7 @@ def find_next_step(run: OpenRun) -> int:
 
     try:
         if run.begun_offline:
-            raise SessionStoreError("the run has begun without its store")
+            raise SessionStoreError("the run started without its store")
         run.flush()
         newest = summarize_run(run.reader, run_id).newest_step
     except QuarkError as error:
@@ -137,9 +137,9 @@ def describe_missing_step(call: str) -> SchemaValidationError:
         call: What to write, but for the step: `log("loss", …`.
     """
     return SchemaValidationError(
-        f"step or epoch must be given: write metrics.{call}, step=step). "
-        "Or say session.step(step) once for all calls that follow, or make the logger with "
-        "MetricsLogger(session, auto_step=True), which counts by itself."
+        f"step or epoch is required: write metrics.{call}, step=step). Or call "
+        "session.step(step) once for all calls that follow, or create the logger with "
+        "MetricsLogger(session, auto_step=True), which counts the steps."
     )
 
 
@@ -275,8 +275,8 @@ def series(
     if isinstance(run, (str, RunSummary)):
         run_id = run if isinstance(run, str) else run.run_id
         raise SchemaValidationError(
-            f"run must be an opened run, not {type(run).__name__}: open it with "
-            f"quark.open_run({run_id[:_SHOWN]!r}) and give what that returns"
+            f"run must be an open run, not {type(run).__name__}. Pass "
+            f"quark.open_run({run_id[:_SHOWN]!r})"
         )
     try:
         target = resolve_target(run)
@@ -397,7 +397,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
     def __init__(self, session: object, *, batch_size: int = 100, auto_step: bool = False) -> None:
         if not isinstance(auto_step, bool):
             raise SchemaValidationError(
-                f"auto_step must be True or False, not a {type(auto_step).__name__}"
+                f"auto_step must be True or False, not {type(auto_step).__name__}"
             )
         super().__init__(session, batch_size=batch_size)
         self._steps = StepCount(find_next_step(self._run)) if auto_step else None
@@ -677,8 +677,8 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
             )
         if description is not None or metadata is not None:
             raise SchemaValidationError(
-                "metrics.log({…}) takes neither description nor metadata, which belong to one "
-                "value: write metrics.log(name, value, step=step, description=…, metadata=…)"
+                "metrics.log({…}) takes no description or metadata, because they belong to one "
+                "value. Write metrics.log(name, value, step=step, description=…, metadata=…)"
             )
         if unknown or third is not NOT_GIVEN:
             _refuse_arguments("log", (third,), unknown)
@@ -705,7 +705,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
             except SchemaValidationError as error:
                 if self._run.strict:
                     raise
-                self._tell_of_value("metric_refused", key[0], f"{error}; it is left out", step)
+                self._tell_of_value("metric_refused", key[0], f"{error}; it is omitted", step)
                 continue
             if type(value) is not int and names_part(value):
                 self._note_part(key[0], argument, step)
@@ -715,8 +715,8 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
 
     def _note_part(self, metric_key: str, argument: str, step: object) -> None:
         said = (
-            f"{argument} is a sharded tensor, and what this process holds of it is logged, not the "
-            "whole: log value.full_tensor().item(), which all processes must call"
+            f"{argument} is a sharded tensor, so only the part on this process is logged. For "
+            "the whole, log value.full_tensor().item(), which all processes must call"
         )
         if self._run.strict:
             raise SchemaValidationError(said)
@@ -727,7 +727,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         if len(self._run.warned) >= _MAX_TOLD or not self._run.warns_first(event_type, metric_key):
             return
         if event_type != "metric_sharded":  # of which to_float has warned
-            _log.warning("run %s: %s. This is said once for each metric.", self._run_id, said)
+            _log.warning("run %s: %s. This is logged once per metric.", self._run_id, said)
         self._run.emit_event(
             event_type,
             "warning",
@@ -739,7 +739,7 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
     def _read_value(metric: object, value: Any) -> float:
         if value is NOT_GIVEN:
             raise TypeError(
-                f"metrics.log() needs a value: write metrics.log({_show(metric)}, value, "
+                f"metrics.log() requires a value: write metrics.log({_show(metric)}, value, "
                 'step=step), or metrics.log({"train/loss": value}, step=step) for several'
             )
         try:
@@ -791,9 +791,9 @@ class MetricsLogger(BufferedWriter[MetricRecord], MetricReading, LoopMetrics):
         if not self._run.warns_first("many_names"):
             return
         _log.warning(
-            "run %s has more than %d different names of metrics, the newest of them %r: every "
-            "point is kept, but delivering and reading takes longer the more names there are. "
-            "What changes from call to call belongs into step=, metadata= or an event.",
+            "run %s has more than %d metric names, the newest of them %r. All points are "
+            "stored, but many names make delivery and reading slower. Put values that change "
+            "with each call into step=, metadata= or an event.",
             self._run_id,
             len(self._keys),
             next(reversed(self._keys.values()))[0],

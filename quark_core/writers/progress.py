@@ -282,8 +282,8 @@ class Progress(Generic[_T]):
     def __iter__(self) -> Iterator[_T]:
         if self._iterable is None:
             raise SchemaValidationError(
-                "metrics.progress(total=…) iterates nothing: call advance() at each step, or "
-                "give it what is to be iterated"
+                "metrics.progress(total=…) has nothing to iterate. Call advance() at each step, "
+                "or pass an iterable"
             )
         return self._iterate(self._iterable)
 
@@ -330,7 +330,7 @@ def open_progress(
     if iterable is not None and not any(hasattr(iterable, way) for way in ways):
         hint = f"; write total={describe_argument(iterable)}" if isinstance(iterable, int) else ""
         raise SchemaValidationError(
-            f"iterable must be something to iterate, not {type(iterable).__name__}{hint}"
+            f"iterable must be iterable, not {type(iterable).__name__}{hint}"
         )
     sizes = _check_sizes(total)
     length = _find_length(iterable) if total is None else None
@@ -404,7 +404,7 @@ def _flatten_place(place: object, sizes: tuple[int, ...], argument: str) -> int:
         return _check_amount(place, argument)
     if len(place) != len(sizes):
         raise SchemaValidationError(
-            f"{argument} has {len(place)} numbers, but total has {len(sizes)}: give it as total is"
+            f"{argument} has {len(place)} numbers, but total has {len(sizes)}. Pass as many"
         )
     done = 0
     for index, (at, size) in enumerate(zip(place, sizes, strict=True)):

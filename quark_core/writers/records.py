@@ -117,8 +117,8 @@ def _accept(run: OpenRun, part: list[StreamRecord], written: int) -> None:
     if run.stream.hand_over(timeout_s) is None:
         raise SessionStoreError(
             f"write: {written + len(part)} records are accepted, but the delivery thread did not "
-            f"take the last {len(part)} within {timeout_s:g} s, so no more are. Nothing is lost: "
-            "they wait in memory and are delivered when it goes on."
+            f"take the last {len(part)} within {timeout_s:g} s, so the rest is not accepted. "
+            "Nothing is lost: the accepted records wait in memory and are delivered later."
         )
 
 
@@ -183,7 +183,7 @@ class _Check:
         ):
             writable = [each for each in RECORD_TYPES.values() if each is not LifecycleRecord]
             raise SchemaValidationError(
-                f"{type(record).__name__} cannot be written; records of these types can: "
+                f"{type(record).__name__} cannot be written. Records of these types can: "
                 f"{', '.join(each.__name__ for each in writable)}"
             )
         self._validate(record)

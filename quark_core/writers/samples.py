@@ -172,7 +172,7 @@ class SampleLogger(BufferedWriter[SampleRecord]):
             )
         if len(row) > _MOST_COLUMNS:
             raise SchemaValidationError(
-                f"{argument} has {len(row)} columns; at most {_MOST_COLUMNS} are kept"
+                f"{argument} has {len(row)} columns; at most {_MOST_COLUMNS} are allowed"
             )
         place: dict[str, Any] = {"step": step, "epoch": epoch, "timestamp": timestamp}
         texts: dict[str, str | None] = {"prompt": None, "completion": None}
@@ -209,9 +209,9 @@ class SampleLogger(BufferedWriter[SampleRecord]):
             "warning",
             payload=JsonObject(
                 {
-                    "message": f"samples {self._name!r}: of long texts the first "
-                    f"{self._text_characters} characters are kept; each row says by `cut` what "
-                    "was longer (text_characters sets the bound)",
+                    "message": f"samples {self._name!r}: only the first {self._text_characters} "
+                    "characters of long texts are stored. The field `cut` of a row names the "
+                    "shortened texts. text_characters sets the limit",
                     "columns": sorted(lengths),
                 }
             ),
@@ -278,8 +278,8 @@ def _list_rows(rows: Any) -> Iterator[Any]:
         }
         if len(set(lengths.values())) > 1 or -1 in lengths.values():
             raise SchemaValidationError(
-                "rows as a mapping must hold lists of one length, or give a list of mappings; "
-                f"the lengths are {str(lengths)[:200]}"
+                "rows as a mapping must contain lists of one length. Otherwise, pass a list of "
+                f"mappings. The lengths are {str(lengths)[:200]}"
             )
         names = list(rows)
         yield from (dict(zip(names, one, strict=True)) for one in zip(*rows.values(), strict=True))

@@ -52,7 +52,7 @@ def to_amount(value: Any, argument: str, call: str) -> float:
     if type(value) is float:
         return value
     if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
-        raise SchemaValidationError(f"{argument} must be a number, not a bool")
+        raise SchemaValidationError(f"{argument} must be a number, not bool")
     return to_float(value, argument, call)
 
 
@@ -69,8 +69,8 @@ def _take_part(value: Any, argument: str, call: str) -> float:
     if names_part(value) and f"{call} part" not in _warned:
         _warned.add(f"{call} part")
         _log.warning(
-            "%s is a sharded tensor (DTensor), and %s() takes the part that this process holds, "
-            "not the whole. Write value.full_tensor().item(), in all processes, for the whole.",
+            "%s is a sharded tensor (DTensor), so %s() logs only the part on this process. For "
+            "the whole, write value.full_tensor().item() in all processes.",
             argument,
             call,
         )
@@ -96,8 +96,8 @@ def _to_float(value: Any, argument: str, call: str) -> float:
     if getattr(value, "is_cuda", False) and call not in _warned:
         _warned.add(call)
         warnings.warn(
-            f"{argument} is a CUDA tensor, so {call}() waits for the GPU at every such call; "
-            "log less often, or move the values to the CPU together",
+            f"{argument} is a CUDA tensor, so each {call}() waits for the GPU. Log less often, "
+            "or move all values to the CPU together",
             RuntimeWarning,
             stacklevel=5,
         )
@@ -142,7 +142,7 @@ def flatten(metrics: Mapping[Any, Any], argument: str) -> dict[str, Any]:
         raise
     except Exception as error:  # noqa: BLE001 - a foreign object may raise anything
         raise SchemaValidationError(
-            f"{argument} holds a mapping that cannot be read: {type(error).__name__}"
+            f"{argument} contains a mapping that cannot be read: {type(error).__name__}"
         ) from None
     return flat
 
@@ -152,7 +152,7 @@ def _flatten_into(
 ) -> None:
     if not depth:
         raise SchemaValidationError(
-            f"{argument} has mappings more than {_MAX_DEPTH} deep within one another"
+            f"{argument} has mappings nested more than {_MAX_DEPTH} levels deep"
         )
     for name, value in metrics.items():
         if not isinstance(name, str):
@@ -163,7 +163,7 @@ def _flatten_into(
         if isinstance(value, Mapping):
             _flatten_into(flat, value, key, argument, depth - 1)
         elif key in flat:
-            raise SchemaValidationError(f"{argument} has {key!r} twice, once within a mapping")
+            raise SchemaValidationError(f"{argument} has {key!r} twice, once in a nested mapping")
         else:
             flat[key] = value
 

@@ -442,7 +442,7 @@ def check_flag(value: Any, argument: str) -> bool:
         raise SchemaValidationError(
             f"{argument} must be True or False, but cannot be read: {type(error).__name__}"
         ) from error
-    raise SchemaValidationError(f"{argument} must be True or False, not a {type(value).__name__}")
+    raise SchemaValidationError(f"{argument} must be True or False, not {type(value).__name__}")
 
 
 # What a GPU can compute at most, by its name and the precision of its matrix products.
@@ -579,12 +579,12 @@ def make_throughput(
             amounts[name] = _check_amount(amount, f"{name}_per_step")
     if flops_per_token is not None:
         if flops_per_step is not None:
-            raise SchemaValidationError("give flops_per_step or flops_per_token, not both")
+            raise SchemaValidationError("flops_per_step and flops_per_token cannot be combined")
         flops_per_token = _check_amount(flops_per_token, "flops_per_token")
     known = read_precision("bf16" if precision is None else precision)
     if known is None:
         raise SchemaValidationError(
-            f"precision must be one of {', '.join(PRECISIONS)}, or a torch dtype, "
+            f"precision must be one of {', '.join(map(repr, PRECISIONS))}, or a torch dtype, "
             f"got {str(precision)[:40]!r}"
         )
     if peak_flops_per_s is not None:
@@ -615,7 +615,7 @@ class Throughput:
         self._precision = precision
         self._peak = peak_flops_per_s
         self._is_peak_known = peak_flops_per_s is not None
-        self._device = "given by hand" if peak_flops_per_s is not None else ""
+        self._device = "given by the user" if peak_flops_per_s is not None else ""
         self._has_told = False
         self.begin()
 
@@ -720,8 +720,8 @@ class Throughput:
         self._peak = find_peak_flops(name, self._precision)
         if self._peak is None:
             message = (
-                f"the peak of {name!r} with {self._precision} is not known, so that there is no "
-                "MFU: give SystemTelemetry(peak_flops_per_s=…)"
+                f"the peak performance of {name!r} with {self._precision} is unknown, so MFU is "
+                "not computed. Pass SystemTelemetry(peak_flops_per_s=…)"
             )
             _log.warning("telemetry: %s", message)
             payload = JsonObject({"message": message, "device": name})
@@ -772,6 +772,6 @@ def _check_amount(value: Any, argument: str) -> float:
     amount = to_float(value, argument, "telemetry")
     if not math.isfinite(amount) or amount < 0:
         raise SchemaValidationError(
-            f"{argument} must be a finite number that is not negative, got {amount}"
+            f"{argument} must be a finite, non-negative number, got {amount}"
         )
     return amount

@@ -325,7 +325,7 @@ class SystemTelemetry(TelemetryRecording):
 def _require_step(run: OpenRun, step: object) -> int:
     checked = read_step(run, step)
     if checked is None:
-        raise SchemaValidationError("step must be given")
+        raise SchemaValidationError("step is required")
     return checked
 
 
@@ -334,7 +334,7 @@ def _check_time(value: float, argument: str) -> float:
         value = to_amount(value, argument, "telemetry.record_step")
     if not 0.0 <= value < inf:
         raise SchemaValidationError(
-            f"{argument} must be a finite number of milliseconds and not negative, got {value}"
+            f"{argument} must be a finite, non-negative number of milliseconds, got {value}"
         )
     return value
 

@@ -80,13 +80,13 @@ class SystemTelemetryConfig:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise SchemaValidationError(
-                    f"{name} must be True or False, not a {type(value).__name__}"
+                    f"{name} must be True or False, not {type(value).__name__}"
                 )
         interval_s = to_amount(self.sample_interval_s, "sample_interval_s", "SystemTelemetryConfig")
         if not _MIN_INTERVAL_S <= interval_s <= _MAX_INTERVAL_S:
             raise SchemaValidationError(
                 f"sample_interval_s must be from {_MIN_INTERVAL_S} to {_MAX_INTERVAL_S:g} seconds, "
-                f"got {interval_s!r}"
+                f"got {interval_s!r:.60}"
             )
         find_device_index(self.device)
         # Plain numbers, whatever they came as.
@@ -121,7 +121,7 @@ class TelemetryRecording(BufferedWriter[SystemTelemetryRecord]):
             config = SystemTelemetryConfig()
         elif not isinstance(config, SystemTelemetryConfig):
             raise SchemaValidationError(
-                f"config must be a SystemTelemetryConfig, not a {type(config).__name__}"
+                f"config must be a SystemTelemetryConfig, not {type(config).__name__}"
             )
         self._config = config
         self._every = config.sample_every_n_steps
@@ -457,8 +457,8 @@ MIRRORED_KEYS = (
 )
 """Metric keys of the mirrored fields: three times, the machine's figures, two counts."""
 
-_NO_READING = "the first reading is not there yet"
-_OLD_READING = "no reading for a long time: the sampler waits for the driver or the system"
+_NO_READING = "the first reading is not available yet"
+_OLD_READING = "no reading for a long time: the driver or the system does not answer"
 
 _keys = tuple(MetricKey(key, *split_name(key)) for key in MIRRORED_KEYS)
 # Of the machine's fields below, those that are mirrored, in the order of the keys.

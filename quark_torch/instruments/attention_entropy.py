@@ -1,4 +1,4 @@
-"""How spread out attention is, where a module gives its weights."""
+"""The entropy of attention, for modules that return their weights."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ class AttentionEntropy(Instrument):
     def explain_silence(self) -> str:
         """Return where attention weights come from."""
         return (
-            "the modules gave no attention weights, which fused kernels (flash, SDPA) never have; "
-            "nn.MultiheadAttention gives them with need_weights=True, or by "
-            "AttentionEntropy(ask_for_weights=True), Transformers with output_attentions=True and "
-            'attn_implementation="eager"'
+            "the modules returned no attention weights. Fused kernels (flash, SDPA) do not "
+            "compute them. For nn.MultiheadAttention, pass need_weights=True or "
+            "AttentionEntropy(ask_for_weights=True). For Transformers, pass "
+            'output_attentions=True and attn_implementation="eager"'
         )
 
 

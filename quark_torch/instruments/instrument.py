@@ -100,7 +100,7 @@ def make_choice(choice: Choice | None, usual: str) -> Callable[[str, nn.Module],
         pattern = re.compile(wanted)
     except (re.error, TypeError) as error:
         raise SchemaValidationError(
-            f"modules must be a regular expression or a function of name and module: {error}"
+            f"modules must be a regular expression, or a function of a name and a module: {error}"
         ) from None
     return lambda name, _: pattern.search(name) is not None
 
@@ -114,8 +114,8 @@ def check_instrument(instrument: object) -> Instrument:
     if not isinstance(instrument, Instrument):
         what = instrument.__name__ if isinstance(instrument, type) else type(instrument).__name__
         raise SchemaValidationError(
-            "extras must hold instances of quark.Instrument, such as quark.RouterLoad(), "
-            f"not {what}"
+            "extras must contain instances of quark.Instrument, such as quark.RouterLoad(), not "
+            f"{what}"
         )
     if not instrument.name:
         instrument.name = type(instrument).__name__
@@ -154,14 +154,14 @@ class InstrumentSet:
         given: Any = instruments
         if not isinstance(given, Iterable):
             raise SchemaValidationError(
-                f"extras must be a list of instruments, not a {type(given).__name__}"
+                f"extras must be a list of instruments, not {type(given).__name__}"
             )
         checked = [check_instrument(one) for one in given]
         names = [one.name for one in checked]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise SchemaValidationError(
-                f"two instruments of extras have the name {twice!r}: give one of them another"
+                f"two instruments in extras have the name {twice!r}. Rename one of them"
             )
         self._metrics = MetricsLogger(session)
         run = self._metrics.open_run
@@ -244,15 +244,15 @@ class _Running:
         if compiled:
             self._notices.warn(
                 "instrument_not_measured",
-                f"{instrument.name}: {compiled} modules are compiled by torch.compile and run no "
-                "hooks: they are not measured; compile the other modules only",
+                f"{instrument.name}: {compiled} modules are compiled by torch.compile and run "
+                "no hooks, so they are not measured. Compile only the other modules",
                 key=(instrument.name, "compiled"),
                 instrument=instrument.name,
             )
         elif not self._modules:
             self._notices.warn(
                 "instrument_not_measured",
-                f"{instrument.name}: no module of the model is one that it looks at; say which by "
+                f"{instrument.name}: no module of the model matches. Choose the modules with "
                 "its argument `modules`",
                 key=(instrument.name, "none"),
                 instrument=instrument.name,
@@ -332,8 +332,8 @@ class _Running:
         if left_out:
             self._notices.warn(
                 "instrument_bounded",
-                f"{self.instrument.name}: {left_out} lines are left out: an instrument has "
-                f"{_MOST_KEYS} at most; choose fewer modules",
+                f"{self.instrument.name}: {left_out} values are omitted, because a custom "
+                f"collector may log at most {_MOST_KEYS}. Choose fewer modules",
                 key=(self.instrument.name, "bound"),
                 step=step,
                 instrument=self.instrument.name,
@@ -345,8 +345,8 @@ class _Running:
         tensor = tensor.to(torch.float32)
         if tensor.ndim > 1 or tensor.numel() > _MOST_ELEMENTS:
             raise ValueError(
-                f"{key} must be a number, or a tensor of one dimension and {_MOST_ELEMENTS} "
-                f"elements at most, not of shape {tuple(tensor.shape)}"
+                f"{key} must be a number, or a tensor with one dimension and at most "
+                f"{_MOST_ELEMENTS} elements, not of shape {tuple(tensor.shape)}"
             )
         known = self._sums.get(key)
         if known is None:
@@ -362,13 +362,12 @@ class _Running:
         self._silent_steps += 1
         if self._silent_steps < _SILENT_STEPS:
             return
-        reason = "its modules were not called where hooks run: are they compiled?"
+        reason = "its modules were not called, or were compiled"
         if self._calls:
-            reason = self.instrument.explain_silence() or "it found nothing in what they gave"
+            reason = self.instrument.explain_silence() or "it found no values in the outputs"
         self._notices.warn(
             "instrument_not_measured",
-            f"{self.instrument.name}: nothing was measured in {_SILENT_STEPS} probed steps: "
-            f"{reason}",
+            f"{self.instrument.name}: no values in {_SILENT_STEPS} sampled steps: {reason}",
             key=(self.instrument.name, "silent"),
             step=step,
             instrument=self.instrument.name,

@@ -1,4 +1,4 @@
-"""How a router of experts spreads its tokens: load, entropy, what is dropped."""
+"""The load of an expert router: tokens per expert, entropy, dropped tokens."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ class RouterLoad(Instrument):
     def explain_silence(self) -> str:
         """Return the required output of a router."""
         return (
-            "the routers gave neither logits nor indexes of experts; RouterLoad(read=…) can make a "
-            "quark.Routing of what they gave"
+            "the routers returned neither logits nor expert indexes. Convert their output to a "
+            "quark.Routing with RouterLoad(read=…)"
         )
 
     def _count_experts(self, name: str, module: nn.Module, logits: Tensor | None) -> int:
@@ -160,7 +160,7 @@ class RouterLoad(Instrument):
         found = self._ask(module, _EXPERTS)
         if found is None:
             raise ValueError(
-                f"how many experts {name} has is not known from indexes alone: say it by "
+                f"the number of experts of {name} cannot be inferred from indexes. Pass "
                 "RouterLoad(experts=…)"
             )
         return found

@@ -60,7 +60,7 @@ class FrameworkRun:
             self._arguments["project"] = project
         if session is not None and self._arguments:
             given = ", ".join(sorted(self._arguments))
-            raise SchemaValidationError(f"session is started already, so {given} cannot be given")
+            raise SchemaValidationError(f"session has already started, so {given} cannot be set")
         self._session = session
         self._is_own = session is None
         self._config: dict[str, Any] = {}
@@ -102,7 +102,7 @@ class FrameworkRun:
             self._session = self._start()
         elif self._is_own and self._session.status != "running":
             assert self._session.run_id is not None
-            _log.info("run %s goes on as a new attempt", self._session.run_id)
+            _log.info("run %s continues as a new attempt", self._session.run_id)
             where: dict[str, Any] = {
                 name: self._arguments[name]
                 for name in ("storage_dir", "backends", "on_stop")
@@ -213,7 +213,7 @@ class FrameworkRun:
                 pass
         if key not in self._told:
             self._told.add(key)
-            _log.warning("%s is a %s and no number; it is not logged", key, type(value).__name__)
+            _log.warning("%s is %s, not a number, so it is not logged", key, type(value).__name__)
         return {}
 
 

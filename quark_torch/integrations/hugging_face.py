@@ -141,8 +141,8 @@ class QuarkCallback(TrainerCallback):
             self._has_found = True
             message = (
                 f"{window.bad_losses} of {window.losses} losses and {window.bad_gradients} of "
-                f"{window.gradients} gradients are not finite, which the loss that the Trainer "
-                "logs does not show: train/non_finite_losses and train/non_finite_gradients do"
+                f"{window.gradients} gradients are not finite. The loss that the Trainer logs "
+                "does not show this, but train/non_finite_losses and train/non_finite_gradients do"
             )
             self._run.log_event("non_finite_loss", {"message": message}, step)
         if not self._has_found:
@@ -170,7 +170,7 @@ class QuarkCallback(TrainerCallback):
             text = json.dumps(self._run.session.state_dict(step=step))
             (folder / _STATE).write_text(text, encoding="utf-8")
         except OSError as error:
-            _log.warning("checkpoint %s does not name its run: %s", folder, error)
+            _log.warning("checkpoint %s does not record its run: %s", folder, error)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run; what is evaluated afterwards continues it."""

@@ -40,7 +40,7 @@ def _build(what: str, build: Callable[[Path], Path], load: Callable[[Path], Any]
         sys.stdout.write(f"Built {path}\n")
         return True
     sys.stderr.write(
-        f"The {what} could not be built: {reasons[0]}. Quark works without it, more slowly.\n"
+        f"The {what} could not be built: {reasons[0]}. Quark works without it, but more slowly.\n"
     )
     return False
 

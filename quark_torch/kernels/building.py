@@ -93,7 +93,7 @@ def build_probing(folder: Path) -> Path:
     """
     headers = sysconfig.get_paths()["include"]
     if not Path(headers, "Python.h").is_file():
-        raise KernelBuildError(f"there is no Python.h in {headers}: install Python's headers")
+        raise KernelBuildError(f"{headers} has no Python.h. Install Python's headers")
     compiler = _find_compiler()
     target = folder / library_name(PROBING_SOURCE)
     # macOS leaves what Python has to be found when the library is loaded only if told so.
@@ -131,14 +131,14 @@ def _put(library: Path, target: Path) -> None:
 def _find_compiler() -> list[str]:
     if sys.platform == "win32":
         # Its gcc lays the stack out so that AVX code may crash, and MSVC knows none of the options.
-        raise KernelBuildError("neither is built on Windows")
+        raise KernelBuildError("native code cannot be built on Windows")
     named = shlex.split(os.environ.get("CC", ""))
     if named:
         return named
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return [name]
-    raise KernelBuildError("there is no C compiler: install gcc or clang, or name one in CC")
+    raise KernelBuildError("no C compiler was found. Install gcc or clang, or set CC")
 
 
 def _compile(compiler: list[str], scratch: Path, level: str, flags: tuple[str, ...]) -> Path:

@@ -24,7 +24,7 @@ def find_hooks() -> Any:
     try:
         _prepare(probing)
     except Exception as error:  # noqa: BLE001 - a PyTorch that nobody has seen yet; Python does it
-        _log.debug("The compiled hooks are not for this PyTorch: %s", error)
+        _log.debug("The compiled hooks do not support this PyTorch: %s", error)
         return None
     return probing
 
@@ -32,7 +32,7 @@ def find_hooks() -> Any:
 def _prepare(probing: Any) -> None:
     missing = _REGISTERING - set(torch.Tensor.register_hook.__code__.co_names)
     if missing:
-        raise RuntimeError(f"Tensor.register_hook is another one, without {missing}")
+        raise RuntimeError(f"Tensor.register_hook is different, without {missing}")
     probing.prepare(
         torch.Tensor.__dlpack_c_exchange_api__,
         torch.Tensor,
@@ -47,4 +47,4 @@ def _prepare(probing: Any) -> None:
     )
     tensor = torch.zeros(2, 3, device="cpu", dtype=torch.float32)
     if probing.look(tensor) != (tensor.data_ptr(), 6, 0, (2, 3)):
-        raise RuntimeError("tensors are seen wrongly")
+        raise RuntimeError("tensors are read incorrectly")

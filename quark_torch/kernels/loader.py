@@ -55,9 +55,9 @@ def find_kernel() -> Kernel | None:
             path = folder / name
             if path.is_file() and (kernel := load_library(path)):
                 return kernel
-        _log.debug("There is no compiled kernel; `python -m quark_torch.kernels` builds one.")
+        _log.debug("The kernel is not compiled. `python -m quark_torch.kernels` builds it.")
     except (OSError, RuntimeError) as error:  # no source, no home directory
-        _log.debug("No compiled kernel was looked for: %s", error)
+        _log.debug("The compiled kernel was not loaded: %s", error)
     return None
 
 
@@ -69,7 +69,7 @@ def load_library(path: Path) -> Kernel | None:
             return None
         library = ctypes.CDLL(str(path))
         if library.quark_interface() != INTERFACE:
-            _log.debug("The compiled kernel %s is of another version and is not used.", path)
+            _log.debug("The compiled kernel %s has another version and is not used.", path)
             return None
         measure = library.quark_measure
         level = library.quark_level(2)
@@ -100,7 +100,7 @@ def find_probing() -> Any:
             if path.is_file() and (module := load_probing(path)):
                 return module
     except (OSError, RuntimeError) as error:
-        _log.debug("No compiled hooks were looked for: %s", error)
+        _log.debug("The compiled hooks were not loaded: %s", error)
     return None
 
 

@@ -1,1 +1,1 @@
-"""What the layers of a model give, and the gradients in them."""
+"""The activations of a model's layers, and their gradients."""

@@ -444,9 +444,9 @@ class CompiledHooks:
         self._recording._tell(
             "compiled_in_checkpoint",
             "warning",
-            f"{site.name} is in compiled code that an activation checkpoint runs a second time in "
-            "backward, so that there are no summaries of the gradients in it. Compile the model, "
-            "or the module that calls the checkpoint, in place of what the checkpoint runs",
+            f"{site.name} is in compiled code that an activation checkpoint runs again in "
+            "backward, so its gradients cannot be summarized. Compile the model, or the module "
+            "that calls the checkpoint, instead of the code inside the checkpoint",
             module=site.name,
         )
 
@@ -454,8 +454,8 @@ class CompiledHooks:
         self._recording._tell(
             "calls_left_out",
             "warning",
-            f"{site.name} was called {calls} times in step {step}: of compiled code {ROWS} calls "
-            "of each module are recorded, and the others are left out, here and in other steps",
+            f"{site.name} was called {calls} times in step {step}. In compiled code, only "
+            f"{ROWS} calls of each module are recorded. Further calls are omitted in all steps",
             step=step,
             call_count=calls - ROWS,
         )

@@ -1,4 +1,4 @@
-"""What HookEngine looks at, and when."""
+"""The configuration of HookEngine: its modules and its schedule."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ class HookEngineConfig:
 
 def _take_number(value: object, name: str) -> float:
     if isinstance(value, bool):
-        raise SchemaValidationError(f"{name} must be a number, not a bool")
+        raise SchemaValidationError(f"{name} must be a number, not bool")
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise SchemaValidationError(
-            f"{name} must be a number, not a {type(value).__name__}"
+            f"{name} must be a number, not {type(value).__name__}"
         ) from None
     if not math.isfinite(number):
         raise SchemaValidationError(f"{name} must be finite, got {number!r}")

@@ -389,8 +389,8 @@ class ProbedStep:
         self.recording._tell(
             "probe_skipped",
             "warning",
-            "a CUDA graph is being captured: its replays run no hooks, so that no layer summaries "
-            "come of what is in it",
+            "a CUDA graph is being captured. Its replays run no hooks, so its layers have no "
+            "summaries",
             reason="cuda_graph_capture",
         )
 

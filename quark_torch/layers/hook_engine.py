@@ -260,7 +260,7 @@ class HookEngine(LayerRecording):
                 "probe_dropped",
                 "warning",
                 f"{probed.measurements.dropped} tensors of step {probed.moment[0]} were not "
-                "measured: the device was still busy with the ones before",
+                "measured, because the device was still busy with earlier ones",
             )
         self._overhead.end_probe(probed.tape.spent_ns + perf_counter_ns() - began)
         self._check_overhead()
@@ -328,9 +328,9 @@ class HookEngine(LayerRecording):
             self._tell(
                 "modules_never_called",
                 "info",
-                f"{len(never)} of {len(self._sites)} instrumented modules were never called in a "
-                "probed step in training, so that there are no summaries of them; such is the "
-                "out_proj of a MultiheadAttention, whose weights are used without it",
+                f"{len(never)} of {len(self._sites)} hooked modules were not called in a "
+                "sampled training step, so they have no summaries. One example is the out_proj "
+                "of a MultiheadAttention, which uses its weights directly",
                 modules=never[:MAX_LISTED],
                 module_count=len(never),
             )
@@ -426,9 +426,9 @@ class HookEngine(LayerRecording):
             self._tell(
                 "grad_scaler_found",
                 "warning",
-                f"a {type(scaler).__name__} was seen after {before} probed steps, whose gradients "
-                "of layers are multiplied by its scale, without a mark; later ones are divided by "
-                "it. Give it as grad_scaler, and none are",
+                f"a {type(scaler).__name__} was detected after {before} sampled steps. The "
+                "layer gradients of those steps are multiplied by its scale, without a mark. "
+                "Later ones are divided by it. To avoid this, pass it as grad_scaler",
                 probes_before=before,
             )
 
@@ -439,8 +439,8 @@ class HookEngine(LayerRecording):
         self._tell(
             "probe_left_open",
             "warning",
-            f"step {probed.moment[0]} was begun and not ended, so it was ended when the next one "
-            "began; `with hooks.step(...)` ends it whatever happens",
+            f"step {probed.moment[0]} was not ended, so it ended when the next one began. Use "
+            "`with hooks.step(...)`, which always ends it",
             step=probed.moment[0],
         )
 
@@ -461,10 +461,10 @@ class HookEngine(LayerRecording):
         self._tell(
             "compiled_without_hooks",
             "warning",
-            "a probed step of the compiled model gave nothing: it was compiled before the hooks "
-            "came, or was not called, or in evaluation only, which include_eval=True records. Make "
-            "the HookEngine before the first call of the compiled "
-            "model, or call torch._dynamo.reset() after making it",
+            "a sampled step of the compiled model recorded nothing. The model was compiled "
+            "before the hooks were added, was not called, or was only called in evaluation "
+            "(include_eval=True records that). Create the HookEngine before the first call of "
+            "the compiled model, or call torch._dynamo.reset() after creating it",
         )
 
     def _check_late_gradients(self) -> None:
@@ -479,9 +479,9 @@ class HookEngine(LayerRecording):
         self._tell(
             "backward_outside_step",
             "warning",
-            f"{count} gradients of outputs of step {step} came after the step had ended and are "
-            "not recorded, nor are those of other steps: call backward() between begin_step and "
-            "end_step, or inside of `with hooks.step(...)`",
+            f"{count} gradients of outputs of step {step} arrived after the end of the step and "
+            "are not recorded, nor are those of other steps. Call backward() between begin_step "
+            "and end_step, or inside `with hooks.step(...)`",
             step=step,
             gradient_count=count,
         )
@@ -492,9 +492,9 @@ class HookEngine(LayerRecording):
             self._tell(
                 "evaluation_left_out",
                 "info",
-                f"{tape.evaluations} calls of modules in step {step} were no training (the model "
-                "was in eval() mode, or there were no gradients) and are left out, here and in "
-                "other steps; include_eval=True records them",
+                f"{tape.evaluations} module calls in step {step} were not training (the model "
+                "was in eval() mode, or there were no gradients). They are omitted in all "
+                "steps. include_eval=True records them",
                 step=step,
                 call_count=tape.evaluations,
             )
@@ -503,9 +503,9 @@ class HookEngine(LayerRecording):
             self._tell(
                 "calls_left_out",
                 "warning",
-                f"modules were called more than {most} times in step {step}: {tape.surplus} calls "
-                "are left out, and so are those of other steps; a larger max_calls_per_step of "
-                "the HookEngineConfig records more",
+                f"modules were called more than {most} times in step {step}. {tape.surplus} "
+                "calls are omitted, and further calls in other steps too. To record more, raise "
+                "max_calls_per_step in HookEngineConfig",
                 step=step,
                 call_count=tape.surplus,
             )
@@ -517,17 +517,17 @@ class HookEngine(LayerRecording):
             self._tell(
                 "probe_without_training",
                 "warning",
-                "a probed step called the model in eval() mode or without gradients only, so that "
-                "it gave nothing: call model.train() before the step, or give include_eval=True",
+                "a sampled step called the model only in eval() mode or without gradients, so it "
+                "recorded nothing. Call model.train() before the step, or pass include_eval=True",
                 step=probed.moment[0],
             )
             return
         self._tell(
             "probe_empty",
             "warning",
-            "a probed step called none of the instrumented modules: call the model between "
-            "begin_step and end_step. If torch.compile is applied after the HookEngine is made, "
-            "give HookEngineConfig(compiled=True)",
+            "a sampled step called none of the hooked modules. Call the model between "
+            "begin_step and end_step. If you apply torch.compile after creating the HookEngine, "
+            "pass HookEngineConfig(compiled=True)",
         )
 
     def _check_overhead(self) -> None:
@@ -538,8 +538,8 @@ class HookEngine(LayerRecording):
         self._tell(
             "instrumentation_overhead",
             "warning",
-            f"probing takes {percent:.1f} % of the training time at every_n_steps={every}; a "
-            "larger every_n_steps, or a filter on fewer modules, takes less",
+            f"sampling takes {percent:.1f} % of the training time at every_n_steps={every}. To "
+            "reduce this, raise every_n_steps, or filter for fewer modules",
             overhead_percent=round(percent, 1),
             every_n_steps=every,
         )
@@ -550,7 +550,7 @@ class HookEngine(LayerRecording):
             self._tell(
                 "schedule_never_fires",
                 "warning",
-                "the HookEngine probes no step: its schedule has every_n_steps=None and no "
+                "the HookEngine samples no step: its schedule has every_n_steps=None and no "
                 "explicit_steps",
             )
         for index, optimizer in list_foreign(model, self.finder.optimizers):
@@ -569,16 +569,16 @@ class HookEngine(LayerRecording):
             self._tell(
                 "filter_matches_nothing",
                 "warning",
-                f"the HookEngine instruments nothing: no module fits {config.filters.describe()}. "
-                f"The model has {len(there)} modules: {few}",
+                f"the HookEngine hooks no module: none matches {config.filters.describe()}. The "
+                f"model has {len(there)} modules: {few}",
                 modules=there[:_LISTED],
             )
         elif not has_parameters:
             self._tell(
                 "model_without_parameters",
                 "warning",
-                f"the model, a {type(model).__name__}, has no parameters: there are no gradients "
-                "to record, unless its input requires some",
+                f"the model ({type(model).__name__}) has no parameters, so it has no gradients "
+                "unless its input requires some",
             )
 
 

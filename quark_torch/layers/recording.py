@@ -281,7 +281,7 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
         self._tell(
             "instrumentation_failed",
             "error",
-            f"{where} failed and is switched off; training goes on: {reason}",
+            f"{where} failed and is switched off; training continues: {reason}",
             key=("instrumentation_failed", where, type(error)),
             where=where,
             module=None,
@@ -309,7 +309,7 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
         self._tell(
             "outputs_unread",
             "warning",
-            f"{list_names(names)} gave tensors that cannot be read, of which there are no "
+            f"{list_names(names)} returned tensors that cannot be read, so they have no "
             f"summaries: {reason}",
             key=("outputs_unread", *names),
             step=step,
@@ -332,8 +332,8 @@ class LayerRecording(BufferedWriter[LayerSummaryRecord]):
             self._tell(
                 "instrumentation_failed",
                 "error",
-                f"{where} of {list_names(names)} failed and is switched off; training goes on: "
-                f"{reason}",
+                f"{where} of {list_names(names)} failed and is switched off; training "
+                f"continues: {reason}",
                 key=("instrumentation_failed", where, *names),
                 step=same[0].step,
                 where=where,

@@ -332,7 +332,7 @@ class UnitRule:
         try:
             traced = trace_units(tensor)
         except Exception as error:  # noqa: BLE001 - a graph that nobody foresaw; there is another way
-            _log.debug("The graph behind a %s was not followed: %s", type(tensor).__name__, error)
+            _log.debug("The graph of a %s was not followed: %s", type(tensor).__name__, error)
             traced = None
         if traced is not None and traced != LOST:
             return _require_samples(tensor, traced)

@@ -235,7 +235,7 @@ class DeviceRing:
             self._free.append(slot)
             consume(rows)
         except Exception as error:  # noqa: BLE001 - the device or the receiver; the thread goes on
-            _log.warning("Statistics of a probe were lost: %s", error)
+            _log.warning("Statistics of a sampled step were lost: %s", error)
         finally:
             with self._changed:
                 self._waiting -= 1

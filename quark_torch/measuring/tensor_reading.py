@@ -71,7 +71,7 @@ def open_form(tensor: Tensor) -> Form | None:
     if type(tensor) not in _PLAIN and hasattr(tensor, "to_local"):
         return _open_shard(tensor)
     if tensor.is_quantized:
-        return Form((tensor.detach(),), tensor.numel(), notes=("quantized: of what it stands for",))
+        return Form((tensor.detach(),), tensor.numel(), notes=("quantized: of dequantized values",))
     notes = ("complex: of the magnitudes",) if tensor.dtype.is_complex else ()
     return Form((tensor.detach(),), tensor.numel(), notes=notes)
 

@@ -1,1 +1,1 @@
-"""What parameters, their gradients and their updates are like."""
+"""Statistics of parameters, their gradients and their updates."""

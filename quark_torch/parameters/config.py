@@ -1,4 +1,4 @@
-"""What ParameterDiagnostics looks at, and when."""
+"""The configuration of ParameterDiagnostics: its parameters and its schedule."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ParameterDiagnosticsConfig:
         )
         if not isfinite(epsilon) or epsilon < 0:
             raise SchemaValidationError(
-                f"near_zero_epsilon must be a finite number, 0 or more, got {epsilon}"
+                f"near_zero_epsilon must be a finite, non-negative number, got {epsilon}"
             )
         object.__setattr__(self, "near_zero_epsilon", epsilon)
         for name in ("include_parameter_patterns", "exclude_parameter_patterns"):
@@ -97,7 +97,7 @@ class ParameterDiagnosticsConfig:
             object.__setattr__(self, name, _check_words(getattr(self, name), name, known))
         if self.capture_distributions and not self.distribution_types:
             raise SchemaValidationError(
-                "distribution_types must name one of value, gradient and update at least where "
+                "distribution_types must contain value, gradient or update if "
                 "capture_distributions is True"
             )
 
@@ -114,6 +114,6 @@ def _check_words(values: object, name: str, known: tuple[str, ...]) -> tuple[str
     for word in found:
         if word not in known:
             raise SchemaValidationError(
-                f"{name} must be out of {', '.join(known)}, got {word!r:.60}"
+                f"{name} must contain only {', '.join(map(repr, known))}, got {word!r:.60}"
             )
     return found

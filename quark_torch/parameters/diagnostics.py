@@ -392,7 +392,7 @@ class ParameterDiagnostics(ParameterReadback):
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self._notices.warn(
                 "cuda_graph_capture",
-                "snapshot() was called while a CUDA graph is captured, and did nothing",
+                "snapshot() was called during the capture of a CUDA graph and did nothing",
                 step=step,
             )
             return _NOTHING
@@ -501,7 +501,7 @@ class ParameterDiagnostics(ParameterReadback):
         now = ", ".join(type(one).__name__ for one in optimizers) or "none"
         self._notices.warn(
             "optimizers_changed",
-            f"the optimizers of the model are others from now on: {now}, before them {before}",
+            f"the model has other optimizers now: {now}, before: {before}",
             severity="info",
         )
 
@@ -576,7 +576,7 @@ class ParameterDiagnostics(ParameterReadback):
         elif not self._parameters.find():
             notices.warn(
                 "filter_matches_nothing",
-                "ParameterDiagnostics records nothing: its parameter patterns and roles choose "
+                "ParameterDiagnostics records nothing: its parameter patterns and roles match "
                 f"none of the model's {len(identities)} parameters",
             )
         self._tell_of_foreign()

@@ -295,8 +295,8 @@ def _take_off_wrappers(candidate: object) -> list[torch.optim.Optimizer]:
     if isinstance(candidate, torch.optim.Optimizer) and hasattr(candidate, "param_groups"):
         return [candidate]
     raise SchemaValidationError(
-        "optimizer must be a torch.optim.Optimizer, a sequence of them, or None, "
-        f"not a {type(candidate).__name__}"
+        "optimizer must be a torch.optim.Optimizer, a sequence of them, or None, not "
+        f"{type(candidate).__name__}"
     )
 
 

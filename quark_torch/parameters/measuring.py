@@ -641,16 +641,16 @@ def _take_difference(
 
 _IN_A_ROW = 3
 _REASONS = {
-    "no_optimizer_step": "it makes no step between snapshots: another optimizer may have taken "
-    "its place (`watch.optimizer = …` names it), or snapshots are taken more often than it steps",
-    "step_not_foreseen": "its steps come so irregularly that the last one before a snapshot "
-    "cannot be foreseen",
-    "optimizer_step_failed": "its step raises",
-    "optimizer_has_no_step_hooks": "it takes no hooks for its step",
+    "no_optimizer_step": "it does not step between snapshots. Another optimizer may have replaced "
+    "it (set it with `watch.optimizer = …`), or snapshots are more frequent than its steps",
+    "step_not_foreseen": "its steps are so irregular that the last one before a snapshot "
+    "cannot be predicted",
+    "optimizer_step_failed": "its step raises an exception",
+    "optimizer_has_no_step_hooks": "its step accepts no hooks",
     "copy_failed": "its parameters could not be copied",
     "not_copied": "its parameters cannot be copied",
     "cannot_be_measured": "its parameters cannot be read",
-    "in_no_optimizer": "no parameter of the model is in an optimizer that was given",
+    "in_no_optimizer": "no given optimizer has parameters of the model",
 }
 
 

@@ -1,4 +1,4 @@
-"""Which optimizers and which GradScaler step on a model, on which modules, and how often."""
+"""The optimizers and GradScalers that step on a model: their modules and step counts."""
 
 from __future__ import annotations
 
@@ -268,8 +268,8 @@ def list_foreign(
 def describe_foreign(index: int, optimizer: torch.optim.Optimizer) -> str:
     """What is told of an optimizer of another model."""
     return (
-        f"{type(optimizer).__name__} (optimizer {index}) holds none of the parameters of this "
-        "model: was it made for another one, or before the model's parameters were replaced?"
+        f"{type(optimizer).__name__} (optimizer {index}) has no parameters of this model. Was "
+        "it created for another model, or before the model's parameters were replaced?"
     )
 
 

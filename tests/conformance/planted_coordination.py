@@ -214,7 +214,9 @@ class SoundStore:
                     },
                 )
             elif found["definition"] != definition and not self.takes_any():
-                raise SchemaValidationError(f"sweep {name!r} is there with another definition")
+                raise SchemaValidationError(
+                    f"sweep {name!r} already exists with a different definition"
+                )
             return self._describe_sweep(db, self._load_sweep(db, sweep_id))
 
     def takes_any(self):

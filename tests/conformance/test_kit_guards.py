@@ -40,8 +40,8 @@ def test_a_standard_test_may_be_overridden_with_a_reason():
 @pytest.mark.parametrize(
     ("expected", "message"),
     [
-        ({"test_of_nothing": "why"}, "there is no test test_of_nothing"),
-        ({"test_filters[limit]": " "}, "test_filters.limit. needs a reason"),
+        ({"test_of_nothing": "why"}, "the test test_of_nothing does not exist"),
+        ({"test_filters[limit]": " "}, "test_filters.limit. requires a reason"),
     ],
 )
 def test_an_expectation_names_a_test_and_a_reason(expected, message):

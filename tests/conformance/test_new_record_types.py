@@ -179,9 +179,7 @@ def test_two_types_of_one_kind_are_refused(added):
         "except TypeError as error:\n"
         "    print(error)\n"
     )
-    assert run(added, "-c", program).strip() == (
-        "records of kind 'attention' are AttentionRecord already"
-    )
+    assert run(added, "-c", program).strip() == ("the kind 'attention' belongs to AttentionRecord")
 
 
 @pytest.mark.long

@@ -174,7 +174,7 @@ def test_what_is_in_no_place_any_more_is_told_by_numbers(tmp_path, unreadable, c
     (gap,) = quark.EventLogger(found).read(event_type="records_dropped")
     first, last = gap.payload["batches"]
     assert first == 0
-    assert f"in no place any more: batches 0 to {last} of writer" in caplog.text
+    assert f"no copy exists any more: batches 0 to {last} of writer" in caplog.text
 
 
 def test_a_journal_that_is_only_just_made_anew_is_waited_for(
@@ -239,7 +239,7 @@ def test_a_folder_of_somebody_else_is_still_left_alone(tmp_path):
         path = tmp_path / name.partition("/")[0] / ".quark" / name
         path.parent.mkdir(parents=True)
         path.write_text("mine")
-        with pytest.raises(quark.SessionStoreError, match="not made by this Quark"):
+        with pytest.raises(quark.SessionStoreError, match="not created by this Quark"):
             quark.start_run(project="p", storage_dir=path.parents[2])
         assert path.read_text() == "mine"
 

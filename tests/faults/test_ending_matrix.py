@@ -268,14 +268,14 @@ ENDINGS = {
     "sigterm": Ending(end_by_signal, "interrupted", "SIGTERM", "interrupted"),
     "sigterm without grace": Ending(end_by_signal_without_grace, "interrupted", "SIGTERM"),
     "sigkill": Ending(
-        end_by_itself("train('run'); os.kill(os.getpid(), signal.SIGKILL)"), "lost", "is gone"
+        end_by_itself("train('run'); os.kill(os.getpid(), signal.SIGKILL)"), "lost", "has ended"
     ),
     "out of memory": Ending(end_by_memory, "lost", "memory ran out"),
     "full disk": Ending(end_on_a_full_disk, "completed"),
     "parent gone": Ending(end_with_its_terminal, "interrupted", "SIGHUP", "interrupted"),
     "torchrun restart": Ending(end_after_a_restart, "completed", None, "completed"),
     "kernel restart": Ending(end_with_the_kernel, "failed", "ValueError: bad batch", "failed"),
-    "os._exit": Ending(end_by_itself("train('run'); os._exit(0)"), "lost", "is gone"),
+    "os._exit": Ending(end_by_itself("train('run'); os._exit(0)"), "lost", "has ended"),
 }
 # One of each kind is seen by `make test`: what the process tells, and what it has no time for.
 QUICK = ("exception", "sigterm", "os._exit")

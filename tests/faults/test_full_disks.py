@@ -135,7 +135,7 @@ def test_a_journal_disk_that_is_full_at_the_start_costs_the_journal_only(
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         log_steps(quark.MetricsLogger(session), 0, 1_000)
     assert values(session) == list(map(float, range(1_000)))
-    assert caplog.text.count("cannot be made") == 1
+    assert caplog.text.count("cannot be created") == 1
 
 
 LIMITED = """
@@ -221,7 +221,7 @@ session.end_run()
     told = run(*quark_command, "doctor", "-d", str(disk)).stdout
     command = f"quark sync {disk}"
     assert all(command in said for said in (last_line, listed, told))
-    assert "not how it ended" in listed
+    assert "final status is unknown" in listed
     assert "killed:" not in told
     (disk / "filler").unlink()
     assert run(*quark_command, "sync", str(disk)).returncode == 0

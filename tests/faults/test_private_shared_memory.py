@@ -73,11 +73,11 @@ def test_what_a_killed_container_has_not_journaled_is_in_the_memory_that_it_shar
     trained = run_in_container(mount, shared, TRAINING, tmp_path)
     assert trained.returncode == -9, trained.stderr
     # Asked out here, where the memory of neither is.
-    assert "cannot be reached" in ask_doctor(tmp_path)
+    assert "is not accessible" in ask_doctor(tmp_path)
     synced = run_in_container(mount, shared, SYNCING, tmp_path)
     # That is told once, by whoever delivers it.
-    assert synced.stderr.count("cannot be reached from here") == (mount == OWN)
-    assert "cannot be reached" not in ask_doctor(tmp_path)
+    assert synced.stderr.count("is not accessible from here") == (mount == OWN)
+    assert "is not accessible" not in ask_doctor(tmp_path)
     assert synced.stdout.strip() == "['delivered']", synced.stderr
     assert os.listdir(shared) == []
     run = quark.open_run(trained.stdout.strip(), tmp_path)

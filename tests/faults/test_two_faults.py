@@ -96,7 +96,7 @@ def test_a_directory_on_a_full_disk_of_a_killed_process_is_whole_or_says_what_is
     for record in found:
         lost = record.metadata["files_not_kept"]
         assert 0 < lost <= 40
-        assert any(f"{lost} files of the directory could not be kept" in each for each in told)
+        assert any(f"{lost} files of the directory could not be stored" in each for each in told)
     # What is not whole is given to nobody, and now that there is room it comes.
     with quark.resume_run(run_id=run_id, storage_dir=disk) as again:
         with pytest.raises(quark.ArtifactNotFoundError):

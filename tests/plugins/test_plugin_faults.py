@@ -71,9 +71,9 @@ BAD = {
 LEFT_OUT = {
     "import error": "import failed: ModuleNotFoundError: No module named 'no_such_client'",
     "exit at import": "import failed: SystemExit: 3",
-    "older version": "it speaks version 0 of the backend contract; this Quark speaks 1",
-    "newer version": "it speaks version 99 of the backend contract; this Quark speaks 1",
-    "no definition": "its name 'bad name' is not a lowercase word that one could type",
+    "older version": "it uses version 0 of the backend contract, but this Quark uses version 1",
+    "newer version": "it uses version 99 of the backend contract, but this Quark uses version 1",
+    "no definition": "its name 'bad name' must be one lowercase word",
 }
 FAILS = {
     "undeclared": "implements SupportsRead but does not declare read",
@@ -117,7 +117,7 @@ def test_one_that_was_asked_for_is_an_error_at_the_start(install, train, case):
     install("quark-bad", "bad", HEAD + indent_away(BAD[case]))
     errors = train("csv,bad", expect=1)
     last = errors.strip().splitlines()[-1]
-    assert last.endswith(f"backend 'bad' of quark-bad cannot be used: {LEFT_OUT[case]}")
+    assert last.endswith(f"backend 'bad' from quark-bad cannot be used: {LEFT_OUT[case]}")
 
 
 @pytest.mark.sampled
@@ -135,7 +135,7 @@ def test_one_that_breaks_in_a_run_costs_only_itself(install, train, case):
     if FAILS[case] is not None:
         told = tell_of(errors, "bad")
         assert any(FAILS[case] in line for line in told), errors
-        reasons = [re.search(r"\((.*)\)", line) for line in told if "does not take" in line]
+        reasons = [re.search(r"\((.*)\)", line) for line in told if "accepts no records" in line]
         assert len(reasons) <= 1, errors
 
 
@@ -155,4 +155,4 @@ def test_a_built_in_backend_cannot_be_taken_over(install, train):
     complete, errors = train("csv")
     assert complete == ["embedded", "csv"]
     (line,) = tell_of(errors, "quark-bad")
-    assert "the name is taken by quark-tracker" in line
+    assert "its name is already used by quark-tracker" in line

@@ -252,7 +252,7 @@ def test_the_key_goes_to_no_host_but_its_own(tmp_path, listen, monkeypatch):
     choose(other.url, tmp_path)
     (result,) = recovery.sync(tmp_path)
     assert result.state == "waiting"
-    assert f"set both to those of {other.url}" in result.reason
+    assert f"Set both to {other.url}" in result.reason
     assert other.requests == []
     # Without a word on whom the key is for, it is for the service that the user chose.
     monkeypatch.delenv("QUARK_PERSISTENCE_URL")
@@ -268,7 +268,7 @@ def test_mlflow_shows_its_token_to_no_host_but_its_own(tmp_path, listen, monkeyp
     choose(f"mlflow+{other.url}", tmp_path)
     results = {result.backend: result for result in recovery.sync(tmp_path)}
     assert results["mlflow"].state == "waiting"
-    assert "are sent to no other" in results["mlflow"].reason
+    assert "are not sent to another" in results["mlflow"].reason
     assert other.requests == []
 
 

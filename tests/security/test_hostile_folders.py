@@ -43,7 +43,7 @@ def test_a_link_in_place_of_a_black_box_is_not_followed(tmp_path, victim):
     try:
         (result,) = recovery.survey(tmp_path / "shared")
         recovery.sync(tmp_path / "shared")
-        assert "is not of this user" in result.reason
+        assert "belongs to another user" in result.reason
         assert victim.read_text() == "years of work"
         assert box.is_symlink()
         assert folder.path.exists()

@@ -73,8 +73,8 @@ def test_a_journal_of_another_run_or_writer_is_left_alone(tmp_path, untouched, c
     path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
     (result,) = recovery.sync(tmp_path / "root")
     assert (result.state, result.delivered) == ("waiting", 0)
-    assert "does not say whose journal this is, or is of another one" in result.reason
-    assert f"the journal {folder.path} is left alone" in caplog.text
+    assert "does not name this journal, or names another one" in result.reason
+    assert f"the journal {folder.path} is ignored" in caplog.text
     assert path.exists()
 
 

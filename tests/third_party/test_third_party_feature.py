@@ -101,7 +101,7 @@ def test_a_run_with_its_records_is_used_without_it(tmp_path, run_python):
         "\nexcept quark.SchemaValidationError as error:\n  print(error)\n"
     )
     told = run_python("-c", script, run_id, "energy", plugin=False)
-    assert "records of kind 'energy' are not known here: the plugin that defines them" in told
+    assert "records of kind 'energy' are unknown here: the plugin that defines them" in told
     # Nothing of it is lost.
     assert run_python("-c", COUNT, run_id, "energy", plugin=True).split() == ["50", "50"]
 

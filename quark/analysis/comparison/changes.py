@@ -269,12 +269,12 @@ class CodeComparison:
         if self.manner == "unknown":
             out.append(f"The code was not compared: {self.reason}.")
         elif self.manner == "digests":
-            out.append(f"The code differs, and no more is known: {self.reason}.")
+            out.append(f"The code differs, details unknown: {self.reason}.")
         quiet = [each.describe() for each in self.changes if not each.is_logic]
         if quiet:
             more = f" and {len(quiet) - _MOST_NAMED} more" if len(quiet) > _MOST_NAMED else ""
-            out.append(f"Of the code also: {', '.join(quiet[:_MOST_NAMED])}{more}.")
-        out += [f"Of the code not compared: {place}, {words}." for place, words in self.unseen]
+            out.append(f"Other code changes: {', '.join(quiet[:_MOST_NAMED])}{more}.")
+        out += [f"Code that was not compared: {place}, {words}." for place, words in self.unseen]
         return out
 
 
@@ -295,9 +295,7 @@ def compare_code(
     digests = [tuple(sorted(filter(None, side))) for side in found]
     both = digests[0], digests[1]
     if any(len(side) > 1 for side in both):
-        return CodeComparison(
-            "varies", "the runs of a side were not all made by the same code", both
-        )
+        return CodeComparison("varies", "the runs of a side do not all have the same code", both)
     is_same = both[0] == both[1]
     try:
         one, two = (_read(side[0], texts=not is_same) for side in (before, after))
@@ -312,7 +310,7 @@ def compare_code(
 def _read(run: CodeHolder, *, texts: bool) -> KeptSources:
     run_id = str(run.stored.run.id)
     if run.reader is None:
-        raise ArtifactNotFoundError(f"run {run_id}: nothing of it can be read back")
+        raise ArtifactNotFoundError(f"run {run_id}: its records cannot be read back")
     return read_sources(run.reader, run_id, texts=texts)
 
 
@@ -321,11 +319,11 @@ def _compare_commits(before: Sequence[CodeHolder], after: Sequence[CodeHolder]) 
     everyone = [run.stored for run in (*before, *after)]
     commits = {_find_commit(run) for run in everyone}
     if len(commits) == 1 and None not in commits:
-        return CodeComparison("same", "by the commit of git")
+        return CodeComparison("same", "by the git commit")
     lacking = dict.fromkeys(str(run.run.id) for run in everyone if run.digests.code is None)
     named = ", ".join(list(lacking)[:_MOST_NAMED]) + (" …" if len(lacking) > _MOST_NAMED else "")
     which = f"run {named} has" if len(lacking) == 1 else f"runs {named} have"
-    return CodeComparison("unknown", f"{which} kept no sources")
+    return CodeComparison("unknown", f"{which} no source snapshot")
 
 
 def _find_commit(run: StoredRun) -> str | None:
@@ -341,10 +339,10 @@ def _list_unseen(one: KeptSources, two: KeptSources) -> tuple[tuple[str, str], .
     if outside:
         named = ", ".join(outside[:_MOST_NAMED]) + (" …" if len(outside) > _MOST_NAMED else "")
         found.append(
-            ("outside", f"imported from outside of the project, which is not kept: {named}")
+            ("outside", f"imported from outside of the project, so it is not stored: {named}")
         )
     altered = sorted({*one.changed, *two.changed})
-    found += [(path, "was altered while a run went on") for path in altered]
+    found += [(path, "was changed during a run") for path in altered]
     return tuple(found)
 
 

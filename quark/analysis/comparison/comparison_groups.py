@@ -31,7 +31,7 @@ Target = RunReader | RunContext | str
 PHASES_NAME = "phases"
 """Under this name the phases' generations are stored."""
 
-_OUTDATED = "records came after its stored analysis, so it was made anew in memory"
+_OUTDATED = "records arrived after its stored analysis, so it was analyzed again in memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ def _check_target(item: object, argument: str) -> RunReader | RunContext | str:
     if isinstance(item, (RunReader, RunContext)) or (isinstance(item, str) and item):
         return item
     raise SchemaValidationError(
-        f"{argument} must be a TrainingSession, a RunContext, the id of a run, or a list "
-        f"of them, not {type(item).__name__}"
+        f"{argument} must be a TrainingSession, a RunContext, a run ID, or a list of them, not "
+        f"{type(item).__name__}"
     )
 
 

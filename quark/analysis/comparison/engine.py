@@ -255,7 +255,7 @@ def _compare_histories(
     start = max(int(item.step[0]) for item in everyone)
     end = min(int(item.step[-1]) for item in everyone)
     if start > end:
-        words = "the sides were looked at over different steps"
+        words = "the sides were sampled over different steps"
         return "both", None, None, 0, 0, None, False, (), words
     rows = [[(item.step >= start) & (item.step <= end) for item in side] for side in sides]
     probes = (sum(int(row.sum()) for row in rows[0]), sum(int(row.sum()) for row in rows[1]))
@@ -327,7 +327,7 @@ def _take_finite(values: Floats) -> Floats:
 
 def _describe(figures: Sequence[LayerFigureDiff], probes: tuple[int, int]) -> str:
     if not figures or min(probes) == 0:
-        return "one side has no probe within the common steps"
+        return "one side has no sampled step within the common steps"
     notable = [figure for figure in figures if figure.notable]
     if not notable:
         return "no notable difference"
@@ -336,7 +336,7 @@ def _describe(figures: Sequence[LayerFigureDiff], probes: tuple[int, int]) -> st
 
 def _describe_figure(figure: LayerFigureDiff) -> str:
     if figure.log_ratio is None:
-        return f"{figure.name} {figure.primary:.3g} in place of {figure.reference:.3g}"
+        return f"{figure.name} {figure.primary:.3g} instead of {figure.reference:.3g}"
     times = math.exp(min(abs(figure.log_ratio), 700.0))
     return f"{figure.name} {times:.3g} times {'larger' if figure.log_ratio > 0 else 'smaller'}"
 

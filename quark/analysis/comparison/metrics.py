@@ -273,7 +273,7 @@ def _sum_up(reaches: Sequence[TimeToTarget], unit: str) -> TargetOutcome:
     else:
         words = f"reached by {reached} of {count} runs"
         if step is not None:
-            words += f", by half of them at {unit} {step:g}"
+            words += f", by half of them by {unit} {step:g}"
         if lowest is not None:
             words += f"; not reached by {unit} {lowest} at the soonest"
     confirmed = any(r.reached for r in reaches) and all(r.confirmed for r in reaches if r.reached)

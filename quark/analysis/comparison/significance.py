@@ -477,7 +477,7 @@ def weigh(sample: Sample, config: ComparisonEngineConfig) -> Evidence:
     """Test one metric."""
     if sample.sign == 0:
         end = None if sample.has_diverged else _compare_ends(sample, sample.ends)
-        said = Verdict(None, "whether higher or lower is better is not known from its name")
+        said = Verdict(None, "it is unknown from the name if higher or lower is better")
         return Evidence("none" if end is None else end.method, end=end, early=said)
     if sample.same_runs:
         return _say("identical", "equivalent", "both sides are the same runs")
@@ -516,10 +516,10 @@ def conclude(
     if end is not None:
         low, high = end.interval(1.0 - config.error_rate)
         if -tolerance <= low and high <= tolerance:
-            inside = f"the difference lies between {low:.3g} and {high:.3g}"
+            inside = f"the difference is between {low:.3g} and {high:.3g}"
             return Verdict("equivalent", f"{inside}, within the tolerance of {tolerance:.3g}{told}")
     if p <= config.error_rate:
-        why = f"p = {p:.2g} alone, but {corrected:.2g} when corrected for the other metrics"
+        why = f"p = {p:.2g} alone, but {corrected:.2g} after correction for the other metrics"
         return Verdict("inconclusive", why + told)
     return Verdict("inconclusive", _say_who_decides(evidence, tolerance, config) + told)
 
@@ -585,8 +585,7 @@ def _weigh_single(
 def _ask_for_seeds(remarks: Sequence[str]) -> str:
     told = "".join(f"{remark}; " for remark in remarks)
     return (
-        f"{told}inconclusive with 1 run: how far seeds lie apart is not known, and three or more "
-        "a side would decide"
+        f"{told}inconclusive with 1 run: the seed noise is unknown; use three or more runs a side"
     )
 
 
@@ -601,11 +600,11 @@ def _weigh_groups(
     sign = sample.sign * int(np.sign(test.difference))
     counts = len(ends[0]), len(ends[1])
     if test.error == 0.0 and test.difference and test.method != "paired":
-        told = "the runs of each side end at one value, so how far seeds lie apart is not known"
+        told = "the runs of each side end at one value, so the seed noise is unknown"
         return _say("none", "inconclusive", told, sign)
     permuted = permute_pairs(ends[0] - ends[1]) if test.method == "paired" else permute_sides(*ends)
     if test.method == "prediction":
-        remarks.append("one run held against the spread of the other side's")
+        remarks.append("one run compared with the spread of the other side's")
     doubt = None
     if sample.earlier is not None:
         before = compare_means(*sample.earlier, resolution=sample.resolution)
@@ -615,9 +614,9 @@ def _weigh_groups(
             or (before.difference * test.difference < 0.0)
         ):
             doubt = (
-                "one side's last point comes before the other's by less than lies between two of "
-                "its points, and at the last common step the two do not differ this way; log the "
-                "last step"
+                "one side's last point comes slightly before the other's, by less than the "
+                "distance of two points, and at the last common step the two do not differ this "
+                "way; log the last step"
             )
     return Evidence(
         test.method, counts, sign, test.p_value, permuted, test, None, tuple(remarks), doubt
@@ -662,7 +661,7 @@ def _drop_copies(sample: Sample, remarks: list[str]) -> tuple[Floats, Floats]:
         ("primary", "reference"), sample.ends, sample.copies, strict=True
     ):
         if is_copied and len(side) > 1:
-            remarks.append(f"the {name}'s runs are all the same, so they count as one")
+            remarks.append(f"the {name}'s runs are identical, so they count as one")
         out.append(side[:1] if is_copied else side)
     return out[0], out[1]
 

@@ -142,7 +142,7 @@ def tell_lengths(
         lead, rest = first[0][1].run_id, second[0][1].run_id
     one, two = (_tell_ends(side, unit) for side in (ends[: len(first)], ends[len(first) :]))
     many = "" if len(first) > 1 else "s"
-    return f"{lead} end{many} at {one}, {rest} at {two}: each run is taken by its own end."
+    return f"{lead} end{many} at {one}, {rest} at {two}: each run is compared at its own end."
 
 
 def tell_common_step(diff: MetricDiff) -> str | None:
@@ -182,8 +182,8 @@ def _note_shared_runs(
         yield f"On both sides: {_list(shared)}; the sides are not independent."
     elif len(primary) == len(reference) == 1:
         yield (
-            "One run a side: what differs may be the seed. Compare runs of several seeds, five "
-            "a side for instance, by giving lists."
+            "One run a side: the difference may be seed noise. Compare runs of several seeds, "
+            "for example five a side, by passing lists."
         )
 
 
@@ -198,7 +198,7 @@ def _note_varied_settings(name: str, side: Sequence[ComparedRun]) -> Iterator[st
         }
     )
     if varied:
-        yield f"The {name}'s runs are not seeds of one configuration: {_list(varied)} differ."
+        yield (f"The {name}'s runs differ in more than seeds: {_list(varied)}.")
 
 
 def _note_environments(runs: Sequence[ComparedRun]) -> Iterator[str]:
@@ -222,7 +222,7 @@ def _note_remarks(runs: Sequence[ComparedRun]) -> Iterator[str]:
 
 def _note_disjoint_steps(metrics: Sequence[MetricDiff]) -> Iterator[str]:
     if metrics and all(diff.common_start is None for diff in metrics if diff.presence == "both"):
-        yield "The sides have no steps of any metric in common."
+        yield "The sides have no common steps of any metric."
 
 
 def _name_runs(ids: Sequence[str]) -> str:
@@ -232,15 +232,15 @@ def _name_runs(ids: Sequence[str]) -> str:
 def _remark(run: ComparedRun) -> list[str]:
     remarks = []
     if run.stored.state == "running":
-        remarks.append("still running, so the figures are of what is there now")
+        remarks.append("still running, so the values are those logged so far")
     if not run.data.metrics:
         remarks.append("no metrics")
     if run.remark is not None:
         remarks.append(run.remark)
     elif run.origin == "in_memory":
-        remarks.append("no stored analysis, so it was made in memory")
+        remarks.append("no stored analysis, so it was analyzed in memory")
     if (take_environment(run.stored).get("git") or {}).get("dirty"):
-        remarks.append("code that was not committed, so equal commits may be unequal code")
+        remarks.append("code that was not committed, so equal commits may be different code")
     return remarks
 
 
@@ -258,9 +258,9 @@ def describe_agreement(agreeing: Sequence[str]) -> str:
     same = [name for section, name in _SECTIONS.items() if section in agreeing]
     other = [name for section, name in _SECTIONS.items() if section not in agreeing]
     if not same:
-        return "Nothing was compared but metrics: no configuration, code or environment is known."
+        return "Only metrics were compared: no config, code or environment is known."
     verb = "agrees" if len(same) == 1 else "agree"
-    told = f"Nothing that is recorded changed: {_join(same)} {verb}."
+    told = f"No recorded setting changed: {_join(same)} {verb}."
     return f"{told} Not compared: {_join(other)}." if other else told
 
 
@@ -281,7 +281,7 @@ def _describe_metric(diff: MetricDiff) -> str:
     ends = diff.last
     figures = ""
     if ends.primary is not None and ends.reference is not None:
-        figures = f", {ends.primary:.4g} against {ends.reference:.4g} at the end"
+        figures = f", {ends.primary:.4g} and {ends.reference:.4g} at the end"
     return (
         f"{decode_name(diff.metric_key)}: {diff.verdict or 'no verdict'}{figures} ({diff.reason})."
     )

@@ -548,7 +548,7 @@ def _judge(case: Candidates, difference: Difference) -> Cause:
     if difference.words and difference.words not in words:
         words.insert(0, difference.words)
     if not pieces:
-        words.append("no other run tells")
+        words.append("no other run has evidence")
     return Cause(
         difference.kind,
         difference.place,
@@ -584,7 +584,7 @@ def _weigh_pairs(
     if standing == "unlikely" and effect.low is not None and effect.high is not None:
         reach = max(abs(effect.low), abs(effect.high))
         if effect.low <= 0.0 <= effect.high:
-            words = f"{pairs}: no effect seen (|d| < {_short(reach)})"
+            words = f"{pairs}: no effect found (|d| < {_short(reach)})"
     return [(standing, _note("pairs", difference, words, effect))]
 
 
@@ -617,7 +617,7 @@ def _weigh_history(
         told += f", the largest one in {100 * agreement:.0f} % of resamples"
     elif reach < _MOST_SHARE * size and effect.count >= _LEAST_TO_ACQUIT:
         standing = "unlikely"
-        told = f"{effect.count} runs of the project: no effect seen (|d| < {_short(reach)})"
+        told = f"{effect.count} runs of the project: no effect found (|d| < {_short(reach)})"
     elif settled:
         return []
     return [(standing, _note("history", difference, told, effect))]
@@ -638,11 +638,11 @@ def _weigh_alone(
     ]
     if difference.kind == "seed" or difference.is_aside or others:
         return []
-    words = "nothing else that is recorded differs"
+    words = "no other recorded difference"
     for is_so, doubt in (
-        (is_incidental(difference.key), "by its name it is no setting"),
-        (case.has_hidden, "something else does"),
-        (difference.may_follow, "it may follow from what is not"),
+        (is_incidental(difference.key), "its name suggests that it is not a setting"),
+        (case.has_hidden, "another difference explains it"),
+        (difference.may_follow, "it may follow from another difference"),
     ):
         if is_so:
             return [("possible", _note("alone", difference, f"{words}, but {doubt}"))]
@@ -681,14 +681,14 @@ def _weigh_kind(
     if difference.kind == "seed":
         others = [each for each in case.differences if each.kind != "seed"]
         if case.verdict in _CHANGES and (others or case.floor is not None):
-            words = "the change is more than seeds do"
+            words = "the change is larger than seed noise"
             return [("unlikely", _note("noise", difference, words))]
         if not others:
-            return [("probable", _note("alone", difference, "nothing else differs"))]
+            return [("probable", _note("alone", difference, "no other difference"))]
     if difference.is_aside:
         return [("unlikely", _note("kind", difference, difference.words))]
     if difference.may_follow and any(not each.may_follow for each in case.differences):
-        words = "may follow from what else differs"
+        words = "may follow from the other differences"
         return [("possible", _note("kind", difference, words))]
     return []
 

@@ -49,13 +49,13 @@ _KINDS: tuple[CauseKind, ...] = (
     "hardware",
 )
 _UNRECORDED: dict[CauseKind, str] = {
-    "seed": "no seed is in the configuration",
-    "config": "no configuration was recorded",
-    "code": "the sources were not kept",
-    "launch": "how it was launched was not recorded",
+    "seed": "the config has no seed",
+    "config": "no config was recorded",
+    "code": "the sources were not stored",
+    "launch": "the launch command was not recorded",
     "switch": "no library was loaded whose switches are recorded",
-    "package": "which packages were imported was not recorded",
-    "hardware": "the machine was not recorded",
+    "package": "the imported packages were not recorded",
+    "hardware": "the hardware was not recorded",
 }
 
 
@@ -176,7 +176,7 @@ def _compare_kind(
                 unknown.append(Note(kind, place[1], "imported on one side only"))
         elif difference is None:
             if any(is_redacted(run.values.get(place)) for run in everyone):
-                unknown.append(Note(kind, place[1], "a secret, whose value is not kept"))
+                unknown.append(Note(kind, place[1], "a secret, whose value is not stored"))
         elif _is_missing(place, everyone):
             unknown.append(Note(kind, place[1], "recorded on one side only"))
         elif kind == "package" and _is_unused(place[1], everyone):
@@ -244,7 +244,7 @@ def _describe_same(kind: CauseKind, places: Sequence[Place], side: Sequence[RunT
         "config": "1 key, the same" if count == 1 else f"{count} keys, all the same",
         "package": f"{count} packages, all the same",
         "switch": f"{count} switches, all the same",
-        "hardware": "what is recorded of the machine is the same",
+        "hardware": "the recorded hardware is the same",
         "launch": "launched the same way",
     }
     return words.get(kind, "the same on both sides")
@@ -291,7 +291,7 @@ def _tell(difference: Difference, before: str | None, after: str | None) -> Diff
     if before == after:
         said = f"by {after} on both sides"
     else:
-        said = f"by {after or 'nobody knows what'}, before by {before or 'nobody knows what'}"
+        said = f"by {after or 'an unknown value'}, before by {before or 'an unknown value'}"
     words = f"{difference.words}; set {said}" if difference.words else f"set {said}"
     return replace(difference, words=words)
 
@@ -313,7 +313,7 @@ def find_code_differences(
     if code.manner == "varies":
         return _tell_varied(code)
     if code.manner == "digests":
-        words = f"the sources differ, and no more is known: {code.reason}"
+        words = f"the sources differ, details unknown: {code.reason}"
         (one,), (two,) = code.digests
         return Findings((Difference("code", CODE_PLACE, one, two, words=words),))
     if code.manner == "same":
@@ -425,7 +425,7 @@ class _Reach:
         traced = sorted(self._traced.get(self._place(change), ()))
         if traced:
             return f"reached by {', '.join(traced[:_MOST_NAMED])}"
-        return "nothing that ran reaches it by name" if self.misses(change) else None
+        return "the code that ran does not refer to it" if self.misses(change) else None
 
     def misses(self, change: CodeChange) -> bool:
         """Whether a function is surely not called by the main script, on either side."""
@@ -451,14 +451,14 @@ def _list_traced(
     ]
 
 
-_NO_DATA = "no fingerprint of the data was noted: session.fingerprint_data, quark.watch_data"
+_NO_DATA = "no fingerprint of the data was recorded: session.fingerprint_data, quark.watch_data"
 _STREAM = "stream"
 _SAMPLES = "samples of "
 _ORDER = "order"
 _SHOWN_DIGEST = 12
 _UNEXPLAINED = (
-    "the batches differ ({}), the data do not: an environment variable, a seed or an order that "
-    "was not recorded may be the cause"
+    "the batches differ ({}), but the data do not: an environment variable, a seed or an order "
+    "that was not recorded may be the cause"
 )
 
 
@@ -477,7 +477,7 @@ def compare_data(before: Sequence[ExplainedRun], after: Sequence[ExplainedRun]) 
         elif comparison.verdict in ("same", "unknown"):
             words = comparison.words
             if comparison.verdict == "same":
-                words = f"{words}, which is not all of it"
+                words = f"{words}, which is only a part of it"
             unknown.append(Note("data", _name(comparison), words))
         else:
             found.append(_make_data_difference(comparison, sides))
@@ -495,7 +495,7 @@ def _join_given(found: Sequence[Difference]) -> tuple[Difference, ...]:
         came = out.get(f"{_SAMPLES}{place}")
         if came is None or came.before == _ORDER:
             continue
-        words = f"{of.words}, and so were the samples that came"
+        words = f"{of.words}, and so were the samples"
         out[place] = replace(of, words=words, past=came.past, repeats=(*of.repeats, came.place))
         del out[came.place]
     return tuple(out.values())
@@ -562,7 +562,7 @@ def include_outputs(
         return divergence
     if divergence.step is not None and divergence.step <= first.step:
         return divergence
-    words = f"the output {first.key} parts at step {first.step}: {first.words}"
+    words = f"the output {first.key} diverges at step {first.step}: {first.words}"
     if divergence.step is not None:
         words += f"; {divergence.summary}"
     manner: DivergenceManner = "rounding" if first.verdict == "rounding" else "later"

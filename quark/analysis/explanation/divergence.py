@@ -94,11 +94,11 @@ def find_first_divergence(
         if high is None:
             break
     if not seen or not equal:
-        words = "the two have no step of any metric in common"
+        words = "the two sides have no common step of any metric"
         return FirstDivergence("unknown", None, "step", None, 0, None, None, words)
     return FirstDivergence(
         "identical", None, "step", None, equal, None, None,
-        f"all {equal} points that both have are the same to the bit",
+        f"all {equal} common points are bitwise identical"
     )  # fmt: skip
 
 
@@ -177,20 +177,20 @@ def _describe(
     name = decode_name(worst.key)
     if 0.0 < worst.relative <= _ROUNDING:
         settled = _find_settled(curves, shared)
-        grown = "" if settled is None else f", and by more than that from step {settled} on"
+        grown = "" if settled is None else f", and by more from step {settled} on"
         return FirstDivergence(
             "rounding", step, "step", worst.key, equal, worst.relative, settled,
-            f"the curves part at step {step} by rounding ({name}, relative "
-            f"{worst.relative:.1g}){grown}",
+            f"the runs diverge at step {step} by rounding ({name}, relative "
+f"{worst.relative:.1g}){grown}"
         )  # fmt: skip
     if equal == 0:
         return FirstDivergence(
             "at_once", step, "step", worst.key, 0, worst.relative, None,
-            f"the curves part at step {step}, the first one; nothing was the same to the bit",
+            f"the runs diverge at step {step}, the first one; no value was bitwise identical"
         )  # fmt: skip
     return FirstDivergence(
         "later", step, "step", worst.key, equal, worst.relative, None,
-        f"the same to the bit before step {step}, where {name} parts",
+        f"bitwise identical before step {step}, where {name} diverges"
     )  # fmt: skip
 
 
@@ -254,10 +254,8 @@ def score_divergence(difference: Difference, divergence: FirstDivergence) -> str
     if fits is None:
         return None
     if fits:
-        return "parted by rounding first, as libraries, switches and machines do"
-    return (
-        f"{divergence.equal_points} points were the same to the bit before step {divergence.step}"
-    )
+        return "diverged by rounding first, as with other libraries, switches or hardware"
+    return f"{divergence.equal_points} points were bitwise identical before step {divergence.step}"
 
 
 def find_hidden_difference(
@@ -278,8 +276,8 @@ def find_hidden_difference(
             return None
     places = ", ".join(each.place for each in differences)
     return (
-        f"The two part at step {divergence.step}, where other runs that differ in {places} alone "
-        "do not: something that was not recorded differs too."
+        f"The two sides diverge at step {divergence.step}, where other runs that differ only in "
+        f"{places} do not. Something that was not recorded also differs."
     )
 
 

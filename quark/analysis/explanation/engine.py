@@ -168,7 +168,7 @@ def judge_change(metric: MetricDiff | None, floor: NoiseFloor | None) -> Conclus
     against what the project's other runs say of chance.
     """
     if metric is None:
-        return Conclusion("cannot_tell", "the two sides have no metric in common")
+        return Conclusion("cannot_tell", "the two sides have no common metric")
     if metric.method == "single_seed" and floor is not None:
         return _judge_single(metric, metric.last.difference or 0.0, floor)
     if metric.method == "divergence" and floor is not None:
@@ -186,7 +186,7 @@ def _judge_divergence(metric: MetricDiff) -> Conclusion:
     if all(sides):
         return Conclusion("cannot_tell", _turn(metric.reason))
     told = f"the {'second' if sides[0] else 'first'} ends in values that are not finite"
-    return Conclusion("worse" if sides[0] else "better", f"{told}, which no other seed here does")
+    return Conclusion("worse" if sides[0] else "better", f"{told}, which no other seed does")
 
 
 def limit_conclusion(
@@ -207,10 +207,10 @@ def _judge_undirected(metric: MetricDiff) -> Conclusion:
     """Without a direction there is a change or none, by the same interval."""
     low, high = metric.interval_low, metric.interval_high
     if low is None or high is None:
-        return Conclusion("cannot_tell", "one run a side: how far seeds lie apart is not known")
-    told = f"the difference lies between {low:.3g} and {high:.3g}"
+        return Conclusion("cannot_tell", "one run a side: the seed noise is unknown")
+    told = f"the difference is between {low:.3g} and {high:.3g}"
     if low <= 0.0 <= high:
-        return Conclusion("cannot_tell", f"{told}: chance alone may do that", accuses=False)
+        return Conclusion("cannot_tell", f"{told}: seed noise alone may cause it", accuses=False)
     return Conclusion("changed", told)
 
 
@@ -225,11 +225,11 @@ def _judge_single(metric: MetricDiff, difference: float, floor: NoiseFloor) -> C
     test = MeanTest("known_deviation", difference, math.sqrt(variance), floor.degrees, variance)
     times = abs(difference) / deviation if deviation > 0.0 else math.inf
     p = test.p_value
-    told = f"{times:.3g} times the deviation between seeds ({deviation:.3g}), p = {p:.2g}"
+    told = f"{times:.3g} times the standard deviation between seeds ({deviation:.3g}), p = {p:.2g}"
     if p > _LIKELY:
-        return Conclusion("no_difference", f"{told}: no more than chance does", accuses=False)
+        return Conclusion("no_difference", f"{told}: within seed noise", accuses=False)
     if p > _SURE:
-        return Conclusion("cannot_tell", f"{told}: chance alone does that once in {1.0 / p:.0f}")
+        return Conclusion("cannot_tell", f"{told}: seed noise does it once in {1.0 / p:.0f}")
     if metric.direction == "none":
         return Conclusion("changed", told)
     is_better = (difference > 0.0) == (metric.direction == "higher")
@@ -302,8 +302,8 @@ def _find_reference(
 ) -> ExplainedRun:
     if len(side) > 1:
         raise SchemaValidationError(
-            "a must be one run where b is not given: it is held against the last good run of its "
-            f"configuration; got {len(side)} runs"
+            "a must be a single run if b is omitted, because it is compared with the last good "
+            f"run of its config; got {len(side)} runs"
         )
     (run,) = side
     metric = _choose_metric(side, side, key)
@@ -348,7 +348,7 @@ def _choose_metric(
             known = [decode_name(diff.metric_key) for diff in diffs]
             named = ", ".join(known[:_MOST_NAMED]) or "no metrics"
             raise SchemaValidationError(
-                f"metric {decode_name(key)!r}: no run has it; the runs have {named}"
+                f"metric {decode_name(key)!r}: no run has this metric. The runs have {named}"
             )
         return found
     shared = [diff for diff in diffs if diff.presence == "both"]
@@ -514,7 +514,7 @@ class _Explanation:
         if len(self._before) > 1 or len(self._after) > 1:
             return FirstDivergence(
                 "unknown", None, "step", None, 0, None, None,
-                "several runs a side: their seeds part them, so no first step is looked for",
+                "several runs a side: they diverge by their seeds, so no first step is determined"
             )  # fmt: skip
         one, two = self._before[0], self._after[0]
         divergence = find_first_divergence((one.reader, one.run_id), (two.reader, two.run_id))
@@ -563,9 +563,9 @@ class _Explanation:
         everyone = (*self._before, *self._after)
         going = [run.run_id for run in everyone if run.stored.state == "running"]
         if going:
-            out.append(f"Still running, so the figures are of now: {', '.join(going)}.")
+            out.append(f"Still running, so the values are those logged so far: {', '.join(going)}.")
         projects = sorted({run.stored.run.project_name for run in everyone})
         if len(projects) > 1:
             own = self._before[0].stored.run.project_name
-            out.append(f"The runs are of {', '.join(projects)}; history is that of {own}.")
+            out.append(f"The runs belong to {', '.join(projects)}; the history is that of {own}.")
         return out

@@ -47,7 +47,7 @@ _FOLLOWS = 0.899
 """Rank correlation from which on results follow a number, as they do a setting's."""
 
 _UNNAMED = re.compile(r"argv (#\d+|[A-Za-z])$")
-_ASSUMED = re.compile(r"(argument (\d+)|-(\w)) is taken for the seed")
+_ASSUMED = re.compile(r"(argument (\d+)|-(\w)) is treated as the seed")
 _MOST_DIGITS = 20
 
 
@@ -183,8 +183,8 @@ def _take_for_seed(run: PastRun, place: Place, count: int) -> PastRun:
     name = place[1].removeprefix("argv ")
     called = f"argument {name[1:]}" if name.startswith("#") else f"-{name}"
     words = (
-        f"{called} is taken for the seed: {count} runs differ in it alone, and their results do "
-        "not rise or fall with it. If it is a setting, put it into the configuration."
+        f"{called} is treated as the seed: {count} runs differ only in it, and their results do "
+        "not rise or fall with it. If it is not a seed, add it to the config."
     )
     return _exchange(run, values, known=run.traits.known | {"seed"}, assumed=(words,))
 
@@ -410,30 +410,29 @@ def find_good_run(
         RunNotFoundError: There is none; the message says what to do.
     """
     run_id, metric_key = asked.run_id, asked.metric_key
-    name_it = f"name the run to hold it against: quark why OTHER {run_id}"
+    name_it = f"name the run to compare with: quark why OTHER {run_id}"
     if asked.digest is None:
         raise RunNotFoundError(
-            f"run {run_id} has no configuration, so nobody knows which runs are like it; {name_it}"
+            f"run {run_id} has no config, so similar runs cannot be found; {name_it}"
         )
     own = next((run for run in history if run.run_id == run_id), None)
     alike = _find_alike(history, asked, own)
     if not alike:
         raise RunNotFoundError(
-            f"no other run in {asked.store} has the configuration of {run_id}, seeds aside; "
-            f"{name_it}"
+            f"no other run in {asked.store} has the config of {run_id}, apart from seeds; {name_it}"
         )
-    said = f"the configuration of {run_id}, seeds aside"
+    said = f"the config of {run_id}, apart from seeds"
     earlier = [run for run in alike if run.started_at < asked.started_at]
     if not earlier:
         raise RunNotFoundError(
-            f"{_count(alike)} {said}, but none began before it, so it has no last good run; "
+            f"{_count(alike)} {said}, but none started before it, so it has no last good run; "
             f"{name_it}"
         )
     whole = [run for run in earlier if run.is_whole]
     if not whole:
         named = "a metric" if metric_key is None else decode_name(metric_key)
         raise RunNotFoundError(
-            f"{_count(earlier, 'earlier')} {said}, but none has completed with {named}; {name_it}"
+            f"{_count(earlier, 'earlier')} {said}, but none completed with {named}; {name_it}"
         )
     good = _take_good(whole, asked, own)
     good.sort(key=lambda run: own is None or own.seed is None or run.seed != own.seed)
@@ -441,9 +440,8 @@ def find_good_run(
         if not is_critical(run.run_id):
             return run
     raise RunNotFoundError(
-        f"{_count(whole, 'earlier')} {said}, and completed, but something critical was found in "
-        f"each that ended well, such as {good[0].run_id} (quark analyze {good[0].run_id}); "
-        f"{name_it}"
+        f"{_count(whole, 'earlier')} {said} and completed, but each that ended well has a "
+        f"critical alert, such as {good[0].run_id} (quark analyze {good[0].run_id}); {name_it}"
     )
 
 
@@ -488,9 +486,9 @@ def _take_good(runs: Sequence[PastRun], asked: RunInQuestion, own: PastRun | Non
             best = max(runs, key=lambda run: ends[run.run_id])
             raise NothingGotWorseError(
                 f"{asked.run_id} ended with {decode_name(asked.metric_key)} "
-                f"{format_number(own.value)}, better than all earlier runs of its configuration "
-                f"(the best, {best.run_id}, with {format_number(best.value or 0.0)}), so nothing "
-                f"got worse; ask why it is better: quark why {best.run_id} {asked.run_id}"
+                f"{format_number(own.value)}, better than all earlier runs of its config (the "
+                f"best, {best.run_id}, with {format_number(best.value or 0.0)}), so no result got "
+                f"worse. To explain why it is better, run: quark why {best.run_id} {asked.run_id}"
             )
         least = max(least, bound)
     return [run for run in runs if ends[run.run_id] >= least]

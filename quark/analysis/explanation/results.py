@@ -237,7 +237,7 @@ _VERDICTS = {
     "better": "better",
     "worse": "worse",
     "changed": "changed",
-    "no_difference": "no change beyond chance",
+    "no_difference": "no change beyond seed noise",
     "cannot_tell": "inconclusive",
 }
 _FOLDED = 6
@@ -248,7 +248,7 @@ class Row:
     """One row.
 
     Attributes:
-        label: Probably, Possibly, Unlikely, Differs, Ruled out, Unknown or To be sure.
+        label: Probably, Possibly, Unlikely, Differs, Ruled out, Unknown or To confirm.
         kind: What it is about, or "".
         place: Which one, and what it was and is.
         words: What is said of it.
@@ -275,9 +275,9 @@ def describe_change(result: ChangeExplanation) -> str:
         return f"{line})"
     told = f"± {format_number(float(f'{floor.deviation:.2g}'))}"
     if floor.source == "project":
-        return f"{line}; seeds of other configurations lie {told} apart, {floor.run_count} runs)"
+        return f"{line}; seeds of other configs are {told} apart, {floor.run_count} runs)"
     mean = "" if floor.mean is None else f"{_show_figure(floor.mean, digits)} "
-    return f"{line}; {floor.run_count} runs of these configurations: {mean}{told})"
+    return f"{line}; {floor.run_count} runs of these configs: {mean}{told})"
 
 
 def tell_ends(result: ChangeExplanation) -> tuple[str, ...]:
@@ -292,13 +292,13 @@ def list_rows(result: ChangeExplanation) -> Iterator[Row]:
     for cause in result.differences[:_FOLDED]:
         yield Row("Differs", cause.kind, _tell_place(cause), "")
     if len(result.differences) > _FOLDED:
-        yield Row("Differs", "", f"{len(result.differences) - _FOLDED} more; --json has all", "")
+        yield Row("Differs", "", f"{len(result.differences) - _FOLDED} more; --json shows all", "")
     if result.ruled_out:
         yield Row("Ruled out", "", _join(result.ruled_out), "")
     if result.unknown:
         yield Row("Unknown", "", _join(result.unknown), "")
     for check in result.checks[:1]:
-        yield Row("To be sure", "", check.command, check.words)
+        yield Row("To confirm", "", check.command, check.words)
 
 
 def tell(result: ChangeExplanation) -> str:

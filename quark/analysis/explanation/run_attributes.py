@@ -303,7 +303,7 @@ def _take_code(
     git = environment.get("git")
     commit = (git or {}).get("commit") or stored.run.git_commit
     if commit is not None:
-        dirty = " and what was not committed" if (git or {}).get("dirty") else ""
+        dirty = " and uncommitted changes" if (git or {}).get("dirty") else ""
         values["code", _COMMIT_PLACE] = f"{commit}{dirty}"
 
 
@@ -429,7 +429,7 @@ def _load(item: Target, root: Path | None, opened: ExitStack) -> ExplainedRun:
     target = open_target(item, root, opened)
     data, reader = target.load(), target.run.reader
     if reader is None or data.stored is None:
-        raise SessionStoreError(f"run {data.run_id}: nothing of it can be read back")
+        raise SessionStoreError(f"run {data.run_id}: its records cannot be read back")
     return ExplainedRun(data.stored, data, reader, target.context)
 
 

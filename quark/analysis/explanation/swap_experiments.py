@@ -76,9 +76,9 @@ def refuse_sources(kept: KeptSources) -> str | None:
     """Why the first side cannot be started again out of its sources, or None."""
     if kept.main is None or kept.entry != "script":
         begun = kept.entry or "something unknown"
-        return f"it was started as {begun}, and only scripts can be started again"
+        return f"it was started as {begun}, but only scripts can be started again"
     altered = [file.path for file in kept.files if file.reason is not None]
-    return f"not all sources are as they ran: {', '.join(altered[:5])}" if altered else None
+    return f"some sources have changed since the run: {', '.join(altered[:5])}" if altered else None
 
 
 def list_checkable(causes: Sequence[Cause]) -> list[Cause]:
@@ -122,18 +122,18 @@ def tell_checks(causes: Sequence[Cause], checked: Mapping[str, Effect]) -> str |
     unchecked = [cause.place for cause in list_checkable(causes) if cause.place not in checked]
     said = []
     if guilty:
-        verb = "brings" if len(guilty) == 1 else "bring"
-        said.append(f"{', '.join(guilty)} alone {verb} it about")
+        verb = "causes" if len(guilty) == 1 else "cause"
+        said.append(f"{', '.join(guilty)} alone {verb} the change")
     if cleared:
         said.append(f"{', '.join(cleared)} alone {'does' if len(cleared) == 1 else 'do'} not")
     if open_:
-        said.append(f"of {', '.join(open_)} these runs do not tell")
+        said.append(f"{', '.join(open_)}: these runs are inconclusive")
     if unchecked:
         said.append(f"{', '.join(unchecked)} was not run alone")
     if not guilty:
-        said.append("so the guilty one is not isolated")
+        said.append("so the cause is not isolated")
         said += [f"together, {place}: {_tell_effect(checked[place])}" for place in joint]
-    return f"By runs that differ in one thing each: {'; '.join(said)}."
+    return f"By runs that differ in one setting each: {'; '.join(said)}."
 
 
 def _tell_effect(effect: Effect) -> str:
@@ -171,7 +171,7 @@ def plan_exchange(
         return Exchange(places, refusal="how the first side was started was not recorded")
     given = arguments[1:]
     if any(REDACTED in each for each in given):
-        return Exchange(places, refusal="an argument of the first side was a secret, and not kept")
+        return Exchange(places, refusal="an argument of the first side was a secret, not stored")
     variables: dict[str, str | None] = {}
     code: dict[str, tuple[str, ...]] = {}
     for cause in causes:
@@ -184,7 +184,7 @@ def plan_exchange(
         elif cause.kind == "switch" and "." not in cause.place:
             variables[cause.place] = None if cause.after == ABSENT else str(cause.after)
         else:
-            refusal = f"{cause.kind} {cause.place} cannot be exchanged from outside"
+            refusal = f"{cause.kind} {cause.place} cannot be set from outside"
         if refusal is not None:
             return Exchange(places, refusal=refusal)
     return Exchange(places, tuple(given), _find_seed(given, seed), variables, code)
@@ -195,7 +195,7 @@ def _set_argument(given: list[str], cause: Cause | Difference) -> str | None:
     spelled = [each.removeprefix("argv ") for each in cause.repeats if each.startswith("argv ")]
     name = cause.place.removeprefix("argv ")
     if cause.after == ABSENT or isinstance(cause.after, (list, dict)):
-        return f"{cause.place}: an argument cannot give {cause.after!r}"
+        return f"{cause.place}: the command line cannot set {cause.after!r}"
     text = str(cause.after)
     wanted = {spell_argument(each) for each in (name, name.rpartition(".")[2], *spelled)}
     found = next(
@@ -203,14 +203,14 @@ def _set_argument(given: list[str], cause: Cause | Difference) -> str | None:
     )
     if found is not None:
         if found.text is None or (isinstance(cause.after, bool) and not found.prefix):
-            return f"{cause.place}: its option takes no value"
+            return f"{cause.place}: its option accepts no value"
         given[found.index] = f"{found.prefix}{text}"
         return None
     if not spelled:
         return f"{cause.place} does not come from the command line, so it cannot be set from there"
     option = spelled[0]
     if option.startswith("#"):
-        return f"{cause.place} is an argument without a name, which the first side has not"
+        return f"{cause.place} is a positional argument that the first side does not have"
     is_override = not any(each.startswith("--") for each in given) and "." in option
     given += [f"{option}={text}"] if is_override else [f"--{option}", text]
     return None

@@ -80,8 +80,8 @@ _SQUASHING = ("Tanh", "Sigmoid", "Softsign")
 _OF_UNITS = ("Units are dead", "Units are saturated")
 _BY_CAUSE = (
     *_OF_UNITS,
-    "Samples are no longer told apart",
-    "The code is no longer used",
+    "The representation collapses",
+    "The latent code is no longer used",
     "Outputs shrink to nothing",
     "Outputs are all alike",
 )
@@ -351,7 +351,7 @@ def _look_at_samples(item: LayerHistory, case: Case, *, is_hidden: bool) -> Find
         return None
     level = float(np.median(shares[start:]))
     return _describe(
-        item, start, "Samples are no longer told apart",
+        item, start, "The representation collapses",
         say(
             "{level} of the energy of {name} differs between samples, {early} {where}",
             level=_measure(item, case, field, start).percent, name=item.name,
@@ -410,7 +410,7 @@ def _look_at_latent(layers: list[LayerHistory], case: Case) -> list[Finding]:
         level = float(np.median(relative[begin:]))
         return [
             _describe(
-                item, begin, "The code is no longer used",
+                item, begin, "The latent code is no longer used",
                 _tell_unused(item, begin, layers[-1], start, case),
                 "What comes after it gives (nearly) the same for every sample.",
                 "Look for a weight of the prior (KL) that is too large; warm it up, or leave "
@@ -464,7 +464,7 @@ def _look_at_code(case: Case) -> Finding | None:
     return Finding(
         culprit=curve.key,
         severity="warning",
-        title="The code is empty",
+        title="The latent code is empty",
         fact=say("{fact}.", fact=fact),
         inference="Every sample has the prior's code: nothing of it reaches what is reconstructed.",
         suggested_check="Look for a weight of the prior (KL) that is too large; warm it up, or "

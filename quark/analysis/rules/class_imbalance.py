@@ -51,7 +51,7 @@ class ClassImbalance(BaseRule):
         finding = Finding(
             culprit=least,
             severity="info",
-            title="Classes are seen very unequally",
+            title="Classes are imbalanced",
             fact=say(
                 "Class {least} was seen {lowest} times, class {most} {highest} times.",
                 least=least, lowest=case.count_class(least), most=most,

@@ -614,7 +614,7 @@ def read_start(case: Case) -> Finding | None:
     return Finding(
         culprit=culprit,
         severity="error",
-        title="Gradients are explosive from the start",
+        title="Gradients explode from the start",
         fact=say(
             "At the first probes, from step {first} on, a percent of the weights of {culprit} "
             "changes the loss by {elasticity} percent: their gradient's norm is {gradient}, their "
@@ -651,7 +651,7 @@ def _find_infinite_start(case: Case) -> Finding | None:
     return Finding(
         culprit=culprit,
         severity="critical",
-        title="Gradients are explosive from the start",
+        title="Gradients explode from the start",
         fact=say(
             "At step {first} the gradient of {culprit} is not finite, while the loss is {loss}; "
             "the loss ceased to be finite at step {end}.",

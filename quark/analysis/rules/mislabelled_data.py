@@ -341,7 +341,7 @@ def _describe(case: Case, found: _Suspects) -> Finding:
     return Finding(
         culprit="batch loss",
         severity="error" if share >= _ERROR_SHARE else "warning",
-        title="Samples are labelled wrongly",
+        title="Samples are mislabeled",
         fact=say(
             "{count} samples get a worse loss than a guess while the others are learned ({steps}; "
             "the median loss of batches is {usual}, and was {first} at first): {named}.",

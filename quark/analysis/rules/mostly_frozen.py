@@ -208,7 +208,7 @@ def _describe_drawn(
     return Finding(
         culprit=names[0],
         severity="warning",
-        title="What is frozen was never trained",
+        title="Frozen layers were never trained",
         fact=say(
             "{share} of the model's elements are frozen ({steps}) as they were drawn: {names}. "
             "{largest} has a mean of {mean}, a deviation of {deviation}, and goes from {lowest} to "

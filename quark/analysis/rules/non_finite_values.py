@@ -158,7 +158,7 @@ def _name_scale(finding: Finding, first: _Sighting, case: Case) -> Finding:
     bad = history.step[_is_bad(history)]
     return replace(
         finding,
-        title="Gradients overflow, and steps are left out",
+        title="Gradients overflow and steps are skipped",
         fact=say(
             "At {some} of {all} probes ({steps}) the gradient of {name} is NaN or infinite, with "
             "a loss, outputs and weights that are finite, and a GradScaler left the step out.",

@@ -248,7 +248,7 @@ def _describe_some(rests: Sequence[_Rest]) -> Finding:
     return Finding(
         culprit=culprit,
         severity="error",
-        title="One optimizer makes no step",
+        title="One optimizer does not step",
         fact=say(
             "{title} for {some} of the parameters that get gradients: at {probes} of {all} probes "
             "({steps}) {seen}.",

@@ -152,7 +152,7 @@ class PoorInitialisation(BaseRule):
         finding = Finding(
             culprit=hidden[-1].name,
             severity="info",
-            title="The initialisation is out of scale",
+            title="Weights are initialized at a wrong scale",
             fact=say(
                 "At step {step} the activations {does} from {first} to {last}: their deviation is "
                 "{early} there and {late} here.",
@@ -185,7 +185,7 @@ def _describe_equal(case: Case, equal: list[ParameterHistory]) -> Finding:
     return Finding(
         culprit=names[0],
         severity="error" if case.outcome.is_poor else "warning",
-        title="All weights of a layer begin equal",
+        title="All weights of a layer start equal",
         fact=say(
             "At step {step} the weights of {name} have a mean of {mean} and a deviation of "
             "{deviation}.",

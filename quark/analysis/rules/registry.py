@@ -114,7 +114,7 @@ def choose_rules(wanted: Iterable[str] | None, excluded: Iterable[str]) -> tuple
         for name in names:
             if name not in known:
                 raise SchemaValidationError(
-                    f"{argument}: there is no rule {name!r}; there are {', '.join(known)}"
+                    f"{argument}: {name!r} is not a rule. The rules are {', '.join(known)}"
                 )
     chosen = known if wanted is None else {name: known[name] for name in wanted}
     return tuple(rule for name, rule in chosen.items() if name not in left_out)
@@ -131,7 +131,7 @@ def _load(point: EntryPoint, taken: set[str]) -> list[Rule]:
             taken.add(rule_id)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything
         _log.warning(
-            "the rules of entry point %s = %s are left out: %s: %s",
+            "the rules of entry point %s = %s are ignored: %s: %s",
             point.name, point.value, type(error).__name__, error,
         )  # fmt: skip
         return []
@@ -149,5 +149,5 @@ def _check(item: Any) -> str:
     if not isinstance(item, Rule):
         raise TypeError(f"{item!r:.80} has no rule_id, category and check()")
     if item.category not in get_args(AlertCategory):
-        raise ValueError(f"category must be one of {', '.join(get_args(AlertCategory))}")
+        raise ValueError(f"category must be one of {', '.join(map(repr, get_args(AlertCategory)))}")
     return item.rule_id

@@ -288,7 +288,7 @@ def _describe(found: list[_Parting], case: Case) -> Finding:
             more=say(", and {count} more parameters differ", count=count_names(apart))
             if apart else say(""),
         ),
-        inference="Each rank trains a model of its own, of which one is saved."
+        inference="Each rank trains a separate model, of which one is saved."
         if not is_rounding
         else "The difference is as small as that of numbers added in another order.",
         suggested_check="Look at what is not synchronised from there on: a no_sync() that does not "
@@ -309,7 +309,7 @@ def _describe_strangers(found: list[_Parting], case: Case) -> Finding:
     return Finding(
         culprit=first.module,
         severity="warning",
-        title="Each rank trains a model of its own",
+        title="Each rank trains a separate model",
         fact=say(
             "All {count} parameters of {rank} are others than those of the lowest rank from the "
             "first probe on, with gradients of their own; at step {last} the norms of {name} are "

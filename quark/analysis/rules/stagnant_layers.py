@@ -87,7 +87,7 @@ _REASONS: dict[_Reason, tuple[str, str, str]] = {
 _LIMIT = Limit(
     "stagnant_layer",
     "probes",
-    title="Layer stands still",
+    title="The layer's weights do not change",
     check="See whether the layer is meant to train.",
     scale="stagnant_layer_gradient_norm",
 )
@@ -372,7 +372,7 @@ def _find_all_cut_off(trained: list[ParameterHistory], case: Case) -> Finding | 
     return Finding(
         culprit=None,
         severity="critical",
-        title="Nothing gets a gradient",
+        title="No parameter gets a gradient",
         fact=fact,
         inference="Nothing leads from the loss to the model, or gradients are cleared before the "
         "optimizer's step.",

@@ -164,7 +164,7 @@ def _describe_batches(case: Case, labels: _Labels, pure: float, stays: float) ->
     return Finding(
         culprit="batch labels",
         severity="warning",
-        title="Samples come sorted by class",
+        title="Samples are sorted by class",
         fact=say(
             "Most batches are of one class, which is that of the batch before, and the "
             "{count} classes come round again and again ({steps}); {most} samples are of {name}.",
@@ -189,7 +189,7 @@ def _describe_mixes(case: Case, labels: _Labels, uneven: float, alike: float) ->
     return Finding(
         culprit="batch labels",
         severity="warning",
-        title="Samples come nearly sorted by class",
+        title="Samples are nearly sorted by class",
         fact=say(
             "Batches have much of few classes, and the next batch has the same; the {count} "
             "classes come round again and again ({steps}); {most} samples are of {name}.",
@@ -270,7 +270,7 @@ def _describe(case: Case, loss: Curve, first: int, last: int, alike: float) -> F
     return Finding(
         culprit=loss.key,
         severity="warning",
-        title="Samples come sorted",
+        title="Samples are sorted",
         fact=fact,
         inference="Samples that are alike follow each other, and in the same order every time: "
         "each kind is learned while it lasts, and lost again with the next one.",

@@ -1,4 +1,4 @@
-"""What stands on the command line of a script with layers: their names, and settings.
+"""Parsing of a script's command line: names of layers, and config values.
 
     train.py high_lr batch_size=64 model=%resnet101% --optimizer.name adam
 
@@ -72,7 +72,7 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
         argument = waiting.pop(0)
         if not isinstance(argument, str):
             raise SchemaValidationError(
-                f"argv must be a list of str, and has a {type(argument).__name__}"
+                f"argv must be a list of str, but contains {type(argument).__name__}"
             )
         if argument == "--":
             break
@@ -88,8 +88,8 @@ def read_command_line(arguments: Sequence[str]) -> CommandLine:
             said.settings.append(_read_option(option, waiting))
         elif argument.startswith("-"):
             raise SchemaValidationError(
-                f"{argument[:60]!r} on the command line is no setting: write key=value or "
-                "--key value; options of your own belong to a parser: resolve(parser=…)"
+                f"{argument[:60]!r} on the command line is not a config value. Write key=value "
+                "or --key value. To use your own options, pass their parser: resolve(parser=…)"
             )
         else:
             said.layers.append(argument)
@@ -123,7 +123,7 @@ def parse_value(text: str, place: str) -> Any:
     """
     if len(text) > _LONGEST_VALUE:
         raise SchemaValidationError(
-            f"{place} has {len(text):,} characters; at most {_LONGEST_VALUE:,}"
+            f"{place} has {len(text):,} characters; at most {_LONGEST_VALUE:,} are allowed"
         )
     if len(text) >= 2 and text[0] == text[-1] == "%":
         return text[1:-1]
@@ -135,8 +135,8 @@ def parse_value(text: str, place: str) -> Any:
         pass
     if text[:1] in ("[", "{"):
         raise SchemaValidationError(
-            f"{place} begins like JSON and is none: {text[:60]!r}. Texts inside of it need quotes: "
-            '["a", "b"]; for a text with a bracket write %[a]%'
+            f"{place} starts like JSON but is not valid JSON: {text[:60]!r}. Quote the strings "
+            'in it: ["a", "b"]. For a text with a bracket, write %[a]%'
         )
     if _NUMBER.fullmatch(text):
         try:

@@ -49,7 +49,7 @@ def read_config_file(path: Path) -> FileValues:
     """
     if path.suffix.lower() not in FILE_ENDINGS:
         raise SchemaValidationError(
-            f"{path}: a configuration file ends with {', '.join(FILE_ENDINGS)}"
+            f"{path}: the name of a config file must end with {', '.join(FILE_ENDINGS)}"
         )
     try:
         with path.open("rb") as file:
@@ -59,7 +59,7 @@ def read_config_file(path: Path) -> FileValues:
         raise SchemaValidationError(f"{path} cannot be read: {said}") from error
     if len(content) > _MOST_BYTES:
         raise SchemaValidationError(
-            f"{path} has more than {_MOST_BYTES // 1_000_000} MB, which is no configuration"
+            f"{path} has more than {_MOST_BYTES // 1000000} MB, the maximum for a config file"
         )
     try:
         text = content.decode("utf-8-sig")
@@ -96,7 +96,7 @@ def read_config_text(text: str, ending: str, name: str) -> FileValues:
     found = {} if found is None else found
     if not isinstance(found, dict):
         raise SchemaValidationError(
-            f"{name} holds a {type(found).__name__}; a configuration is a mapping"
+            f"{name} contains a {type(found).__name__}, but a config must be a mapping"
         )
     _check_size(found, name)
     return FileValues(found, lines)
@@ -107,7 +107,7 @@ def _refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         names = [key for key, _ in pairs]
         twin = next(key for key in names if names.count(key) > 1)
-        raise SchemaValidationError(f"the key {twin[:60]!r} is there twice in one object")
+        raise SchemaValidationError(f"the key {twin[:60]!r} occurs twice in one object")
     return found
 
 
@@ -120,7 +120,7 @@ def _check_size(values: Mapping[str, Any], name: str) -> None:
         count += 1
         if count > _MOST_VALUES:
             raise SchemaValidationError(
-                f"{name} has more than {_MOST_VALUES:,} values, which is no configuration"
+                f"{name} has more than {_MOST_VALUES:,} values, the maximum for a config"
             )
         if depth > _MAX_DEPTH:
             raise SchemaValidationError(f"{name} is nested deeper than {_MAX_DEPTH} levels")
@@ -138,7 +138,7 @@ def _import_yaml() -> Any:
         import yaml
     except ImportError:
         raise SchemaValidationError(
-            "YAML needs PyYAML: pip install 'quark-tracker[yaml]'; JSON and TOML need nothing"
+            "YAML requires PyYAML: pip install 'quark-tracker[yaml]'. JSON and TOML do not"
         ) from None
     return yaml
 
@@ -187,7 +187,7 @@ def _find_yaml_lines(root: Any, yaml: Any) -> Iterator[tuple[str, int]]:
         count += 1
         if count > _MOST_VALUES or depth > _MAX_DEPTH:
             raise SchemaValidationError(
-                f"it unfolds to more than {_MOST_VALUES:,} values, or {_MAX_DEPTH} levels"
+                f"it expands to more than {_MOST_VALUES:,} values, or {_MAX_DEPTH} levels"
             )
         if isinstance(node, yaml.SequenceNode):
             waiting += [(item, "", depth + 1) for item in node.value]
@@ -198,7 +198,7 @@ def _find_yaml_lines(root: Any, yaml: Any) -> Iterator[tuple[str, int]]:
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if name in seen and name != "<<":
-                raise SchemaValidationError(f"line {line}: the key {name[:60]!r} is there twice")
+                raise SchemaValidationError(f"line {line}: the key {name[:60]!r} occurs twice")
             seen.add(name)
             path = f"{above}{name}"
             if above is not None and name != "<<":
@@ -310,9 +310,7 @@ def save_values(values: Mapping[str, Any], path: Path) -> None:
     elif ending in (".yaml", ".yml"):
         text = str(_import_yaml().safe_dump(plain, sort_keys=False, allow_unicode=True))
     else:
-        raise SchemaValidationError(
-            f"{path}: a configuration is saved as .json, .toml, .yaml or .yml"
-        )
+        raise SchemaValidationError(f"{path}: a config can be saved as .json, .toml, .yaml or .yml")
     path.write_text(text, encoding="utf-8")
 
 
@@ -348,5 +346,5 @@ def _write_value(value: Any, key: str) -> str:
         inner = (f"{_write_key(k)} = {_write_value(v, f'{key}.{k}')}" for k, v in value.items())
         return f"{{{', '.join(inner)}}}"
     if value is None:
-        raise SchemaValidationError(f"config.{key} is None, which TOML has no word for")
+        raise SchemaValidationError(f"config.{key} is None, which TOML cannot represent")
     return repr(value)

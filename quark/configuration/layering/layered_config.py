@@ -274,9 +274,7 @@ class LayeredConfig(dict[str, Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _METHODS:
-            raise AttributeError(
-                f"{name} is a method of the configuration; write config[{name!r}] = …"
-            )
+            raise AttributeError(f"{name} is a method of the config. Write config[{name!r}] = …")
         self[name] = value
 
     def __delitem__(self, key: str) -> None:
@@ -328,7 +326,7 @@ class LayeredConfig(dict[str, Any]):
     def popitem(self) -> tuple[str, Any]:
         """Remove the newest key and return it with its value."""
         if not self:
-            raise KeyError("the configuration is empty")
+            raise KeyError("the config is empty")
         key = next(reversed(self))
         return key, self.pop(key)
 
@@ -375,11 +373,11 @@ class LayeredConfig(dict[str, Any]):
 
     def _refuse_if_frozen(self, key: object) -> None:
         if self._frozen:
-            raise TypeError(f"the configuration is frozen: {key!r} keeps its value")
+            raise TypeError(f"the config is frozen: {key!r} keeps its value")
 
     def _describe_absence(self, key: object) -> str:
         where = f" in {self._path}" if self._path else ""
-        said = f"the configuration has no key {str(key)[:100]!r}{where}"
+        said = f"the config has no key {str(key)[:100]!r}{where}"
         # Late: every run imports this module, and few ask for what is not there.
         import difflib
 
@@ -535,9 +533,9 @@ def _split(key: str) -> list[str]:
         )
     names = key.split(".")
     if not all(names):
-        raise SchemaValidationError(f"config: {key[:60]!r} has an empty name between its dots")
+        raise SchemaValidationError(f"config: {key[:60]!r} has an empty part between its dots")
     if len(names) > _MAX_DEPTH:
-        raise SchemaValidationError(f"config: {key[:60]!r} is nested deeper than {_MAX_DEPTH}")
+        raise SchemaValidationError(f"config: {key[:60]!r} has more than {_MAX_DEPTH} levels")
     return names
 
 
@@ -557,7 +555,7 @@ def _open(config: LayeredConfig, key: str) -> tuple[LayeredConfig, str]:
 def _make(above: LayeredConfig, name: str) -> LayeredConfig:
     path = f"{above._path}.{name}" if above._path else name
     if path.count(".") >= _MAX_DEPTH:
-        raise SchemaValidationError(f"config: {path[:60]!r} is nested deeper than {_MAX_DEPTH}")
+        raise SchemaValidationError(f"config: {path[:60]!r} has more than {_MAX_DEPTH} levels")
     made = LayeredConfig.__new__(LayeredConfig)
     object.__setattr__(made, "_assignments", above._assignments)
     object.__setattr__(made, "_path", path)
@@ -637,7 +635,7 @@ def _tell_resolution(resolution: Resolution) -> str:
     applied = [
         _fit(name if place is None else f"{name} ({place})") for name, place in resolution.applied
     ]
-    lines = ["Layers that took part, the last one counts:", f"  {' -> '.join(applied) or 'none'}"]
+    lines = ["Applied layers, in order (the last one wins):", f"  {' -> '.join(applied) or 'none'}"]
     if resolution.left_out:
         lines.append(f"Left out: {', '.join(map(_fit, resolution.left_out))}")
     lines += ["", "Settings:"]

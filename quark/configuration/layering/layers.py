@@ -269,8 +269,8 @@ class Resolver:
         near = difflib.get_close_matches(setting.key, sorted(known), 1, _LIKENESS)
         if near:
             raise SchemaValidationError(
-                f"{setting.place.rstrip('=')} on the command line: there is no setting "
-                f"{setting.key!r}; did you mean {near[0]!r}? For a new one write "
+                f"{setting.place.rstrip('=')} on the command line: the config has no key "
+                f"{setting.key!r}; did you mean {near[0]!r}? To add a new key, write "
                 f"+{setting.key}=VALUE"
             )
 
@@ -326,8 +326,8 @@ def _describe_unknown(word: str, spaces: Sequence[tuple[str, Layers]]) -> str:
     hint = f"; did you mean {near[0]!r}?" if near else "."
     listed = ", ".join(names[:20]) or "none"
     return (
-        f"{word[:100]!r} on the command line names no layer{hint} There are: {listed}. "
-        "A setting is written key=value"
+        f"{word[:100]!r} on the command line is not a layer{hint} The layers are: {listed}. To "
+        "set a config value, write key=value"
     )
 
 
@@ -338,12 +338,12 @@ def _check_needed(layers: Layers, layer: Layer, needed: str, prefix: str) -> Non
         near = difflib.get_close_matches(needed, list(layers._layers), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise SchemaValidationError(
-            f"the layer {name!r} ({layer.place}) comes after {needed!r}, which is no layer{hint}"
+            f"the layer {name!r} ({layer.place}) comes after {needed!r}, which is not a layer{hint}"
         )
     if found.stage > max(layer.stage, Stage.NAMED):
         raise SchemaValidationError(
-            f"the layer {name!r} ({layer.place}) cannot come after {needed!r}: that is applied "
-            f"later, as a {found.stage.name.lower()} layer"
+            f"the layer {name!r} ({layer.place}) cannot come after {needed!r}, which is applied "
+            f"later as a {found.stage.name.lower()} layer"
         )
 
 
@@ -361,7 +361,7 @@ def _sort(layers: Layers, chosen: set[str], prefix: str) -> list[tuple[Layer, St
         if layer.name in above:
             circle = [*above[above.index(layer.name) :], layer.name]
             shown = " -> ".join(_join(prefix, name) for name in circle)
-            raise SchemaValidationError(f"layers come after each other in a circle: {shown}")
+            raise SchemaValidationError(f"the order of the layers is circular: {shown}")
         stage = min(stage, layer.stage)
         if stages.get(layer.name, Stage.LAZY + 1) <= stage:
             return
@@ -433,7 +433,7 @@ class Layers:
                 )
             if name.startswith("__") or name in dir(LayeredConfig):
                 raise SchemaValidationError(
-                    f"Layers: {name!r} is the name of a method of a configuration; take another"
+                    f"Layers: {name!r} is the name of a config method. Choose another name"
                 )
         self._namespaces = dict(namespaces)
         self._layers: dict[str, Layer] = {}
@@ -490,7 +490,7 @@ class Layers:
         def take(given: LayerFunction) -> LayerFunction:
             if not callable(given):
                 raise SchemaValidationError(
-                    f"Layers.add: a layer is a function, not a {type(given).__name__}"
+                    f"Layers.add: a layer must be a function, not {type(given).__name__}"
                 )
             called = name if name is not None else getattr(given, "__name__", type(given).__name__)
             is_default = lazy if default is None else default
@@ -567,7 +567,7 @@ class Layers:
         """
         if not isinstance(prefix, str) or not prefix or prefix.upper().startswith("QUARK_"):
             raise SchemaValidationError(
-                f"Layers.add_environment: prefix must be a text such as 'TRAIN_', got {prefix!r}"
+                f"Layers.add_environment: prefix must be a str such as 'TRAIN_', got {prefix!r:.60}"
             )
         self._prefixes.append(prefix)
 
@@ -601,7 +601,7 @@ class Layers:
         """
         now = self._pass
         if now is None:
-            raise SchemaValidationError("Layers.lazy() belongs into the function of a layer")
+            raise SchemaValidationError("Layers.lazy() must be called in a layer's function")
         with now.enter_lazy_block():
             yield
 
@@ -661,20 +661,20 @@ class Layers:
     ) -> None:
         if not isinstance(name, str) or not name or (words and not _is_word(name)):
             raise SchemaValidationError(
-                f"Layers: a layer's name must be a word that a command line can say, got {name!r}"
+                f"Layers: a layer's name must be a single word for the command line, got {name!r}"
             )
         if name in _RESERVED:
-            raise SchemaValidationError(f"Layers: {name!r} has a meaning of its own; take another")
+            raise SchemaValidationError(f"Layers: {name!r} is a reserved name. Choose another name")
         if name in self._layers:
             raise SchemaValidationError(
-                f"Layers: there is a layer {name!r} already ({self._layers[name].place}); name "
-                "this one by name="
+                f"Layers: the layer {name!r} already exists ({self._layers[name].place}). Pass "
+                "another name with name="
             )
         if not isinstance(priority, (int, float)) or isinstance(priority, bool):
-            raise SchemaValidationError(f"Layers: priority must be a number, got {priority!r}")
+            raise SchemaValidationError(f"Layers: priority must be a number, got {priority!r:.60}")
         needed = (after,) if isinstance(after, str) else tuple(after)
         if not all(isinstance(each, str) for each in needed):
-            raise SchemaValidationError(f"Layers: after must be names of layers, got {after!r}")
+            raise SchemaValidationError(f"Layers: after must be layer names, got {after!r:.60}")
         self._layers[name] = Layer(
             name, apply, place, stage, priority, needed, bool(default), len(self._layers), function
         )

@@ -35,9 +35,7 @@ from quark.importing.neutral_run import (
     RunFacts,
 )
 
-_INSTALL = (
-    "a repository of Aim's is read by Aim: pip install aim (it has no build for every Python)"
-)
+_INSTALL = "Aim repositories require the package aim: pip install aim (not for every Python)"
 _FOLDER = ".aim"
 _INDEXED = "meta"
 _INDEX = "index"
@@ -63,7 +61,7 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     root = Path(place).expanduser().resolve()
     folder = root if root.name == _FOLDER else root / _FOLDER
     if not (folder / _INDEXED / "chunks").is_dir():
-        raise ImportFailure(f"{root} holds no repository of Aim's ({_FOLDER})")
+        raise ImportFailure(f"{root} does not contain an Aim repository ({_FOLDER})")
     try:
         import aim
     except ImportError:

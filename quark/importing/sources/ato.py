@@ -60,7 +60,7 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
         paths = sorted(one for one in root.glob("*.db") if one.is_file())
         databases = [found for path in paths if (found := _open(path)) is not None]
     if not databases:
-        raise ImportFailure(f"{root} holds no database of Ato's (*.db)")
+        raise ImportFailure(f"{root} does not contain an Ato database (*.db)")
     for database in databases:
         for number in database.list_runs():
             yield AtoRun(database, number, project)
@@ -78,7 +78,7 @@ class _Database(Database):
         super().__init__(path, "Ato", _TABLES)
         for table in _TABLES:
             if not self.has(table):
-                raise ImportFailure(f"{path} is no database of Ato's: it has no table {table}")
+                raise ImportFailure(f"{path} is not an Ato database: it has no table {table}")
 
     def list_runs(self) -> list[int]:
         """The number of each experiment, the oldest first."""
@@ -104,7 +104,7 @@ class AtoRun(ForeignRun):
             self._number,
         )
         if not rows:
-            raise ImportFailure(f"{self._database.path} has no experiment {self._number} any more")
+            raise ImportFailure(f"{self._database.path} no longer has experiment {self._number}")
         project, description, config, structure, tags, status, start, end = rows[0]
         listed = _read_json(tags)
         named = str(project) if project else self._database.path.stem
@@ -141,7 +141,7 @@ class AtoRun(ForeignRun):
             for number, key, value, step, moment in rows:
                 at["metrics"] = number
                 if not isinstance(value, (int, float)) or not isinstance(step, int):
-                    losses.add("metric", str(key), "its value or its step is no number")
+                    losses.add("metric", str(key), "its value or its step is not a number")
                     continue
                 kept = losses.read_number("metric", str(key), value)
                 found.points.add(str(key), step, kept, (_read_time(moment) or 0) / 1e6)
@@ -154,7 +154,7 @@ class AtoRun(ForeignRun):
             at["fingerprints"] = number
             subject = _SUBJECTS.get(form)
             if subject is None or not isinstance(digest, str) or not digest or not trace:
-                losses.add("fingerprint", str(trace), f"it is none: {form!r:.40}")
+                losses.add("fingerprint", str(trace), f"it is not a fingerprint: {form!r:.40}")
                 continue
             said = JsonObject({"tool": "ato", "trace_type": form})
             # Ato's digests say nothing beside ours.

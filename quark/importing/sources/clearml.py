@@ -130,7 +130,7 @@ class ClearmlRun(Archive):
         elif form == _PLOT:
             found.files.append(_make_plot(name, event, step, time_us))
         else:
-            losses.add("event", name, f"ClearML's {form} is not taken")
+            losses.add("event", name, f"{form} of ClearML is not imported")
 
     def _note_time(self, time_us: int) -> None:
         low, high = self._span or (time_us, time_us)
@@ -142,7 +142,7 @@ class ClearmlRun(Archive):
                 task = json.loads(read_entry(archive, _TASK))
             return {"id": task["id"], **task}
         except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
-            raise ImportFailure(f"{self._path} is no archive of ClearML's: {error}") from None
+            raise ImportFailure(f"{self._path} is not a ClearML archive: {error}") from None
 
     def _read_events(self, losses: Losses) -> Iterator[dict[str, Any]]:
         with open_archive(self._path) as archive:
@@ -186,7 +186,7 @@ def _read_value(value: Any, name: str, losses: Losses) -> float | None:
     try:
         return losses.read_number("point", name, value)
     except (TypeError, ValueError):
-        losses.add("point", name, "its value is no number")
+        losses.add("point", name, "its value is not a number")
         return None
 
 

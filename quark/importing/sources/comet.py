@@ -61,7 +61,7 @@ class CometRun(Archive):
                 known = json.loads(read_entry(archive, _EXPERIMENT))
                 key = str(known.get("offline_id") or known["experiment_key"])
             except (KeyError, ValueError, TypeError, AttributeError) as error:
-                raise ImportFailure(f"{self._path} is no archive of Comet's: {error!r}") from None
+                raise ImportFailure(f"{self._path} is not a Comet archive: {error!r}") from None
         others = self._said["others"]
         names = [name for name in (known.get("workspace"), known.get("project_name")) if name]
         return RunFacts(
@@ -99,9 +99,9 @@ class CometRun(Archive):
                     found.files += [] if made is None else [made]
                     found.size_bytes += target.stat().st_size if target.exists() else 0
                 elif form == _CONSOLE:
-                    losses.add("console", "output", "lines of the console are not taken")
+                    losses.add("console", "output", "console lines are not imported")
                 elif form not in ("parameter_msg", "log_other", "") and form not in _MACHINE:
-                    losses.add("message", form, "such messages of Comet's are not taken")
+                    losses.add("message", form, "this type of Comet message is not imported")
                 if found.is_full:
                     yield found.make_portion({"messages": number})
                     taken = number
@@ -113,7 +113,7 @@ class CometRun(Archive):
             yield from read_entry_lines(archive, _MESSAGES)
         except KeyError:
             raise ImportFailure(
-                f"{self._path} is no archive of Comet's: it has no {_MESSAGES}"
+                f"{self._path} is not a Comet archive: it has no {_MESSAGES}"
             ) from None
 
     def _note(self, form: str, payload: Mapping[str, Any], moment: list[int]) -> None:
@@ -161,7 +161,7 @@ def _take_metric(
     try:
         value = losses.read_number("point", name, metric.get("metricValue"))
     except (TypeError, ValueError):
-        losses.add("point", name, "its value is no number")
+        losses.add("point", name, "its value is not a number")
         return
     step, epoch = metric.get("step"), metric.get("epoch")
     if not isinstance(step, int):

@@ -148,7 +148,7 @@ def find_form(header: Sequence[str], path: Path, choice: ColumnChoice) -> TableF
         run, join, metric = name.partition(_JOIN) if name in ranges else ("", "", name)
         form.cells.append((run if join else None, metric if join else name, place))
     if not form.cells:
-        raise ImportFailure(f"{path} has no column that could be a metric: {', '.join(header)}")
+        raise ImportFailure(f"{path} has no numeric column for a metric: {', '.join(header)}")
     return form
 
 
@@ -185,7 +185,7 @@ def _choose(
     if chosen is not None:
         if chosen not in header:
             raise ImportFailure(
-                f"{option}: there is no column {chosen!r}; there are {', '.join(header)}"
+                f"{option}: unknown column {chosen!r}. The columns are {', '.join(header)}"
             )
         return header.index(chosen)
     return next((plain.index(name) for name in known if name in plain), None)
@@ -263,12 +263,12 @@ class TableRun(ForeignRun):
             try:
                 found[metric] = losses.read_number("metric", metric, text)
             except ValueError:
-                losses.add("metric", metric, "its value is no number")
+                losses.add("metric", metric, "its value is not a number")
         if not found:
             return
         time_us = self.describe().ended_us or round(self._path.stat().st_mtime * 1e6)
         count = len(found)
-        losses.add("history", "metrics", "such a table has the last value of each only", count)
+        losses.add("history", "metrics", "this table has only the last value of each metric", count)
         yield Portion(
             position={"metrics": [*taken, *found]},
             points=Points(
@@ -324,7 +324,7 @@ def _find_in_file(path: Path, choice: ColumnChoice, project: str | None) -> Iter
             return
         form = find_form(table.header, path, choice)
         if not any(_has_number(form, row) for _, row in islice(table.read(0), _MOST_TRIED)):
-            raise ImportFailure(f"{path} is no table of metrics: no column of it holds numbers")
+            raise ImportFailure(f"{path} is not a table of metrics: no column contains numbers")
         names = form.name_runs()
         if form.run is not None:
             names = list(dict.fromkeys(row[form.run].strip() or None for _, row in table.read(0)))
@@ -401,7 +401,7 @@ class CsvTable:
         with self.path.open("rb") as file:
             if self.path.stat().st_size < offset:
                 raise ImportFailure(
-                    f"{self.path} is shorter than when it was imported: it is another file now"
+                    f"{self.path} is shorter than when it was imported: it is a different file"
                 )
             at = max(offset, self.start)
             file.seek(at)
@@ -432,7 +432,7 @@ class CsvTable:
                     return
                 yield at, row
         except csv.Error as error:
-            raise ImportFailure(f"{self.path} cannot be read on at byte {at}: {error}") from error
+            raise ImportFailure(f"{self.path} cannot be read from byte {at} on: {error}") from error
 
     def _read_line(self, file: BinaryIO) -> bytes:
         line = file.readline(DOCUMENT_BYTES + 1)
@@ -521,7 +521,7 @@ class CsvRun(ForeignRun):
         except OSError as error:
             raise ImportFailure(f"{table.path} cannot be read: {error}") from error
         if table.is_cut:
-            losses.add("row", table.path.name, "the last row has no end; it is taken later")
+            losses.add("row", table.path.name, "the last row is incomplete; import it later")
         if end != int(position.get("offset", 0)):
             yield self._make_portion(points, end, number)
 
@@ -570,7 +570,7 @@ def _take_row(
         try:
             value = losses.read_number("column", metric, text)
         except ValueError:
-            losses.add("column", metric, "it holds a text, which is no metric")
+            losses.add("column", metric, "it is a text, not a metric")
             continue
         points.add(metric, step, value, default_us if moment is None else moment, epoch)
 

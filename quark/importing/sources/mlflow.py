@@ -80,7 +80,7 @@ def find_runs(
         missing = sorted(set(experiments) - set(names.values()))
         if missing:
             raise ImportFailure(
-                f"{link.server.uri} has no experiment {missing[0]!r}; it has "
+                f"{link.server.uri} has no experiment {missing[0]!r}. Its experiments are "
                 f"{', '.join(sorted(names.values()))}"
             )
         wanted = [one for one, name in names.items() if not experiments or name in experiments]
@@ -96,7 +96,7 @@ class _Link:
         if "://" not in uri and not uri.startswith(("sqlite:", "file:", "databricks")):
             path = Path(uri).expanduser()
             if not path.exists():
-                raise ImportFailure(f"{uri} is no URI, and no folder that exists")
+                raise ImportFailure(f"{uri} is neither a URI nor an existing folder")
             database = path if path.is_file() else path / "mlflow.db"
             uri = f"sqlite:///{database.resolve()}" if database.is_file() else str(path.resolve())
         from quark_backends.mlflow.client import open_server
@@ -147,8 +147,8 @@ class _Link:
         except BackendUnavailable as error:
             place = self.server.uri if uri is None else redact_text(uri)
             self._outage = (
-                f"MLflow at {place} does not answer: {error}. What has come is kept; import it "
-                "again for the rest"
+                f"MLflow at {place} does not answer: {error}. The imported part is kept. Import "
+                "again to get the rest"
             )
             raise ImportFailure(self._outage) from error
         except (Missing, Refused) as error:
@@ -296,7 +296,7 @@ class ServerRun(ForeignRun):
         with self._link.reaching():
             found = self._link.server.list_tree(self._run.id, _MAX_FILES + 1)
         if len(found) > _MAX_FILES:
-            losses.add("artifact", "(others)", f"only the first {_MAX_FILES} are taken")
+            losses.add("artifact", "(others)", f"only the first {_MAX_FILES} are imported")
         fresh = [
             one
             for one in found[:_MAX_FILES]
@@ -306,7 +306,7 @@ class ServerRun(ForeignRun):
         place = self._find_place() if fresh else ""
         outside = {one.path for one in fresh if not self._link.may_take(place, one.path)}
         for path in sorted(outside):
-            losses.add("artifact", path, f"it is not below the imported store: {place}")
+            losses.add("artifact", path, f"it is outside of the imported store: {place}")
         fresh = [one for one in fresh if one.path not in outside]
         while fresh:
             with tempfile.TemporaryDirectory(prefix="quark-import-") as folder:
@@ -337,7 +337,7 @@ class ServerRun(ForeignRun):
         except ImportFailure as error:
             if not isinstance(error.__cause__, Missing):
                 raise
-            losses.add("artifact", one.path, "it is listed and not there")
+            losses.add("artifact", one.path, "it is listed but does not exist")
             return None
         if logged is not None:
             return ForeignFile(

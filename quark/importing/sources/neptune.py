@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_INSTALL = 'Parquet is read by pyarrow: pip install "quark-tracker[arrow]"'
+_INSTALL = 'Parquet files require pyarrow: pip install "quark-tracker[arrow]"'
 _PART = re.compile(r"(?P<run>.+)_part_(?P<number>\d+)")
 _COLUMNS = ("project_id", "run_id", "attribute_path", "attribute_type", "step", "timestamp")
 _PLAIN = {
@@ -143,7 +143,7 @@ class NeptuneRun(ForeignRun):
                     elif not name.startswith(_ASIDE):
                         _put(config, name.split("/"), value)
         if ids is None:
-            raise ImportFailure(f"{self._parts[0]} holds no record")
+            raise ImportFailure(f"{self._parts[0]} contains no records")
         created = known.get("creation_time")
         return RunFacts(
             identity="/".join(ids),
@@ -186,7 +186,7 @@ class NeptuneRun(ForeignRun):
                 missing = [name for name in _COLUMNS if name not in file.schema_arrow.names]
                 if missing:
                     raise ImportFailure(
-                        f"{path} is no file of Neptune's exporter: it has no column {missing[0]}"
+                        f"{path} is not a file of Neptune's exporter: it has no column {missing[0]}"
                     )
                 for number in range(begin, file.num_row_groups):
                     yield file.read_row_group(number)
@@ -208,7 +208,7 @@ class NeptuneRun(ForeignRun):
         whole = steps == scaled
         for place in np.unique(which[~whole]).tolist():
             count = int((~whole & (which == place)).sum())
-            reason = "its step has a fraction: --step-multiplier makes it a whole number"
+            reason = "its step has a fraction. --step-multiplier makes it a whole number"
             losses.add("point", names[place], reason, count)
         rows = np.flatnonzero(whole)
         return Points(
@@ -260,7 +260,7 @@ class NeptuneRun(ForeignRun):
         path = self._files / said
         inside = split_path(said) is not None and self._files in path.resolve().parents
         if not inside or not is_plain_file(path):
-            losses.add("file", name, f"its file is not below {self._files}: {said}")
+            losses.add("file", name, f"its file is not in {self._files}: {said}")
             return []
         suffix = path.suffix.lower()
         kind = "image" if suffix in (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg") else "file"

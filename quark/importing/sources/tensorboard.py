@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_UNKNOWN_PLUGIN = "its kind ({}) has no place in a run"
+_UNKNOWN_PLUGIN = "this kind ({}) cannot be imported"
 _PLAIN_PLUGIN = ""
 
 
@@ -116,7 +116,7 @@ class ValueReader:
         plugin = self.plugins.get(name, _PLAIN_PLUGIN)
         count = math.prod(dimension.size for dimension in value.tensor.tensor_shape.dim)
         if count > max(value.tensor.ByteSize(), 1):
-            raise ValueError(f"it says that it has {count} elements, and does not hold them")
+            raise ValueError(f"it states {count} elements but does not contain them")
         array = tensor_util.make_ndarray(value.tensor)
         is_number = array.dtype.kind in "fiub"
         if plugin in ("scalars", _PLAIN_PLUGIN) and is_number and array.size == 1:
@@ -316,14 +316,14 @@ class FrameReader:
             if behind > end:
                 # A length that is damaged must not be waited for.
                 if length > _MAX_FRAME_BYTES or not _is_header_right(held[at : at + header_bytes]):
-                    self.damage = "a frame's length is damaged"
+                    self.damage = "the length of a frame is damaged"
                 break
             data.append(held[at + header_bytes : behind - _FOOTER_BYTES])
             begins.append(at)
             at = behind
         right = _count_right(held, begins, data)
         if right < len(data):
-            self.damage = "a frame's checksum is wrong"
+            self.damage = "the checksum of a frame is wrong"
             at = begins[right]
             del data[right:], begins[right:]
         ends = [*begins[1:], at] if data else []
@@ -437,7 +437,7 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
         from tensorboard.compat.proto import event_pb2  # noqa: F401
     except ImportError:
         raise ImportFailure(
-            'event files are read by TensorBoard: pip install "quark-tracker[tensorboard]"'
+            'event files require TensorBoard: pip install "quark-tracker[tensorboard]"'
         ) from None
     if root.is_file():
         yield EventRun(root.stem, project or root.parent.name, [_Folder(root.parent, files=[root])])
@@ -518,7 +518,7 @@ class EventRun(ForeignRun):
             if (began_s := self._find_start(file)) and _FIRST_S <= began_s <= _LAST_S
         ]
         if not begun:
-            raise ImportFailure(f"{files[0]} holds no event yet")
+            raise ImportFailure(f"{files[0]} contains no events yet")
         # Files that come later begin later, wherever their names are in the alphabet.
         first_s, first = min(begun)
         values = self._values
@@ -574,9 +574,7 @@ class EventRun(ForeignRun):
             lost = file.stat().st_size - reader.offset
             losses.add("bytes", file.name, f"{reader.damage}, and what follows it", lost)
         elif reader.rest:
-            losses.add(
-                "bytes", file.name, "an event is half written; taken when whole", reader.rest
-            )
+            losses.add("bytes", file.name, "an event is incomplete; import it later", reader.rest)
 
     def _read_frames(
         self, frames: Sequence[bytes], ends: Sequence[int], values: ValueReader
@@ -660,6 +658,6 @@ def _read_first(file: Path) -> float | None:
             return None
         return float(Event.FromString(head[12 : 12 + length]).wall_time)
     except DecodeError:
-        raise ImportFailure(f"{file} is no event file") from None
+        raise ImportFailure(f"{file} is not an event file") from None
     except OSError as error:
         raise ImportFailure(f"{file} cannot be read: {error.strerror or error}") from error

@@ -84,15 +84,15 @@ class _File:
         data = read_document(self.path)
         if data is None:
             raise ImportFailure(
-                f"{self.path} is no file of at most {DOCUMENT_BYTES} bytes that can be read"
+                f"{self.path} is not a readable file of at most {DOCUMENT_BYTES} bytes"
             )
         try:
             found = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ImportFailure(f"{self.path} is no file of Track's: {error}") from error
+            raise ImportFailure(f"{self.path} is not a Track file: {error}") from error
         items = [one for one in found if _is(one, "project", "trial")] if _is_list(found) else []
         if not items or len(items) != len(found):
-            raise ImportFailure(f"{self.path} is no file of Track's: it is no list of projects")
+            raise ImportFailure(f"{self.path} is not a Track file: it has no list of projects")
         trials: dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
         for item in items:
             if item["dtype"] == "trial":
@@ -118,7 +118,7 @@ class TrackTrial(ForeignRun):
     def _load(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         found = self._file.load().get(self._trial_key)
         if found is None:
-            raise ImportFailure(f"{self._file.path} has no trial {self._trial_key} any more")
+            raise ImportFailure(f"{self._file.path} no longer has trial {self._trial_key}")
         return found
 
     def describe(self) -> RunFacts:
@@ -220,7 +220,7 @@ class _Values(Gathered):
         seconds = _number(container)
         if seconds is None:
             if container is not None:
-                self._losses.add("chrono", name, "it is no number of seconds")
+                self._losses.add("chrono", name, "it is not a number of seconds")
         elif name not in self._sums:
             self._write_sums(f"chrono/{name}", (1, seconds, 0.0), (seconds, seconds, seconds), "s")
             self._sums[name] = [1, seconds, 0.0]
@@ -244,9 +244,9 @@ class _Values(Gathered):
     def _add(self, name: str, step: Any, value: Any) -> None:
         number, place = _number(value, finite=False), _read_step(step)
         if number is None:
-            self._losses.add("metric", name, "its value is no number")
+            self._losses.add("metric", name, "its value is not a number")
         elif place is None:
-            self._losses.add("metric", name, f"its step is no whole number: {step!r:.40}")
+            self._losses.add("metric", name, f"its step is not a whole number: {step!r:.40}")
         else:
             self.points.add(name, place, number, self._time_s)
 
@@ -254,7 +254,7 @@ class _Values(Gathered):
         """Statistics of a stream: what has come to them since they were taken last."""
         whole = _read_statistic(container)
         if whole is None:
-            self._losses.add("statistic", name, "its figures are none")
+            self._losses.add("statistic", name, "its values are not numbers")
             return
         known = _list(self._sums.get(name)) or [0, 0.0, 0.0]
         added = _subtract(whole[0], (int(known[0]), float(known[1]), float(known[2])))

@@ -52,7 +52,7 @@ def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[Fore
     root = find_place(place)
     paths = [root] if root.is_file() else sorted(one for one in root.glob("*.db") if one.is_file())
     if not paths:
-        raise ImportFailure(f"{root} holds no database of Trackio's (PROJECT.db)")
+        raise ImportFailure(f"{root} does not contain a Trackio database (PROJECT.db)")
     for path in paths:
         database = _Database(path)
         for run_id, name in database.list_runs():
@@ -64,7 +64,7 @@ class _Database(Database):
         super().__init__(path, "Trackio", _TABLES)
         columns = self.ask("SELECT name FROM pragma_table_info('metrics')")
         if ("metrics",) not in columns:
-            raise ImportFailure(f"{path} is no database of Trackio's")
+            raise ImportFailure(f"{path} is not a Trackio database")
         # Older versions know runs by their names alone.
         self.key = "run_id" if ("run_id",) in columns else "run_name"
 
@@ -155,7 +155,7 @@ class TrackioRun(ForeignRun):
                 f"SELECT count(*) FROM traces WHERE {key} = ?", self._run_id
             )
             if count:
-                losses.add("trace", "traces", "traces have no place in a run", count)
+                losses.add("trace", "traces", "traces cannot be imported", count)
         if is_new:
             yield values.make_portion(dict(at))
 
@@ -190,7 +190,7 @@ class _Values(WandbValues):
             table = {"columns": columns, "rows": [[row.get(c) for c in columns] for row in rows]}
             self._add_file(key, "table", msgspec.json.encode(table), {}, step, time_us, "json")
         else:
-            self._losses.add(form, key, f"Trackio's type {form} has no place in a run")
+            self._losses.add(form, key, f"the Trackio type {form} cannot be imported")
 
 
 def _read_json(text: Any) -> dict[str, Any]:

@@ -45,11 +45,11 @@ _ASIDE = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
 # What W&B writes for itself.
 _OWN_RECORDS = ("header", "footer", "final", "telemetry", "request", "tbrecord")
 _NO_PLACE = {
-    "metric": "what define_metric says of axes and summaries has no place in a run",
-    "use_artifact": "which artifact it is of is known to W&B's server alone",
-    "preempting": "that it was about to be stopped has no place in a run",
+    "metric": "settings of define_metric cannot be imported",
+    "use_artifact": "the artifact of this file is known to the W&B server only",
+    "preempting": "a stop request cannot be imported",
 }
-_INSTALL = 'W&B\'s files are read by its library: pip install "quark-tracker[wandb]"'
+_INSTALL = 'W&B files require its library: pip install "quark-tracker[wandb]"'
 
 
 def find_runs(place: str | Path, *, project: str | None = None) -> Iterator[ForeignRun]:
@@ -110,7 +110,7 @@ class WandbRun(ForeignRun):
         """See `ForeignRun`."""
         said = self._said or self._read_head()
         if "run_id" not in said:
-            raise ImportFailure(f"{self._files[0]} does not say yet which run it is of")
+            raise ImportFailure(f"{self._files[0]} does not name its run yet")
         last_us = said.get("last_us")
         code = said.get("exit_code")
         tags = list(said.get("tags", ()))
@@ -155,7 +155,7 @@ class WandbRun(ForeignRun):
             if log.damage is not None:
                 losses.add("bytes", file.name, f"{log.damage}, and what follows it", left)
             elif left > 0 and "exit_code" not in self._said:
-                losses.add("bytes", file.name, "a record is half written; taken when whole", left)
+                losses.add("bytes", file.name, "a record is incomplete; import it later", left)
 
     def _read_file(
         self,
@@ -261,10 +261,10 @@ class WandbRun(ForeignRun):
         elif form == "environment":
             self._take_environment(record.environment)
         elif form in ("output", "output_raw"):
-            losses.add("console", "output", "lines of the console have no place in a run")
+            losses.add("console", "output", "console lines cannot be imported")
         elif form not in _OWN_RECORDS:
             name = record.metric.name or record.metric.glob_name if form == "metric" else str(form)
-            reason = _NO_PLACE.get(str(form), "it has no place in a run")
+            reason = _NO_PLACE.get(str(form), "this record cannot be imported")
             losses.add(str(form), name, reason)
 
     def _take_summary(self, found: Any) -> None:
@@ -336,7 +336,7 @@ class WandbRun(ForeignRun):
             try:
                 record = types.Record.FromString(data)
             except DecodeError as error:
-                raise ImportFailure(f"{self._files[0]} is no file of W&B's: {error}") from None
+                raise ImportFailure(f"{self._files[0]} is not a W&B file: {error}") from None
             if record.WhichOneof("record_type") == "run":
                 self._take_run(record.run)
                 break

@@ -1,4 +1,4 @@
-"""What stands in a row of W&B's history, by the type that W&B gives it."""
+"""The values in a row of W&B's history, by W&B's types."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class WandbValues(Gathered):
             for name, inner in value.items():
                 self.take(f"{key}/{name}", inner, step, time_s)
         elif value is not None and key != _OWN_KEY:
-            self._losses.add("value", key, f"a {type(value).__name__} is no metric")
+            self._losses.add("value", key, f"{type(value).__name__} is not a metric")
 
     def _add_point(self, key: str, step: int, value: float, time_s: float) -> None:
         number = self._losses.read_number("value", key, value)
@@ -103,7 +103,7 @@ class WandbValues(Gathered):
                     f"{key}/{place}", _LISTS.get(group, "image"), name, facts, step, time_us
                 )
         else:
-            self._losses.add(form, key, f"W&B's type {form} has no place in a run")
+            self._losses.add(form, key, f"the W&B type {form} cannot be imported")
 
     def _take_histogram(self, key: str, value: Mapping[str, Any], step: int, time_us: int) -> None:
         counts, edges = value.get("values"), value.get("bins")
@@ -113,7 +113,7 @@ class WandbValues(Gathered):
                 low, width = float(packed["min"]), float(packed["size"])
                 count = int(packed["count"])
                 if count != len(counts or ()):
-                    raise ValueError(f"it has {len(counts or ())} counts for {count} bins")
+                    raise ValueError(f"it has {len(counts or ())} counts, but {count} bins")
                 edges = [low + place * width for place in range(count + 1)]
             made = make_histogram(
                 key,
@@ -133,7 +133,7 @@ class WandbValues(Gathered):
     def _take_table(self, key: str, value: Mapping[str, Any], step: int, time_us: int) -> None:
         path = self._find(value.get("path"))
         if path is None:
-            self._losses.add("table", key, f"its file is not there: {value.get('path')}")
+            self._losses.add("table", key, f"its file is missing: {value.get('path')}")
             return
         try:
             table = json.loads(read_document(path) or b"")
@@ -155,7 +155,7 @@ class WandbValues(Gathered):
     ) -> None:
         path = self._find(name)
         if path is None:
-            self._losses.add(artifact_type, key, f"its file is not there: {name}")
+            self._losses.add(artifact_type, key, f"its file is missing: {name}")
             return
         payload_format = "bytes"
         if artifact_type in ("html", "figure"):
@@ -247,26 +247,26 @@ class WandbValues(Gathered):
             # What is hidden there was not logged: keys, for one.
             inside = not any(part[0] == "." for part in target.relative_to(own_root).parts)
         if not inside:
-            return f"it is a link to {target}: import a folder that holds both, or copy it there"
-        return target if is_plain_file(target) else f"it is a link to {target}, which is no file"
+            return f"it is a link to {target}. Import a folder that has both, or copy it"
+        return target if is_plain_file(target) else f"it is a link to {target}, which is not a file"
 
     def take_artifact(self, artifact: Any, time_us: int | None) -> None:
         """The files of an artifact that are on this machine, and are what the artifact says."""
         if artifact.type == "run_table":
             return  # a table of the history once more
         if artifact.type == "job":
-            self._losses.add("artifact", artifact.name, "it is W&B's note of the program")
+            self._losses.add("artifact", artifact.name, "it is W&B's note about the program")
             return
         for entry in artifact.manifest.contents:
             name = f"{artifact.name}/{entry.path}"
             path = Path(entry.local_path)
             if entry.ref:
-                self._losses.add("artifact", name, f"it lies elsewhere: {entry.ref}")
+                self._losses.add("artifact", name, f"it is stored elsewhere: {entry.ref}")
             elif not entry.local_path or not is_plain_file(path):
                 self._losses.add("artifact", name, "its file is not on this machine")
             elif not _is_what_it_says(path, entry):
                 # The file may name any path of whoever imports it.
-                self._losses.add("artifact", name, "its file is not what the artifact says")
+                self._losses.add("artifact", name, "its content differs from the artifact's hash")
             else:
                 facts = {"artifact": artifact.name, "digest": artifact.digest}
                 self._add_file(
@@ -313,7 +313,7 @@ def read_stats(stats: Any, losses: Losses) -> list[StreamRecord]:
                 "system metric", item.key, json.loads(item.value_json)
             )
         except (ValueError, TypeError):
-            losses.add("system metric", item.key, "it is no number")
+            losses.add("system metric", item.key, "it is not a number")
     taken: dict[str, Any] = {
         "cpu_usage_percent": found.pop("cpu", None),
         "ram_usage_percent": found.pop("memory_percent", found.pop("memory", None)),

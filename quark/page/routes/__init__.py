@@ -1,1 +1,1 @@
-"""What the page's addresses answer, out of any opened backend; nothing here knows of HTTP."""
+"""The answers of the page's addresses, from any open backend, without HTTP."""

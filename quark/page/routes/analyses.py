@@ -1,4 +1,4 @@
-"""What is known of runs by analysis: what their stores keep, else what is computed for the page.
+"""The analyses of runs: stored ones, or ones that are computed for the page.
 
 Nothing that is computed is stored. It is computed for one run after the other.
 """
@@ -194,7 +194,7 @@ class AnalysisDesk:
             of = summary.state, summary.last_metric_at
             return began, of, self._analyzer.analyze(run_id)
         except RunNotFoundError:
-            note = "the run is gone"
+            note = "the run does not exist any more"
         except QuarkError as error:
             note = str(error)
         except Exception as error:  # noqa: BLE001 - a plugin's rule may raise anything
@@ -268,8 +268,8 @@ def _note_age(analysis: Analysis, summary: RunSummary) -> Analysis:
     age_s = max(0.0, (now_us() - parse_time(analysis.at)) / 1e6)
     return replace(
         analysis,
-        note=f"this is what was stored {format_span(age_s)} ago; the run has logged "
-        f"{format_span(behind_s)} more since",
+        note=f"this was stored {format_span(age_s)} ago; the run has logged "
+        f"{format_span(behind_s)} more since then",
     )
 
 

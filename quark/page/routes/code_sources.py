@@ -116,7 +116,7 @@ def tell_source(source: PageSource, run_id: str, parameters: Parameters) -> dict
         raise SchemaValidationError("path must name a file of the run's sources")
     file = read_source(source.reader, run_id, path, attempt=attempt)
     if file is None:
-        raise ArtifactNotFoundError(f"run {run_id} has no source of this path")
+        raise ArtifactNotFoundError(f"run {run_id} has no source file with this path")
     return {**_describe(file), **_cut(file.text)}
 
 
@@ -179,7 +179,7 @@ def tell_source_diff(source: PageSource, parameters: Parameters) -> dict[str, An
     sides = [read_sources(source.reader, each, texts=False) for each in (baseline, judged)]
     found = next((diff for diff in diff_sources(*sides) if diff.path == path), None)
     if found is None:
-        raise ArtifactNotFoundError("the sources of these runs differ in no file of this path")
+        raise ArtifactNotFoundError("these runs have no different source file with this path")
     texts = [
         None if file is None else read_source(source.reader, run_id, file.path)
         for run_id, file in ((baseline, found.before), (judged, found.after))
@@ -189,7 +189,7 @@ def tell_source_diff(source: PageSource, parameters: Parameters) -> dict[str, An
     reasons = {file.reason for file in texts if file is not None and file.reason}
     note = None
     if not lines:
-        note = "; ".join(sorted(reasons)) or "it has another path, and the same content"
+        note = "; ".join(sorted(reasons)) or "it has a different path and the same content"
     return {
         "path": path,
         "kind": found.kind,

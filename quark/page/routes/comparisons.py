@@ -89,14 +89,14 @@ def read_sides(
     runs = parameters.get_texts("run", MAX_RUNS)
     keys = parameters.get_texts("group", _MOST_GROUP_KEYS)
     if texts and (runs or keys):
-        raise SchemaValidationError("side may not stand beside run and group")
+        raise SchemaValidationError("side cannot be combined with run and group")
     listed = [list(dict.fromkeys(filter(None, text.split(",")))) for text in texts]
     listed = [ids for ids in listed if ids] or [[run_id] for run_id in runs]
     count = len({run_id for ids in listed for run_id in ids})
     if not listed:
         raise SchemaValidationError("side, or run, must name the runs to compare")
     if count > MAX_RUNS:
-        raise SchemaValidationError(f"side names {count} runs; at most {MAX_RUNS} may be compared")
+        raise SchemaValidationError(f"side names {count} runs; at most {MAX_RUNS} can be compared")
     read = source.recall if may_be_known else source.summarize
     found = {run_id: read(run_id) for ids in listed for run_id in ids}
     if not keys:

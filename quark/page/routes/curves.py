@@ -92,10 +92,10 @@ class PageCursor(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
                 check_cursor(found.place)
         except (binascii.Error, zlib.error, msgspec.DecodeError, ValueError) as error:
             raise SchemaValidationError(
-                "cursor must be one that was given with the run or its curves"
+                "cursor must be one that the server returned with the run or its curves"
             ) from error
         if found.run_id != run_id:
-            raise SchemaValidationError("cursor must be one of this run")
+            raise SchemaValidationError("cursor must belong to this run")
         return found
 
 
@@ -364,7 +364,7 @@ class ChangeDesk:
         text = parameters.get_text("cursor", _MOST_CURSOR)
         if text is None:
             raise SchemaValidationError(
-                "cursor must be one that was given with the run or its curves"
+                "cursor must be one that the server returned with the run or its curves"
             )
         ask = CurveAsk.read(parameters)
         cursor = PageCursor.decode(text, run_id)

@@ -1,4 +1,4 @@
-"""What people change on the page: what is said of a run, that it stop, whether a sweep goes on."""
+"""The edits that the page offers: of runs, stop requests and sweeps."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def change_sweep(editor: PageEditor, sweep_id: str, body: bytes, by: str) -> dic
     """
     state = _decode(body, _SweepBody).state
     if not is_sweep_id(sweep_id):
-        raise NoSuchSweep(f"there is no sweep {sweep_id!r:.120}")
+        raise NoSuchSweep(f"the sweep {sweep_id!r:.120} does not exist")
     sweep = editor.update_sweep(sweep_id, state, by=by)
     return {"sweep": {"state": sweep.state, "counts": dict(sweep.counts)}}
 

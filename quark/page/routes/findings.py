@@ -56,10 +56,10 @@ def pack_evidence(source: PageSource, run_id: str, parameters: Parameters) -> by
     """
     kind = parameters.get_word("kind", "", _KINDS)
     if not kind:
-        raise SchemaValidationError(f"kind must be one of {', '.join(_KINDS)}")
+        raise SchemaValidationError(f"kind must be one of {', '.join(map(repr, _KINDS))}")
     field = parameters.get_text("field")
     if field is None or kind not in RECORD_TYPES or field not in column_types(kind):
-        raise SchemaValidationError(f"field must be one of {kind} records, got {field!r:.60}")
+        raise SchemaValidationError(f"field must be a field of {kind} records, got {field!r:.60}")
     name = parameters.get_text("name")
     if kind == "telemetry" and name is not None:
         parameters.get_integer("name")
@@ -74,7 +74,7 @@ def pack_evidence(source: PageSource, run_id: str, parameters: Parameters) -> by
     try:
         found = read_evidence(source.reader, run_id, piece, low=low, high=high)
     except (TypeError, ValueError) as error:
-        raise SchemaValidationError(f"field {field!r} of {kind} is no curve") from error
+        raise SchemaValidationError(f"field {field!r} of {kind} is not a curve") from error
     curves = []
     if found is not None and len(found):
         none = np.full(len(found), -1, dtype=np.int64)
@@ -91,8 +91,8 @@ def pack_evidence(source: PageSource, run_id: str, parameters: Parameters) -> by
 
 
 _UNSAID = (
-    "why the other rules had no data is not kept with this analysis; `quark analyze` tells it, "
-    "and keeps it"
+    "this analysis does not record why the other rules had no data; `quark analyze` shows and "
+    "stores it"
 )
 
 

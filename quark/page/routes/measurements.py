@@ -74,8 +74,8 @@ def pack_module(source: PageSource, run_id: str, parameters: Parameters) -> byte
     curves = _make_curves(rows, kind, fields, summary_type, entries, _AXES[x])
     if len(curves) > _MOST_CURVES:
         raise SchemaValidationError(
-            f"these are {len(curves)} curves, and at most {_MOST_CURVES} are given at once: "
-            "name fewer fields"
+            f"these are {len(curves)} curves; at most {_MOST_CURVES} are allowed at once. "
+            "Request fewer fields"
         )
     # Even a layer of which nothing is known is one of a run that there is.
     head: dict[str, Any] = {"kind": kind}
@@ -96,7 +96,7 @@ def _check_fields(kind: str, fields: Sequence[str]) -> list[str]:
     for field in fields:
         if field not in numbers:
             raise SchemaValidationError(
-                f"field must be a number of {kind} records, one of {', '.join(numbers)}; "
+                f"field must be a numeric field of {kind} records, one of {', '.join(numbers)}; "
                 f"got {field!r:.60}"
             )
     return list(fields) or numbers
@@ -291,7 +291,7 @@ class GridDesk:
         kind = parameters.get_word("kind", _KINDS[0], _KINDS)
         field = parameters.get_text("field")
         if field is None:
-            raise SchemaValidationError(f"field must be a number of {kind} records, such as norm")
+            raise SchemaValidationError(f"field must be a numeric {kind} field, such as norm")
         summary_type = parameters.get_word("summary", "", _SUMMARIES) or None
         low, high = parameters.get_integer("low"), parameters.get_integer("high")
         query = GridQuery.build(
@@ -480,11 +480,11 @@ FIELDS = {
     "step_time_ms": "step time, ms",
     "data_time_ms": "waiting for data, ms",
     "compute_time_ms": "computing, ms",
-    "gpu_utilization_percent": "GPU in use, %",
-    "gpu_memory_usage_percent": "GPU memory in use, %",
-    "cpu_usage_percent": "processors of the node in use, %",
-    "process_cpu_percent": "this process, % of a core",
-    "ram_usage_percent": "memory of the node in use, %",
+    "gpu_utilization_percent": "GPU utilization, %",
+    "gpu_memory_usage_percent": "GPU memory used, %",
+    "cpu_usage_percent": "CPU of the node, %",
+    "process_cpu_percent": "CPU of this process, % of a core",
+    "ram_usage_percent": "node memory used, %",
     "process_rss_bytes": "memory of this process, bytes",
     "workers_rss_bytes": "memory of its workers, bytes",
 }

@@ -247,11 +247,11 @@ class _NoStore:
 
     def read(self, run_id: str, kind: str, query: Query) -> Columns:  # noqa: ARG002
         """See `SupportsRead`."""
-        raise RunNotFoundError(f"there is no run {run_id!r:.80}")
+        raise RunNotFoundError(f"the run {run_id!r:.80} does not exist")
 
     def load_run(self, run_id: str) -> StoredRun:
         """See `SupportsRead`."""
-        raise RunNotFoundError(f"there is no run {run_id!r:.80}")
+        raise RunNotFoundError(f"the run {run_id!r:.80} does not exist")
 
     def list_runs(self, **_: object) -> list[StoredRun]:
         """See `SupportsRead`."""
@@ -324,4 +324,4 @@ def check_known_form(run_id: str) -> str:
     try:
         return check_run_id(run_id)
     except SchemaValidationError:
-        raise RunNotFoundError(f"there is no run {run_id!r:.80}") from None
+        raise RunNotFoundError(f"the run {run_id!r:.80} does not exist") from None

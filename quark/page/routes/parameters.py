@@ -34,7 +34,7 @@ class Parameters:
         """A text of at most so many characters, or None where there is none or it is empty."""
         values = self._values.get(name, [])
         if len(values) > 1:
-            raise SchemaValidationError(f"{name} may stand once only")
+            raise SchemaValidationError(f"{name} can be given only once")
         if not values or not values[0]:
             return None
         if len(values[0]) > most:
@@ -45,7 +45,7 @@ class Parameters:
         """The texts under a name that may be repeated, each once, in their order."""
         values = list(dict.fromkeys(value for value in self._values.get(name, []) if value))
         if len(values) > most:
-            raise SchemaValidationError(f"{name} stands {len(values)} times; at most {most} may")
+            raise SchemaValidationError(f"{name} occurs {len(values)} times; at most {most}")
         for value in values:
             if len(value) > _MAX_TEXT:
                 raise SchemaValidationError(f"{name} is longer than {_MAX_TEXT} characters")
@@ -57,9 +57,7 @@ class Parameters:
         if text is None:
             return None
         if not _INTEGER.fullmatch(text):
-            raise SchemaValidationError(
-                f"{name} must be a whole number that is not negative, got {text!r:.40}"
-            )
+            raise SchemaValidationError(f"{name} must be a non-negative integer, got {text!r:.40}")
         return int(text)
 
     def get_number(self, name: str) -> float | None:
@@ -72,9 +70,7 @@ class Parameters:
         except ValueError:
             number = -1.0
         if not 0 <= number < _LARGEST:
-            raise SchemaValidationError(
-                f"{name} must be a number that is not negative, got {text!r:.40}"
-            )
+            raise SchemaValidationError(f"{name} must be a non-negative number, got {text!r:.40}")
         return number
 
     def get_bounded(self, name: str, default: int, most: int) -> int:
@@ -97,6 +93,6 @@ class Parameters:
             return default
         if text not in words:
             raise SchemaValidationError(
-                f"{name} must be one of {', '.join(words)}, got {text!r:.40}"
+                f"{name} must be one of {', '.join(map(repr, words))}, got {text!r:.40}"
             )
         return text

@@ -461,7 +461,7 @@ def find_artifact(source: PageSource, run_id: str, sha256: str) -> ArtifactRecor
         RunNotFoundError: There is no such run.
     """
     if not _SHA256.fullmatch(sha256):
-        raise ArtifactNotFoundError("an artifact is asked for by its SHA-256 in hexadecimal")
+        raise ArtifactNotFoundError("an artifact is requested by its SHA-256 in hexadecimal")
     query = Query(equals={"sha256": sha256}, limit=1)
     source.load_run(run_id)
     rows: Columns = read_rows(source.reader, run_id, ArtifactRecord.KIND, query)
@@ -480,7 +480,7 @@ def open_artifact(source: PageSource, run_id: str, sha256: str) -> BinaryIO:
     """
     reader: object = source.reader
     if not isinstance(reader, SupportsArtifacts):
-        raise ArtifactNotFoundError("this backend keeps no payloads")
+        raise ArtifactNotFoundError("this backend does not store payloads")
     return reader.open_payload(run_id, sha256)
 
 
@@ -498,7 +498,7 @@ def _read_cursor(parameters: Parameters, name: str) -> int | None:
     if text is None:
         return None
     if not _CURSOR.fullmatch(text):
-        raise SchemaValidationError(f"{name} must be a cursor that was given, got {text!r:.40}")
+        raise SchemaValidationError(f"{name} must be a cursor from the server, got {text!r:.40}")
     return int(text)
 
 

@@ -342,7 +342,7 @@ class AnalysisProcess:
             ("its analysis", "analyzes") if pair is None else ("the comparison", "compares")
         )
         offer = f"quark analyze {run_id}" if pair is None else "quark compare"
-        unbounded = f"; `{offer}` has no such bounds"
+        unbounded = f"; `{offer}` does not have these limits"
         try:
             reply = self._find_child().request(message, Reply, limits.time_s)
         except OSError as error:
@@ -351,12 +351,12 @@ class AnalysisProcess:
         except ChildGone as error:
             self._give_up(self._child)
             if error.was_late:
-                said = f"{what} was ended after {limits.time_s:g} s, which is all that it has here"
+                said = f"{what} was stopped after {limits.time_s:g} s, its time limit"
             elif error.exit_status is None:
                 raise _NoResult(f"the process that {does} cannot be used: {error}") from error
             else:
                 ended = _describe_exit(error.exit_status)
-                said = f"the process that {does} ended in the middle of it ({ended})"
+                said = f"the process that {does} ended unexpectedly ({ended})"
             raise _NoResult(said + unbounded) from error
         if reply.outcome == "ok":
             found, peak_bytes = load_value(reply.value)
@@ -371,9 +371,7 @@ class AnalysisProcess:
                 raise SessionStoreError(reply.text)
             case "no_memory":
                 mib = limits.memory_bytes / _MIB
-                raise _NoResult(
-                    f"{what} needs more than the {mib:.0f} MiB that it has here{unbounded}"
-                )
+                raise _NoResult(f"{what} requires more than its limit of {mib:.0f} MiB{unbounded}")
         raise _NoResult(reply.text)
 
     def _find_child(self) -> ChildProcess:
@@ -395,5 +393,5 @@ class AnalysisProcess:
 
 def _describe_exit(status: int) -> str:
     if status == -9:
-        return "killed, perhaps since the machine had no memory left"
+        return "killed, perhaps because the machine ran out of memory"
     return f"by signal {-status}" if status < 0 else f"exit status {status}"

@@ -69,7 +69,7 @@ def read_view(source: PageSource, run_id: str, name: str) -> dict[str, Any]:
     """
     place = _find_places().get(name)
     if place is None:
-        raise SchemaValidationError(f"no plugin has a view {name!r:.60}")
+        raise SchemaValidationError(f"no plugin provides a view {name!r:.60}")
     source.load_run(run_id)
     module, _, attribute = place.partition(":")
     try:
@@ -94,7 +94,7 @@ def _find_places() -> dict[str, str]:
             if is_named and isinstance(place, str) and _PLACE.fullmatch(place):
                 found[name] = place
             else:
-                _log.warning("left out a view of plugin %s: %r at %r", plugin, name, place)
+                _log.warning("a view of plugin %s is omitted: %r at %r", plugin, name, place)
     return found
 
 
@@ -201,7 +201,7 @@ def _tell_analysis(
 ) -> dict[str, Any]:
     found = describe_analysis(analysis, computing=desk.is_computing(run_id))
     if found["state"] == "computed" and not source.capabilities["outputs"]:
-        found["note"] = f"analyzed for this page: {source.backend} keeps no analyses"
+        found["note"] = f"analyzed for this page, because {source.backend} does not store analyses"
     return found
 
 
@@ -214,20 +214,20 @@ def describe_absent(source: PageSource, contents: Mapping[str, int | None]) -> d
         return {}
     name = source.backend
     absent = {
-        kind: f"{name} has none of this run. It holds what Quark has mirrored into it; of a run of "
-        "another tool only metrics, parameters, tags and notes are read."
+        kind: f"{name} has no data of this run. It contains the runs that Quark has mirrored to "
+        "it. From runs of other tools, only metrics, parameters, tags and notes are read."
         if count == 0
-        else f"Whether {name} has any of this run cannot be read."
+        else f"The records of this run in {name} cannot be read."
         for kind, count in contents.items()
         if not count
     }
     absent["delivery"] = (
-        f"This is read from {source.place}. Where else the run's records go, and what waits, is "
-        "known where it was logged: `quark ui` of its own folder shows it."
+        f"This run is read from {source.place}. Its other backends and waiting records are "
+        "known in the folder where it was logged. `quark ui` in that folder shows them."
     )
     if not source.capabilities["artifacts"]:
         absent["payload"] = (
-            f"{name} keeps no payloads: artifacts are listed without what they hold."
+            f"{name} does not store payloads, so artifacts are listed without their content."
         )
     return absent
 
@@ -388,7 +388,7 @@ def _describe_delivery(source: PageSource, run_id: str) -> dict[str, Any]:
     ]
     return {
         "lanes": [*lanes, *_list_mirrors(source, run_id)],
-        "unstored": "not everything of this run is in the store yet: `quark sync` brings it there"
+        "unstored": "some records of this run are not in the store yet: `quark sync` delivers them"
         if waiting
         else None,
     }

@@ -312,7 +312,7 @@ def tell_about(source: PageSource, version: str, now: str) -> dict[str, Any]:
     if "search" in lacks:
         notes.append("this backend reads every run to search for metrics")
     if "outputs" in lacks:
-        notes.append("this backend keeps no findings; they are computed here, and not stored")
+        notes.append("this backend does not store findings; they are computed here and not stored")
     return {
         "version": version,
         "place": source.place,

@@ -76,12 +76,12 @@ def tell_sample(source: PageSource, run_id: str, parameters: Parameters) -> dict
     step = parameters.get_integer("step")
     writer_id, _, number = (wanted or "").rpartition(f"-{SampleRecord.KIND}-")
     if not writer_id or not number.isdecimal():
-        raise SchemaValidationError("id must be that of a sample")
+        raise SchemaValidationError("id must be the ID of a sample")
     rows = read_rows(source.reader, run_id, SampleRecord.KIND, Query(step=step, all_attempts=True))
     its = (rows["writer_id"] == writer_id) & (rows["sequence"] == int(number))
     found: Any = rows.take(its).to_records()
     if not found:
-        raise SchemaValidationError(f"there is no sample {wanted!r:.80} at this step")
+        raise SchemaValidationError(f"this step has no sample {wanted!r:.80}")
     record = found[0]
     return {
         "sample": _describe(record, is_whole=True),

@@ -384,7 +384,7 @@ class SweepDesk:
         """
         reader = self._reader
         if reader is None:
-            note = f"this backend ({self._source.backend}) has no sweeps"
+            note = f"this backend ({self._source.backend}) does not support sweeps"
             return {"sweeps": [], "count": 0, "note": note}
         project = parameters.get_text("project")
         found = reader.list_sweeps(project)
@@ -514,7 +514,7 @@ class SweepDesk:
         """The sweep as it is now, or was a moment ago; with the lock held."""
         reader = self._reader
         if reader is None or not is_sweep_id(sweep_id):
-            raise NoSuchSweep(f"there is no sweep {sweep_id!r:.120}")
+            raise NoSuchSweep(f"the sweep {sweep_id!r:.120} does not exist")
         known = self._known.get(sweep_id)
         if known is not None and time.monotonic() - known.read_s < _AGAIN_S:
             return known

@@ -1,4 +1,4 @@
-"""Where the rows of a text table lie in its file: found in pieces, never all of it in memory."""
+"""The positions of rows in the file of a text table, found without loading the file."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def open_table(file: BinaryIO, kind: str) -> TableFile:
     if kind == "parquet":
         return _ParquetTable(file)
     if file.read(2).startswith(_UTF16):
-        raise SchemaValidationError("this table is in UTF-16, which is not shown; download it")
+        raise SchemaValidationError("this table is in UTF-16, which cannot be shown. Download it")
     if kind == "csv":
         return _CsvTable(file)
     return _JsonTable(file, kind)
@@ -351,8 +351,8 @@ def _read_head(file: BinaryIO) -> tuple[list[str] | None, int]:
             begin = _ROWS_HEAD.match(text, end)
     if begin is None or not isinstance(names, list):
         raise SchemaValidationError(
-            'this is no table: it must begin with {"columns": [names], "rows": [ or be a list '
-            "of objects; its text is there to look at"
+            'this is not a table: it must start with {"columns": [names], "rows": [ or be a '
+            "list of objects. You can view it as text"
         )
     return [str(name) for name in names], len(text[: begin.end()].encode())
 
@@ -365,8 +365,8 @@ class _ParquetTable:
             parquet = import_module("pyarrow.parquet")
         except ImportError:
             raise SchemaValidationError(
-                "this is a Parquet file, which pyarrow reads: install quark-tracker[arrow] where "
-                "`quark ui` runs, or download it"
+                "this Parquet file requires pyarrow: install quark-tracker[arrow] on the "
+                "machine that runs `quark ui`, or download the file"
             ) from None
         self._errors = (import_module("pyarrow").ArrowException, OSError, ValueError)
         try:

@@ -171,7 +171,7 @@ class _OpenTable:
             file = stack.enter_context(open_artifact(source, self._run_id, self._sha256))
             media_type = identify_media(file.read(HEAD_BYTES))
             if self._kind != "parquet" and not is_text(media_type):
-                raise SchemaValidationError(f"this is no table: it is {media_type}")
+                raise SchemaValidationError(f"this is not a table, but {media_type}")
             file.seek(0)
             self._table = open_table(file, self._kind)
             self._file = file
@@ -272,7 +272,7 @@ def read_text(source: PageSource, run_id: str, parameters: Parameters) -> dict[s
     # As text a page of HTML is as harmless as any other.
     is_prose = record.artifact_type in _PROSE and media_type in ("text/html", "application/xml")
     if media_type not in ("text/plain", "application/json") and not is_prose:
-        raise SchemaValidationError(f"{record.artifact_name!r:.80} is no text: it is {media_type}")
+        raise SchemaValidationError(f"{record.artifact_name!r:.80} is not a text, but {media_type}")
     is_cut = record.size_bytes > len(data)
     if media_type == "application/json" and not is_cut:
         data = _lay_out(data)

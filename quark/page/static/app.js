@@ -22,7 +22,7 @@ class Fence extends Component {
   render() {
     const error = /** @type {any} */ (this.state).error;
     if (!error) return this.props.children;
-    return html`<main id="main" class="notice" role="alert"><h1>This page cannot be drawn</h1>
+    return html`<main id="main" class="notice" role="alert"><h1>This page cannot be displayed</h1>
       <pre>${String(error?.stack ?? error)}</pre></main>`;
   }
 }
@@ -61,7 +61,7 @@ function Page({ place }) {
   const Found = useLate(load);
   if (Found) return html`<${Found} place=${place} />`;
   if (load) return html`<main id="main" aria-busy="true"></main>`;
-  return html`<main id="main" class="notice"><h1>There is no such page</h1>
+  return html`<main id="main" class="notice"><h1>This page does not exist</h1>
     <p><a href=${makeLink([])}>All runs</a></p></main>`;
 }
 
@@ -80,12 +80,12 @@ function SignIn() {
   }, []);
   if (readSession().mode === "team") {
     return html`<main id="main" class="notice" role="alert"><h1>Your session has ended</h1>
-      <p>It ends after 12 hours, with its key, or when you log out.</p>
+      <p>A session ends after 12 hours, with its API key, or when you log out.</p>
       <p><a class="button" href=${makeLoginLink()}>Log in</a></p></main>`;
   }
-  return html`<main id="main" class="notice" role="alert"><h1>This page needs a sign-in</h1>
-    <p>Open the address that <code>quark ui</code> has printed, with its token: it is good once, for
-    this browser, and a new one is printed each time that one was used. This page then goes on.</p>
+  return html`<main id="main" class="notice" role="alert"><h1>Sign in to open this page</h1>
+    <p>Open the address that <code>quark ui</code> prints, with its token. Each address works once, in
+    one browser. After that, it prints a new one. This page then continues.</p>
     <p><button onClick=${() => location.reload()}>Try again</button></p></main>`;
 }
 
@@ -126,7 +126,7 @@ function Help() {
       <h2 id="help-title">Keys</h2>
       <table><tbody>${keys.map(({ key, says }) => html`
         <tr key=${key}><td><kbd>${key}</kbd></td><td>${says}</td></tr>`)}</tbody></table>
-      <label><input type="checkbox" checked=${isOn} onChange=${turn} /> Single keys act</label>
+      <label><input type="checkbox" checked=${isOn} onChange=${turn} /> Single-key shortcuts</label>
       <p>Shift and drag, or two fingers, zoom a chart; a double click shows the whole run.</p>
       <form method="dialog"><button>Close</button></form>
     </dialog>`;

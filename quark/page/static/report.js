@@ -143,9 +143,9 @@ function Facts({ data }) {
 
 /** What is in here of a run, and what is not. @param {{ data: any }} props */
 function Holds({ data }) {
-  return html`<details class="holds" open><summary>What this report holds of the run</summary>
+  return html`<details class="holds" open><summary>Contents of this report</summary>
     <ul>${data.holds.map((/** @type {string} */ text) => html`<li key=${text}>${text}</li>`)}
-      ${data.lacks.map((/** @type {string} */ text) => html`<li key=${text} class="lacks"><b>left out:</b> ${text}</li>`)}</ul></details>`;
+      ${data.lacks.map((/** @type {string} */ text) => html`<li key=${text} class="lacks"><b>omitted:</b> ${text}</li>`)}</ul></details>`;
 }
 
 /** @param {{ data: any, place: number }} props */

@@ -258,7 +258,7 @@ class LiveCard {
     const { head, isSilent } = this.run;
     if (!head.run) return;
     const at = new Date(1000 * head.at).toLocaleTimeString("en-GB");
-    const note = isSilent ? `No word of the kernel since ${at}: what stands here is the last that is known.` : head.note ?? "";
+    const note = isSilent ? `No message from the kernel since ${at}. This is the last known state.` : head.note ?? "";
     if (this.parts.note.textContent !== note) {
       this.parts.note.textContent = note;
       this.drawHead(head.run);

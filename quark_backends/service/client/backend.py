@@ -424,7 +424,7 @@ class ServiceBackend(ServiceCaller):
         url = self._address.url
         if not self._client.is_known:
             raise StoreUnauthorizedError(
-                f"{settings.USER_KEY} is not set: set it to your key of the service at {url}"
+                f"{settings.USER_KEY} is not set. Set it to your key of the server at {url}"
             )
         try:
             with self._reading():
@@ -435,14 +435,14 @@ class ServiceBackend(ServiceCaller):
         if found.protocol < PROTOCOL_VERSION:
             self._client.close()
             raise SessionStoreError(
-                f"the service at {url} speaks version {found.protocol} of the protocol and this "
-                f"Quark speaks {PROTOCOL_VERSION}: bring the service up to date"
+                f"the Quark server at {url} uses protocol version {found.protocol}, but this "
+                f"Quark uses {PROTOCOL_VERSION}. Upgrade the server"
             )
         if not {"ingest", "admin"} & set(found.scopes):
             self._client.close()
             raise StoreUnauthorizedError(
-                f"the key {found.key_id} may not write (it has: {', '.join(found.scopes)}): set "
-                f"{settings.USER_KEY} to a key with the scope ingest"
+                f"the key {found.key_id} cannot write (its scopes: {', '.join(found.scopes)}). "
+                f"Set {settings.USER_KEY} to a key with the scope 'ingest'"
             )
         self._sender.limit(found.limits.get("body_bytes", 0) or 2**40)
 
@@ -464,13 +464,13 @@ class ServiceBackend(ServiceCaller):
         except ServiceError as error:
             if not self._client.is_known and isinstance(error, Refused) and error.wants_key:
                 raise StoreUnauthorizedError(
-                    f"{settings.USER_KEY} is not set: set it to your key of the service at "
+                    f"{settings.USER_KEY} is not set. Set it to your key of the server at "
                     f"{self._address.url}"
                 ) from None
             raise to_read_error(error, self._address.url) from None
         except SchemaValidationError as error:
             raise SessionStoreError(
-                f"the service at {self._address.url} has sent what cannot be read: {error}"
+                f"the reply of the Quark server at {self._address.url} cannot be read: {error}"
             ) from error
 
     @contextlib.contextmanager
@@ -480,7 +480,7 @@ class ServiceBackend(ServiceCaller):
             raise BackendUnavailable("the store was opened for reading only", backend=BACKEND)
         if not self._client.is_known and not self._client.key.reload():
             raise BackendUnauthorized(
-                f"{settings.USER_KEY} is not set: set it to your key of the service at "
+                f"{settings.USER_KEY} is not set. Set it to your key of the server at "
                 f"{self._address.url}",
                 backend=BACKEND,
             )

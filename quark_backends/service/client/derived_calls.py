@@ -151,7 +151,7 @@ class ServiceCaller:
             seen: set[str] = set()
             while following is not None:
                 if following in seen:
-                    raise Unreachable("its pages have no end", answered=True)
+                    raise Unreachable("its list of pages does not end", answered=True)
                 seen.add(following)
                 parameters = {**call.parameters, "after": following}
                 page, following = self._ask(

@@ -174,14 +174,14 @@ def read_refusal(
         where = f" to {_shorten(place)}" if place else ""
         return Refused(
             status,
-            f"it answers with a redirect{where} ({status}), which is not followed: "
-            f"set {settings.PERSISTENCE_URL} to where the service itself is",
+            f"it answers with a redirect{where} ({status}), which is not followed. Set "
+            f"{settings.PERSISTENCE_URL} to the final URL of the server",
         )
     said = hide(_show(body, headers.get("content-type", "")))
     reason = f"it answers {status}{f': {said}' if said else ''}"
     if status in (404, 405, 421):
         reason += (
-            "; that is no answer of a Quark service: check the host and the path of "
+            ". This is not an answer of a Quark server. Check the host and the path of "
             f"{settings.PERSISTENCE_URL}"
         )
     return Refused(status, reason, retry_after_s=retry_after_s)
@@ -225,22 +225,22 @@ def describe(error: ServiceError, url: str) -> str:
     """A failure with the service that it is about, and what to do where that is known."""
     if isinstance(error, Refused) and error.status == 401:
         return (
-            f"the service at {url} does not take the key: {error.reason}; "
-            f"set {settings.USER_KEY} to a key of it that is valid"
+            f"the Quark server at {url} rejects the API key: {error.reason}. Set "
+            f"{settings.USER_KEY} to a valid key of this server"
         )
     if isinstance(error, Refused) and error.status == 403:
         return (
-            f"the service at {url} refuses the call: {error.reason}; "
-            f"a key with that right belongs into {settings.USER_KEY}"
+            f"the Quark server at {url} refuses the call: {error.reason}. Set "
+            f"{settings.USER_KEY} to a key with this scope"
         )
     if isinstance(error, Refused) and error.status in _LATER:
-        return f"the service at {url} asks to come again later: {error.reason}"
+        return f"the Quark server at {url} asks to retry later: {error.reason}"
     if isinstance(error, Unreachable) and not error.answered:
         return (
-            f"the service at {url} cannot be reached: {error.reason}; "
-            f"see that it runs and that {settings.PERSISTENCE_URL} is right"
+            f"the Quark server at {url} cannot be reached: {error.reason}. Check that it is "
+            f"running and that {settings.PERSISTENCE_URL} is correct"
         )
-    return f"the service at {url} does not serve the call: {error.reason}"
+    return f"the Quark server at {url} cannot serve the call: {error.reason}"
 
 
 def _decode(media: str, body: bytes) -> ErrorBody | None:
@@ -607,7 +607,7 @@ def _read_early(response: httpx.Response) -> httpx.Response:
 
 def _too_long() -> Unreachable:
     return Unreachable(
-        f"its reply is longer than {_REPLY_BYTES} bytes, which no such reply is", answered=True
+        f"its reply is longer than {_REPLY_BYTES} bytes, the maximum for this call", answered=True
     )
 
 
@@ -619,7 +619,7 @@ def _check_plain(headers: Mapping[str, str]) -> None:
     """
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise Unreachable(
-            "its reply is compressed, which was not asked for; a proxy on the way may do that",
+            "its reply is compressed, although Quark did not request this. A proxy may do it",
             answered=True,
         )
 
@@ -636,7 +636,7 @@ def _check(reply: Reply, hide: Callable[[str], str]) -> None:
     if 200 <= reply.status < 300:
         if version is None:
             raise Unreachable(
-                "what answers is no Quark service (its reply has no header Quark-Protocol): check "
+                "the answer is not from a Quark server (it has no header Quark-Protocol). Check "
                 f"the host and the path of {settings.PERSISTENCE_URL}",
                 answered=True,
             )
@@ -647,8 +647,8 @@ def _check(reply: Reply, hide: Callable[[str], str]) -> None:
     refused = read_refusal(reply.status, reply.headers, body, hide)
     if reply.status == 404 and refused.code == "not_found" and version not in (None, "1"):
         refused.reason = (
-            f"it speaks version {version[:10]} of the protocol and this Quark speaks "
-            f"{PROTOCOL_VERSION}: bring the older of the two up to date"
+            f"it uses protocol version {version[:10]}, but this Quark uses {PROTOCOL_VERSION}. "
+            "Upgrade the older one"
         )
     raise refused
 
@@ -677,7 +677,7 @@ def _translate(deadline: Deadline, hide: Callable[[str], str], way: str = "") ->
     except ServiceError:
         raise
     except httpx.ConnectTimeout as error:
-        reason = str(error) if "name" in str(error) else "no connection in time"
+        reason = str(error) if "name" in str(error) else "no connection within the time limit"
         raise Unreachable(way + reason, timed_out=True, unheard=True) from None
     except httpx.PoolTimeout:
         raise Unreachable(
@@ -690,7 +690,7 @@ def _translate(deadline: Deadline, hide: Callable[[str], str], way: str = "") ->
     except httpx.ConnectError as error:
         raise Unreachable(way + _name(error, hide), unheard=True) from None
     except httpx.ProxyError as error:
-        raise Unreachable(f"the proxy on the way refuses: {_name(error, hide)}") from None
+        raise Unreachable(f"the proxy refuses: {_name(error, hide)}") from None
     except httpx.RemoteProtocolError as error:
         said = str(error)
         # A connection that was kept alive may have been closed by the server a moment ago.
@@ -713,7 +713,7 @@ def _warn_of_plain_http(address: ServiceAddress) -> None:
     if address.scheme == "http" and not address.is_loopback and address.url not in _warned:
         _warned.add(address.url)
         _log.warning(
-            "the service %s is reached by plain http: the key and all data go over the network "
-            "unencrypted",
+            "the connection to the Quark server %s uses plain http, so the key and all data "
+            "cross the network unencrypted",
             address.url,
         )

@@ -88,10 +88,10 @@ def _receive(reply: Reply) -> Iterator[tuple[bytes, Columns]]:
         elif isinstance(frame, Failure):
             raise Refused(503, frame.message, code=frame.code)
         elif frame.rows != count:
-            raise Unreachable(f"{count} rows came, where it has sent {frame.rows}", answered=True)
+            raise Unreachable(f"{count} rows arrived instead of {frame.rows}", answered=True)
         else:
             return
-    raise Unreachable("its reply was cut off")
+    raise Unreachable("its reply ends too early")
 
 
 def _split(reply: Reply) -> Iterator[bytes]:
@@ -108,8 +108,7 @@ def _split(reply: Reply) -> Iterator[bytes]:
                 del buffer[: _LENGTH.size]
                 if wanted > MAX_FRAME_BYTES:
                     raise Unreachable(
-                        f"its reply has a frame of {wanted} bytes, which no reply has",
-                        answered=True,
+                        f"its reply has a frame of {wanted} bytes, more than allowed", answered=True
                     )
             if wanted is None or len(buffer) < wanted:
                 break
@@ -125,7 +124,7 @@ def restore_tuples(page: RunPage, search: PageSearch) -> RunPage:
         SchemaValidationError: A row has not the columns that were asked for.
     """
     if any(len(row.values) != len(search.columns) for row in page.rows):
-        raise SchemaValidationError("page: a row has not the columns that were asked for")
+        raise SchemaValidationError("page: a row does not have the requested columns")
     places = [
         place
         for place, field in enumerate(search.columns)

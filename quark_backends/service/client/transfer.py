@@ -87,7 +87,7 @@ class BatchSender:
                 if count == 1:
                     raise BackendRejected(
                         f"a batch of {group[0].count} records ({len(group[0].body)} bytes) is "
-                        f"larger than the service takes: {error.reason}",
+                        f"larger than the server accepts: {error.reason}",
                         backend=BACKEND,
                     ) from None
                 self.limit(_measure(group) // 2)
@@ -140,8 +140,8 @@ class BatchSender:
         if is_removed and run_id not in self._removed:
             self._removed.add(run_id)
             _log.warning(
-                "run %s was removed from the service for good: what is still logged to it is kept "
-                "nowhere",
+                "run %s was permanently deleted from the server, so its further records are "
+                "dropped",
                 run_id,
             )
 
@@ -202,8 +202,7 @@ def send_payload(client: ServiceClient, payload: Payload) -> None:
         client.ask(call)
     except _SourceChanged:
         raise BackendRejected(
-            f"{payload.path} no longer is what was stored: its SHA-256 has changed",
-            backend=BACKEND,
+            f"{payload.path} has changed since it was stored: its SHA-256 differs", backend=BACKEND
         ) from None
     except _SourceUnreadable as error:
         raise BackendUnavailable(f"{payload.path}: {error}", backend=BACKEND) from error
@@ -239,7 +238,7 @@ def fetch_payload(client: ServiceClient, run_id: str, sha256: str) -> BinaryIO:
                 nonlocal size, digest
                 if "content-length" not in reply.headers:
                     # What has no end could fill the disk.
-                    raise Unreachable("its reply does not say how long it is", answered=True)
+                    raise Unreachable("its reply does not state its length", answered=True)
                 if size and reply.status != 206:
                     size, digest = 0, hashlib.sha256()
                     spool.seek(0)
@@ -268,8 +267,8 @@ def fetch_payload(client: ServiceClient, run_id: str, sha256: str) -> BinaryIO:
                     raise
         if digest.hexdigest() != sha256:
             raise ArtifactDamagedError(
-                f"payload {sha256} of run {run_id} is damaged: {size} bytes with the SHA-256 "
-                f"{digest.hexdigest()} came from the service"
+                f"payload {sha256} of run {run_id} is damaged: the server sent {size} bytes "
+                f"with the SHA-256 {digest.hexdigest()}"
             )
         spool.seek(0)
     except BaseException:

@@ -97,7 +97,7 @@ def find_address(config: BackendConfig) -> ServiceAddress:
     source = settings.PERSISTENCE_URL if text in given else "the backend's URI"
     if not text:
         raise SessionStoreError(
-            f"{settings.PERSISTENCE_URL} is not set: set it to the URL of your Quark service, "
+            f"{settings.PERSISTENCE_URL} is not set. Set it to the URL of your Quark server, "
             f"{_EXAMPLE}"
         )
     parts = _split(text.removeprefix("quark+"), source)
@@ -105,7 +105,7 @@ def find_address(config: BackendConfig) -> ServiceAddress:
     unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise SessionStoreError(
-            f"{source}: the service has no option {unknown[0]!r:.60}; there are "
+            f"{source}: the server URL has no option {unknown[0]!r:.60}. Its options are "
             f"{' and '.join(_OPTIONS)}"
         )
     # One store for all of a workspace, so that runs of other people and folders are found.
@@ -137,9 +137,9 @@ def check_key_is_for(address: ServiceAddress, config: BackendConfig) -> None:
     port = _check_port(parts, settings.PERSISTENCE_URL)
     if (parts.scheme, host, port) != (address.scheme, address.host, address.port):
         raise BackendUnauthorized(
-            f"the run's folder names the service at {address.url}, but {settings.USER_KEY} is for "
-            f"the one of {settings.PERSISTENCE_URL}, and is sent to no other: set both to those "
-            f"of {address.url} and come again",
+            f"the run's folder names the Quark server at {address.url}, but {settings.USER_KEY} "
+            f"belongs to the server in {settings.PERSISTENCE_URL} and is not sent to another "
+            f"one. Set both to {address.url} and its key, and try again",
             backend="service",
         )
 
@@ -155,12 +155,12 @@ def _split(text: str, source: str) -> SplitResult:
     if parts.scheme not in _PORTS or not host:
         shown = repr(text.rpartition("@")[2].partition("?")[0])
         raise SessionStoreError(
-            f"{source} is no URL of a Quark service: {shown:.80}; give it with its scheme, "
+            f"{source} is not a URL of a Quark server: {shown:.80}. Use http:// or https://, "
             f"{_EXAMPLE}"
         )
     if "@" in parts.netloc:
         raise SessionStoreError(
-            f"{source} must hold no user name and no password: the key belongs into "
+            f"{source} must not contain a user name or a password. Put the key into "
             f"{settings.USER_KEY}"
         )
     if not parts.path.isascii() or not (parts.path or "/").isprintable() or " " in parts.path:
@@ -182,7 +182,7 @@ def _encode_host(host: str, source: str) -> str:
     try:
         return host.encode("idna").decode("ascii")
     except UnicodeError:
-        raise SessionStoreError(f"{source}: {host!r:.80} is no host name") from None
+        raise SessionStoreError(f"{source}: {host!r:.80} is not a host name") from None
 
 
 def _find_timeout(options: Mapping[str, str], source: str) -> float:
@@ -263,11 +263,11 @@ def _read_key() -> str:
             ) from (None)
     if value and (len(value) > _MAX_CHARACTERS or not value.isascii() or not value.isprintable()):
         raise SessionStoreError(
-            f"{source} cannot be a key: it must be one line of at most {_MAX_CHARACTERS} "
+            f"{source} is not a valid key: it must be one line of at most {_MAX_CHARACTERS} "
             "ASCII characters"
         )
     if " " in value:
-        raise SessionStoreError(f"{source} cannot be a key: there is a space in it")
+        raise SessionStoreError(f"{source} is not a valid key: it contains a space")
     return value
 
 
@@ -332,7 +332,7 @@ def _clip(timeout_s: float | None, expired: type[Exception]) -> float | None:
         return timeout_s
     left_s = deadline.left_s
     if left_s <= 0.0:
-        raise expired("the time is over")
+        raise expired("the time limit is over")
     return left_s if timeout_s is None else min(left_s, timeout_s)
 
 
@@ -353,7 +353,7 @@ class BoundedTransport(httpx.BaseTransport):
     def __init__(self, address: ServiceAddress) -> None:
         self.process = os.getpid()
         proxy = _find_proxy(address)
-        self.way = "" if proxy is None else f"by the proxy {urlsplit(proxy).hostname}: "
+        self.way = "" if proxy is None else f"through the proxy {urlsplit(proxy).hostname}: "
         self._pool = _open_pool(address, proxy)
         self._lock = threading.Lock()
         self._calls = 0
@@ -606,7 +606,7 @@ def _resolve(host: str, port: int, timeout_s: float | None) -> list[str]:
             # A host name that cannot be encoded is a UnicodeError.
             entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except UnicodeError:
-            failures.append(OSError(f"{host} is no host name"))
+            failures.append(OSError(f"{host} is not a host name"))
         except OSError as error:
             failures.append(error)
         else:
@@ -620,7 +620,7 @@ def _resolve(host: str, port: int, timeout_s: float | None) -> list[str]:
     else:
         thread.join(timeout_s)
         if thread.is_alive():
-            raise httpcore.ConnectTimeout(f"the name {host} is not resolved in time")
+            raise httpcore.ConnectTimeout(f"the name {host} was not resolved in time")
     if failures:
         raise httpcore.ConnectError(f"the name {host} cannot be resolved: {failures[0]}")
     return found

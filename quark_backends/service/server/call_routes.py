@@ -164,8 +164,8 @@ class Rule:
     notes: str = ""
 
 
-_ROWS = "Of more than the limit json_rows only the newest, unless frames of rows are asked for."
-_CUT = "There may be fewer than were asked for although more follow: ask for those that follow."
+_ROWS = "Returns only the newest json_rows rows, unless frames of rows are requested."
+_CUT = "A page may have fewer entries than requested although more follow. Request the next page."
 
 RULES: Mapping[str, Rule] = {
     "load_run": Rule("read"),
@@ -231,7 +231,7 @@ def _check_worker(call: Call, worker: ProcessIdentity | None) -> ProcessIdentity
     if worker.pid < 0:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"worker.pid must be from 0 on, got {worker.pid}",
+            f"worker.pid must not be negative, got {worker.pid}",
             field="worker.pid",
         )
     return worker
@@ -245,7 +245,7 @@ def _check_run_ids(_call: Call, run_ids: Sequence[str]) -> list[str]:
     if not 0 < len(run_ids) <= REMOVAL_LIMIT_RUNS:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"run_ids has {len(run_ids)} runs; it must have 1 to {REMOVAL_LIMIT_RUNS}",
+            f"run_ids has {len(run_ids)} runs, but must have 1 to {REMOVAL_LIMIT_RUNS}",
             field="run_ids",
         )
     return [
@@ -257,7 +257,7 @@ def _check_run_ids(_call: Call, run_ids: Sequence[str]) -> list[str]:
 def _check_token(_call: Call, token: int) -> int:
     if token < 1:
         raise ServiceFailure(
-            ErrorCode.INVALID_ARGUMENT, f"token must be from 1 on, got {token}", field="token"
+            ErrorCode.INVALID_ARGUMENT, f"token must be at least 1, got {token}", field="token"
         )
     return token
 
@@ -266,7 +266,7 @@ def _check_definition(_call: Call, definition: Any) -> Any:
     if (size := len(msgspec.json.encode(definition))) > _DEFINITION_BYTES:
         raise ServiceFailure(
             ErrorCode.TOO_LARGE,
-            f"the definition has {size} bytes as JSON; this server takes {_DEFINITION_BYTES}",
+            f"the definition has {size} bytes as JSON, but this server accepts {_DEFINITION_BYTES}",
             field="definition",
         )
     return definition
@@ -329,9 +329,9 @@ async def _serve(method: str, rule: Rule, call: Call) -> ASGIApp:
 
 _TEXT: dict[str, Any] = {"type": "string", "maxLength": 512}
 _AFTER = Parameter(
-    name="after", schema=_TEXT, summary=f"`{NEXT_PAGE}` of the reply that this one goes on from."
+    name="after", schema=_TEXT, summary=f"`{NEXT_PAGE}` of the reply before this page."
 )
-_OF_STORE = Parameter(name="store", schema=_TEXT, summary="Only of runs of this project store.")
+_OF_STORE = Parameter(name="store", schema=_TEXT, summary="Only runs of this project store.")
 
 
 def _make_route(method: str, rule: Rule) -> ServiceRoute:

@@ -1,4 +1,4 @@
-"""How a server is set up, by options, then environment, then file, then defaults."""
+"""Configuration of a server: by options, then environment, then file, then defaults."""
 
 from __future__ import annotations
 
@@ -226,5 +226,5 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
 
 def _unknown(path: Path, name: str, known: Mapping[str, Any]) -> SchemaValidationError:
     return SchemaValidationError(
-        f"config {path}: there is no setting {name!r:.80}; there are {', '.join(sorted(known))}"
+        f"config {path}: unknown option {name!r:.80}. The options are {', '.join(sorted(known))}"
     )

@@ -176,8 +176,8 @@ def check_workspace(name: str) -> str:
     """
     if _WORKSPACE.fullmatch(name) is None:
         raise SchemaValidationError(
-            "workspace must begin with a lowercase letter and go on with at most 47 lowercase "
-            f"letters, digits and '_', got {name!r:.80}"
+            "workspace must start with a lowercase letter and continue with at most 47 "
+            f"lowercase letters, digits and '_', got {name!r:.80}"
         )
     return name
 
@@ -200,7 +200,7 @@ def parse_store_url(store_url: str) -> URL:
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername not in ("sqlite", "postgresql+psycopg"):
         raise SchemaValidationError(
-            f"store must begin with sqlite:/// or postgresql+psycopg://, not {url.drivername}://"
+            f"store must start with sqlite:/// or postgresql+psycopg://, not {url.drivername}://"
         )
     if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
         raise SchemaValidationError(
@@ -255,7 +255,7 @@ class ControlDatabase:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise SessionStoreError(f"store: {folder} cannot be made: {error}") from error
+                raise SessionStoreError(f"store: {folder} cannot be created: {error}") from error
         if not self.is_sqlite:
             self._make_schema()
         with self._begin(write=True) as connection:
@@ -285,8 +285,8 @@ class ControlDatabase:
         if version < CONTROL_VERSION:
             found = f"has version {version}" if version else "is empty"
             raise SessionStoreError(
-                f"the control database {self.name} {found}, this Quark needs version "
-                f"{CONTROL_VERSION}: run `quark db upgrade`, or `quark serve --migrate`"
+                f"the control database {self.name} {found}, but this Quark requires version "
+                f"{CONTROL_VERSION}. Run `quark db upgrade`, or `quark serve --migrate`"
             )
 
     def list_workspaces(self) -> list[str]:
@@ -476,8 +476,8 @@ class ControlDatabase:
 
     def _newer(self, version: int) -> str:
         return (
-            f"the control database {self.name} has version {version}, this Quark knows "
-            f"{CONTROL_VERSION}: upgrade quark-tracker to use it. It was left as it was."
+            f"the control database {self.name} has version {version}, but this Quark supports up "
+            f"to {CONTROL_VERSION}. Upgrade quark-tracker to use it. The database was not changed."
         )
 
     @contextmanager
@@ -586,8 +586,8 @@ class Deployment:
         """
         if self.control.is_sqlite and not self.control_path.exists():
             raise StoreNotFoundError(
-                f"{self.control_path} does not exist: --store or QUARK_SERVE_STORE says where the "
-                "service's store is; `quark serve` makes a new one"
+                f"{self.control_path} does not exist. --store or QUARK_SERVE_STORE sets the "
+                "location of the server's store. `quark serve` creates a new one"
             )
 
     def make_private(self) -> list[str]:
@@ -609,8 +609,8 @@ class Deployment:
         mode = _find_open_mode(self.payload_root)
         if mode is not None and not self._chose_payloads:
             said.append(
-                f"other users of this machine may look into {self.payload_root} (mode "
-                f"{mode:o}): `chmod 700` it, unless they are meant to"
+                f"other users of this machine can read {self.payload_root} (mode {mode:o}). To "
+                "prevent this, run `chmod 700` on it"
             )
         return said
 
@@ -713,15 +713,15 @@ class Deployment:
 
         version = self.read_version(workspace)
         if 0 < version < SCHEMA_VERSION or (not version and not self.control.is_sqlite):
-            found = f"has schema version {version}" if version else "is not there"
+            found = f"has schema version {version}" if version else "does not exist"
             raise SessionStoreError(
-                f"the store of workspace {workspace} {found}, this Quark needs version "
-                f"{SCHEMA_VERSION}: run `quark db upgrade`, or `quark serve --migrate`"
+                f"the store of workspace {workspace} {found}, but this Quark requires version "
+                f"{SCHEMA_VERSION}. Run `quark db upgrade`, or `quark serve --migrate`"
             )
         if version > SCHEMA_VERSION:
             raise SessionStoreError(
                 f"the store of workspace {workspace} has schema version {version}, this Quark "
-                f"knows {SCHEMA_VERSION}: upgrade quark-tracker. It was left as it was."
+                f"supports {SCHEMA_VERSION}. Upgrade quark-tracker. The store was not changed."
             )
 
     def find_root(self, workspace: str) -> Path:
@@ -743,7 +743,7 @@ class Deployment:
         if not artifact_url:
             if not self.control.is_sqlite:
                 raise SchemaValidationError(
-                    "artifacts must be given where the store is PostgreSQL: a folder that all "
+                    "artifacts is required if the store is PostgreSQL: a folder that all "
                     "servers of this store share, such as /srv/quark/artifacts"
                 )
             return self.folder / "payloads"
@@ -777,7 +777,7 @@ def _close_to_others(path: Path) -> str | None:
         path.chmod(mode & ~_OTHERS)
     except OSError as error:
         return (
-            f"other users of this machine may use {path} (mode {mode:o}), and that cannot be "
-            f"changed: {error.strerror}. Its owner can: chmod go= {path}"
+            f"other users of this machine can access {path} (mode {mode:o}), and this cannot be "
+            f"changed: {error.strerror}. Its owner can change it: chmod go= {path}"
         )
-    return f"{path} was open to other users of this machine (mode {mode:o}), and is not any more"
+    return f"{path} was open to other users (mode {mode:o}). Quark restricted it"

@@ -97,7 +97,7 @@ def _encode(run_id: str, batch: JsonBatch, field: str, limits: Limits) -> WireBa
     if batch.kind not in RECORD_TYPES:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"{field}.kind must be one of {', '.join(sorted(RECORD_TYPES))}, "
+            f"{field}.kind must be one of {', '.join(map(repr, sorted(RECORD_TYPES)))}, "
             f"got {batch.kind!r:.60}",
             field=f"{field}.kind",
         )
@@ -139,7 +139,7 @@ def _make_record(
     unknown = sorted(values.keys() - fields.keys())
     if unknown:
         raise SchemaValidationError(
-            f"{batch.kind} records have no field {unknown[0]!r:.100}; they have "
+            f"{batch.kind} records have no field {unknown[0]!r:.100}. Their fields are "
             f"{', '.join(name for name in fields if name not in ORIGIN_FIELDS)}"
         )
     hints = get_type_hints(record_type)
@@ -187,7 +187,7 @@ def _convert(kind: str, name: str, value: Any, hint: Any) -> Any:
         try:
             return restorers(kind)[name](list(value))
         except (msgspec.ValidationError, TypeError, ValueError) as error:
-            raise SchemaValidationError(f"{name} does not fit: {error}") from None
+            raise SchemaValidationError(f"{name} has a wrong form: {error}") from None
     if float in options and type(value) is int:
         try:
             return float(value)
@@ -306,7 +306,7 @@ def _decode_generation(call: Call, run_id: str, request: GenerationRequest) -> G
             kinds = sorted(set(RECORD_TYPES) - {LifecycleRecord.KIND})
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                f"outputs[{index}].kind must be one of {', '.join(kinds)}, got {output.kind!r:.60}",
+                f"outputs[{index}].kind must be one of {', '.join(map(repr, kinds))}",
                 field=f"outputs[{index}].kind",
             )
         if output.count:
@@ -447,7 +447,7 @@ async def start_run(call: Call) -> ASGIApp:
         if given is not None and RUN_ID.fullmatch(given) is None:
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                f"{name} must be letters, digits, '.', '_' and '-' that do not begin with '.'",
+                f"{name} must be letters, digits, '.', '_' and '-', and not start with '.'",
                 field=name,
             )
     root = run_id
@@ -456,7 +456,7 @@ async def start_run(call: Call) -> ASGIApp:
         if request.parent_run_id is None:
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                "fork_step needs the parent_run_id of the run that is forked",
+                "fork_step requires parent_run_id, the ID of the forked run",
                 field="fork_step",
             )
         fork = {"fork": {"run_id": request.parent_run_id, "step": request.fork_step}}
@@ -525,7 +525,7 @@ async def add_log(call: Call) -> ASGIApp:
         if reserved in payload:
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                f"payload must not hold the reserved key {reserved!r}",
+                f"payload must not contain the reserved key {reserved!r}",
                 field="payload",
             )
     stored: StoredRun = await call.ask("load_run", run_id)

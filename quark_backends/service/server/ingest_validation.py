@@ -175,11 +175,11 @@ def check_lifecycle(batch: Batch, field: str) -> None:
                 found = msgspec.convert(record.data or {}, form)
                 if isinstance(found, _Status) and found.status not in TERMINAL_STATUSES:
                     raise SchemaValidationError(
-                        f"status must be one of {', '.join(TERMINAL_STATUSES)}, "
+                        f"status must be one of {', '.join(map(repr, TERMINAL_STATUSES))}, "
                         f"got {found.status!r:.60}"
                     )
             if record.action == "environment" and (odd := list_odd_parts(record.data or {})):
-                raise SchemaValidationError(f"its part {odd[0]} is none")
+                raise SchemaValidationError(f"its part {odd[0]} is invalid")
         except (msgspec.ValidationError, SchemaValidationError) as error:
             raise ServiceFailure(
                 ErrorCode.REJECTED,
@@ -226,14 +226,14 @@ def check_declared(batches: Sequence[WireBatch], limits: Limits) -> tuple[int, i
         if wire.count > limits.batch_rows:
             raise ServiceFailure(
                 ErrorCode.TOO_LARGE,
-                f"batch {wire.number} of writer {wire.writer_id:.128} has {wire.count} records; "
-                f"this server takes {limits.batch_rows} (limit batch_rows)",
+                f"batch {wire.number} of writer {wire.writer_id:.128} has {wire.count} records, "
+                f"but this server accepts {limits.batch_rows} (limit batch_rows)",
                 field=f"batches[{index}].count",
             )
         if wire.number > _LAST_NUMBER:
             raise ServiceFailure(
                 ErrorCode.REJECTED,
-                f"batch number {wire.number} is too large: numbers go up to {_LAST_NUMBER}",
+                f"batch number {wire.number} is too large; the maximum is {_LAST_NUMBER}",
                 field=f"batches[{index}].number",
             )
         rows += wire.count
@@ -251,14 +251,14 @@ def check_declared(batches: Sequence[WireBatch], limits: Limits) -> tuple[int, i
             )
     for found, most, which in (
         (rows, _MOST_ROWS, ""),
-        (single, _MOST_SINGLE, f" that are none of {', '.join(sorted(_COLUMNAR))}"),
+        (single, _MOST_SINGLE, f" that are not of {', '.join(sorted(_COLUMNAR))}"),
         (applied, _MOST_APPLIED, f" of {' and '.join(_APPLIED)}"),
     ):
         if found > most:
             raise ServiceFailure(
                 ErrorCode.TOO_LARGE,
-                f"the batches have {found} records{which} together; this server takes {most} in "
-                "one request",
+                f"the batches have {found} records{which} together, but this server accepts "
+                f"{most} in one request",
                 field="batches",
             )
     return rows, total
@@ -306,10 +306,10 @@ def _find_size(wire: WireBatch, field: str) -> int:
     if marker == _PLAIN:
         return len(wire.body)
     if marker != _ZSTD:
-        raise _malformed(field, f"it begins with the marker {marker!r}")
+        raise _malformed(field, f"it starts with the marker {marker!r}")
     declared = count_declared(wire.body[1:])
     if declared is None:
-        raise _malformed(field, "it is no one zstd frame that says its size")
+        raise _malformed(field, "it is not a single zstd frame that states its size")
     return declared
 
 
@@ -342,15 +342,15 @@ def _check_text(text: str, field: str, limits: Limits) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise _malformed(field, "it holds half of a surrogate pair") from None
+        raise _malformed(field, "it contains half of a surrogate pair") from None
     if size > limits.key_bytes:
         raise ServiceFailure(
             ErrorCode.REJECTED,
-            f"{field} has {size} bytes; this server takes {limits.key_bytes} (limit key_bytes)",
+            f"{field} has {size} bytes; this server accepts {limits.key_bytes} (limit key_bytes)",
             field=field,
         )
     if _CONTROL.search(text):
-        raise _malformed(field, "it holds a control character")
+        raise _malformed(field, "it contains a control character")
 
 
 def _malformed(field: str, reason: str) -> ServiceFailure:
@@ -406,9 +406,9 @@ class RunKeys:
         if len(known) + len(new) > self._limit:
             raise ServiceFailure(
                 ErrorCode.REJECTED,
-                f"run {run_id} would have {len(known) + len(new)} different metrics; this server "
-                f"takes {self._limit} (limit keys_per_run). Is a step, an id or a time part of "
-                "their names?",
+                f"run {run_id} would have {len(known) + len(new)} different metrics, but this "
+                f"server accepts {self._limit} (limit keys_per_run). Do the names contain a "
+                "step, an ID or a time?",
                 field="batches",
             )
         known |= new
@@ -451,9 +451,9 @@ def check_reserved(batches: Sequence[Batch], principal: Principal) -> None:
             continue
         if "write" not in principal.scopes:
             raise _forbid(
-                f"records of edits and of requests to stop ({', '.join(sorted(reserved))}) need "
-                "the scope write: a training has none, and who edits or stops a run does so by "
-                "routes of their own",
+                f"records of edits and stop requests ({', '.join(sorted(reserved))}) require "
+                "the scope 'write'. Training processes do not have it. Use the routes for edits "
+                "and stop requests",
                 index,
             )
         for record in batch.to_records():
@@ -471,9 +471,8 @@ def check_reserved(batches: Sequence[Batch], principal: Principal) -> None:
     for event_type, what, index in changes:
         if (event_type, what) not in told:
             raise _forbid(
-                f"a lifecycle record of an edit or a request to stop comes with the event "
-                f"{event_type!r} that tells of it, in one request: by the same, and of the same "
-                "changes",
+                "a lifecycle record of an edit or a stop request must be in one request with "
+                f"its event {event_type!r}, with the same author and changes",
                 index,
             )
 

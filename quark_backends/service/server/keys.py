@@ -53,7 +53,7 @@ def check_scopes(scopes: Iterable[str]) -> frozenset[Scope]:
     unknown = sorted(found.difference(SCOPES))
     if not found or unknown:
         raise SchemaValidationError(
-            f"scopes must be some of {', '.join(SCOPES)}"
+            f"scopes must be one or more of {', '.join(map(repr, SCOPES))}"
             + (f", not {unknown[0]!r:.60}" if unknown else "")
         )
     return found
@@ -101,7 +101,7 @@ def rotate_key(
     moment_us = now_us()
     if not old.is_live(moment_us):
         raise SchemaValidationError(
-            f"key {old.id} is revoked or expired, so it cannot be rotated: create another"
+            f"key {old.id} is revoked or expired, so it cannot be rotated. Create a new one"
         )
     made = make_key(
         control,
@@ -203,14 +203,14 @@ class KeyGuard:
         if known is None or not matches or not known.key.is_live(moment_us):
             raise ServiceFailure(
                 ErrorCode.UNAUTHORIZED,
-                "the key is missing or not valid: send `Authorization: Bearer qk_…` with a key "
-                "that is neither revoked nor expired",
+                "the API key is missing or not valid. Send `Authorization: Bearer qk_…` with a "
+                "key that is neither revoked nor expired",
             )
         found = known.key
         if scope != ANY_SCOPE and not found.scopes & {scope, "admin"}:
             raise ServiceFailure(
                 ErrorCode.FORBIDDEN,
-                f"the key {found.id} lacks the scope {scope}; it has "
+                f"the key {found.id} does not have the scope {scope!r}. Its scopes are "
                 f"{', '.join(sorted(found.scopes))}",
             )
         if wait_s := known.requests.take(1):
@@ -243,7 +243,7 @@ class KeyGuard:
             try:
                 await self._threads.key(self._control.note_used, used)
             except QuarkError as error:
-                _log.debug("the use of keys is not noted: %s", error)
+                _log.debug("the use of keys cannot be recorded: %s", error)
 
     # Logins to the page: a key is traded for something that a browser keeps, and ends with the key.
     #
@@ -272,7 +272,7 @@ class KeyGuard:
         )
         if session is None:
             raise ServiceFailure(
-                ErrorCode.UNAUTHORIZED, "the key is missing or not valid, or was revoked"
+                ErrorCode.UNAUTHORIZED, "the API key is missing, not valid or revoked"
             )
         return session
 
@@ -326,6 +326,6 @@ def _digest(secret: str) -> str:
 def _too_often(what: str, per_s: float, wait_s: float) -> ServiceFailure:
     return ServiceFailure(
         ErrorCode.RATE_LIMITED,
-        f"the key sends more than {per_s:g} {what} per second; come again in {wait_s:.1f} s",
+        f"the key sends more than {per_s:g} {what} per second. Retry in {wait_s:.1f} s",
         retry_after_s=round(wait_s, 3),
     )

@@ -180,7 +180,7 @@ class RequestMiddleware:
         if mine >= _ARRIVING_OF_ONE or self._arriving.total() >= _ARRIVING:
             raise ServiceFailure(
                 ErrorCode.UNAVAILABLE,
-                "as many requests without a key are arriving as may",
+                "too many requests without a key at once",
                 retry_after_s=_BUSY_RETRY_S,
             )
         self._arriving[address] += 1
@@ -220,11 +220,11 @@ class RequestMiddleware:
         if busy and scope["path"] not in _ALWAYS:
             raise ServiceFailure(
                 ErrorCode.UNAVAILABLE,
-                "the server works on as many requests as it may",
+                "the server is handling its maximum number of requests",
                 retry_after_s=_BUSY_RETRY_S,
             )
         if len(scope.get("raw_path") or b"") > _PATH_BYTES or "\x00" in scope["path"]:
-            raise ServiceFailure(ErrorCode.MALFORMED, "the path is none of this service")
+            raise ServiceFailure(ErrorCode.MALFORMED, "the path does not exist on this server")
         single = [pair for pair in scope["headers"] if pair[0] in _SINGLE]
         known = dict(single)
         if len(known) < len(single):
@@ -238,8 +238,8 @@ class RequestMiddleware:
         if not self._hosts.allows(host, reached_at):
             raise ServiceFailure(
                 ErrorCode.MISDIRECTED,
-                f"this server does not answer for the host {host[:200]!r}. Whoever runs it can let "
-                "it, by --allowed-host NAME or QUARK_SERVE_ALLOWED_HOSTS",
+                f"this server does not answer for the host {host[:200]!r}. Its operator can "
+                "allow it with --allowed-host NAME or QUARK_SERVE_ALLOWED_HOSTS",
                 field="Host",
             )
 
@@ -253,7 +253,7 @@ class RequestMiddleware:
             self._service.metrics.add("quark_refused_keys_total")
         if exchange.status:
             # The reply has begun. That it has no end is how the client learns of it.
-            _log.warning("request %s broke off: %s", exchange.request_id, failure.message)
+            _log.warning("request %s was interrupted: %s", exchange.request_id, failure.message)
             return
         reply = make_failure_reply(failure, choose_media(exchange.accept), exchange.request_id)
         if exchange.is_received:
@@ -375,7 +375,7 @@ class _Exchange:
 def _make_ending() -> ServiceFailure:
     return ServiceFailure(
         ErrorCode.UNAVAILABLE,
-        "the server ends; whether this request was served is not known",
+        "the server is stopping; it is unknown if this request was served",
         retry_after_s=_ENDING_RETRY_S,
     )
 

@@ -38,21 +38,21 @@ _PLACES: dict[str, dict[str, Any]] = {
     "key_id": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
 }
 _ERRORS = {
-    "400": "The request cannot be read, or asks for something that makes no sense.",
-    "401": "The key is missing or not valid.",
-    "403": "The key lacks the scope.",
-    "404": "The workspace has no such run, payload or key.",
-    "405": "The route does not take this method.",
-    "408": "The body came too slowly.",
-    "409": "It is there already, and is another one.",
+    "400": "The request cannot be read or has invalid values.",
+    "401": "The API key is missing or not valid.",
+    "403": "The API key does not have the scope.",
+    "404": "The workspace does not have the run, payload or key.",
+    "405": "The route does not support this method.",
+    "408": "The body arrived too slowly.",
+    "409": "It already exists with different content.",
     "413": "A limit of this server.",
-    "415": "A media type or an encoding that the server does not take.",
-    "416": "A range that the payload does not have.",
-    "421": "A host that this server does not answer for.",
-    "422": "The batch can never be stored.",
-    "429": "Too often; Retry-After says when to come again.",
-    "500": "A bug of the server; its log has the same request_id.",
-    "503": "The store is busy or out of reach, or the server is about to end.",
+    "415": "The server does not accept this media type or encoding.",
+    "416": "The payload does not have this range.",
+    "421": "The server does not answer for this host.",
+    "422": "The batch cannot be stored and must not be retried.",
+    "429": "Too many requests. Retry-After states when to retry.",
+    "500": "A bug in the server. Its log has the same request_id.",
+    "503": "The store is busy or unreachable, or the server is stopping.",
 }
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
@@ -76,7 +76,7 @@ def describe(routes: Sequence[ServiceRoute]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "Quark persistence service",
+            "title": "Quark server",
             "version": __version__,
             "description": "Every reply has the header Quark-Protocol. Bodies are JSON or msgpack, "
             "by Content-Type and Accept; errors are the same envelope everywhere.",
@@ -103,8 +103,8 @@ def show(routes: Sequence[ServiceRoute]) -> str:
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>Quark persistence service {escape(__version__)}</title>"
-        f"<style>{_STYLE}</style></head><body><h1>Quark persistence service</h1>"
+        f"<title>Quark server {escape(__version__)}</title>"
+        f"<style>{_STYLE}</style></head><body><h1>Quark server</h1>"
         "<p>Send <code>Authorization: Bearer qk_…</code>. Bodies are JSON or msgpack, by "
         "<code>Content-Type</code> and <code>Accept</code>. "
         '<a href="/openapi.json">openapi.json</a> describes them for programs.</p>'
@@ -195,7 +195,7 @@ def _describe_reply(route: ServiceRoute, schemas: Mapping[Any, Any]) -> dict[str
         else:
             content[media] = {"schema": _BINARY}
     if route.method == "GET" and route.reply is bytes:
-        reply["description"] += " 206 with Content-Range where a range was asked for."
+        reply["description"] += " 206 with Content-Range if a range was requested."
     reply["content"] = content
     return reply
 
@@ -252,7 +252,7 @@ async def report_health(call: Call) -> ASGIApp:
 async def report_readiness(call: Call) -> ASGIApp:
     """The process takes work; 503 where it is about to end."""
     if call.service.is_draining:
-        raise ServiceFailure(ErrorCode.UNAVAILABLE, "the server is about to end", retry_after_s=5.0)
+        raise ServiceFailure(ErrorCode.UNAVAILABLE, "the server is stopping", retry_after_s=5.0)
     await call.service.probe()
     return call.reply(HealthReply("ready"))
 

@@ -27,7 +27,7 @@ async def put_payload(call: Call) -> ASGIApp:
     if call.request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ServiceFailure(
             ErrorCode.UNSUPPORTED,
-            "a payload is sent as it is, without Content-Encoding",
+            "a payload must be sent without Content-Encoding",
             field="Content-Encoding",
         )
     await _check_kept(call)
@@ -166,8 +166,8 @@ async def _read_pieces(call: Call, limit: int) -> AsyncIterator[bytes]:
         except TimeoutError:
             raise ServiceFailure(
                 ErrorCode.TIMEOUT,
-                f"nothing of the payload arrived for {timeout_s:g} s "
-                "(limit body_timeout_s of this server)",
+                f"no data of the payload arrived for {timeout_s:g} s (limit body_timeout_s of "
+                "this server)",
             ) from None
         if piece is None:
             return

@@ -104,14 +104,14 @@ class PayloadVault:
         """
         descriptor = await self._call(lambda: self._open(workspace, run_id, sha256))
         if descriptor is None:
-            raise SessionStoreError(f"payload {sha256} is gone")
+            raise SessionStoreError(f"payload {sha256} is missing")
         try:
             end = start + size_bytes
             while start < end:
                 wanted = min(_PIECE_BYTES, end - start)
                 piece = await self._call(partial(_read_at, descriptor, wanted, start))
                 if not piece:
-                    raise SessionStoreError(f"payload {sha256} is shorter than it was")
+                    raise SessionStoreError(f"payload {sha256} is shorter than before")
                 start += len(piece)
                 yield piece
         finally:
@@ -255,7 +255,7 @@ class _Partial:
 
 def _read_at(descriptor: int, size_bytes: int, start: int) -> bytes:
     if sys.platform == "win32":
-        raise SessionStoreError("the service does not run on Windows")
+        raise SessionStoreError("the Quark server does not run on Windows")
     return os.pread(descriptor, size_bytes, start)
 
 
@@ -303,6 +303,6 @@ def _check_hash(found: str, sha256: str) -> None:
     if found != sha256:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"the body has the SHA-256 {found}, not the one that the path names; nothing was kept",
+            f"the body has the SHA-256 {found}, not the one in the path. Nothing was stored",
             field="sha256",
         )

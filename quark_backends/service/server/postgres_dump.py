@@ -125,8 +125,8 @@ def load_schemas(url: URL, folder: Path, replaced: Sequence[str]) -> dict[str, s
         known = CONTROL_VERSION if schema.name == CONTROL_SCHEMA else SCHEMA_VERSION
         if schema.version > known:
             raise SessionStoreError(
-                f"the backup's schema {schema.name} has version {schema.version}, this Quark knows "
-                f"{known}: upgrade quark-tracker to restore it"
+                f"the backup's schema {schema.name} has version {schema.version}, but this "
+                f"Quark supports up to {known}. Upgrade quark-tracker to restore it"
             )
     token = os.urandom(4).hex()
     made = {schema.name: f"quark_new_{token}_{n}" for n, schema in enumerate(schemas)}
@@ -200,7 +200,7 @@ def _load_schema(core: Connection, schema: _Schema, name: str, folder: Path) -> 
                 copy.write(piece)
         if cursor.rowcount != table.rows:
             raise SessionStoreError(
-                f"{table.path}: {cursor.rowcount} rows came back of {table.rows} that were copied"
+                f"{table.path}: {cursor.rowcount} of {table.rows} copied rows were restored"
             )
 
 

@@ -67,7 +67,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         family, kind, _, _, address = found[0]
         bound = socket.socket(family, kind, socket.IPPROTO_TCP)
     except OSError as error:
-        raise SessionStoreError(f"host {host} cannot be listened on: {error}") from error
+        raise SessionStoreError(f"cannot listen on host {host}: {error}") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -76,8 +76,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise SessionStoreError(
-            f"{host}:{port} cannot be listened on: {error.strerror or error}. "
-            "Is another server running? --port chooses another port."
+            f"cannot listen on {host}:{port}: {error.strerror or error}. Is another server "
+            "running? --port selects another port."
         ) from error
     bound.set_inheritable(True)
     return bound
@@ -305,7 +305,7 @@ class _Supervisor:
                 for worker, process in list(self._processes.items()):
                     if not process.is_alive() and not self._ending:
                         _log.error(
-                            "process %s of the server ended with %s; it is started again",
+                            "process %s of the server ended with %s; it is restarted",
                             process.pid,
                             process.exitcode,
                         )

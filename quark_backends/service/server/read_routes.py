@@ -359,7 +359,7 @@ async def _send_rows(
 async def read_series(call: Call, method: str, arguments: Arguments) -> ASGIApp:
     """One metric as a curve."""
     if not arguments["key"]:
-        raise ServiceFailure(ErrorCode.INVALID_ARGUMENT, "key is missing", field="key")
+        raise ServiceFailure(ErrorCode.INVALID_ARGUMENT, "key is required", field="key")
     asked = check_max_points(arguments.pop("max_points"))
     read = partial(call.ask, method, **arguments)
     series = await read(max_points=MOST_ENTRIES if asked is None else min(asked, MOST_ENTRIES))
@@ -369,8 +369,8 @@ async def read_series(call: Call, method: str, arguments: Arguments) -> ASGIApp:
     if asked is None and series.points > MOST_ENTRIES:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"the curve has more than {MOST_ENTRIES} points: give max_points, or read its records "
-            "as rows",
+            f"the curve has more than {MOST_ENTRIES} points. Set max_points, or read its "
+            "records as rows",
             field="max_points",
         )
     return await call.answer(lambda: series)
@@ -408,7 +408,7 @@ class _Cursor(msgspec.Struct, array_like=True, frozen=True):
         except (msgspec.MsgspecError, UnicodeError, binascii.Error, ValueError):
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                f"after must be what `{NEXT_PAGE}` of the page before was",
+                f"after must be the value of `{NEXT_PAGE}` of the previous page",
                 field="after",
             ) from None
 
@@ -437,8 +437,8 @@ def _check_kind(kind: str, field: str = "kind") -> str:
     if kind not in RECORD_TYPES:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"{field} must be one of {', '.join(sorted(RECORD_TYPES))}, got {kind!r:.60}; the "
-            "records of a plugin are read where the server has the plugin",
+            f"{field} must be one of {', '.join(map(repr, sorted(RECORD_TYPES)))}, got "
+            f"{kind!r:.60}. Records of a plugin can be read only if the server has the plugin",
             field=field,
         )
     return kind
@@ -451,8 +451,8 @@ def _check_query(kind: str, query: Query) -> Query:
             if name not in texts and name != "writer_id":
                 raise ServiceFailure(
                     ErrorCode.INVALID_ARGUMENT,
-                    f"{field}: {kind} records have no column of texts {name!r:.100}; "
-                    f"there are {', '.join(sorted(texts))}",
+                    f"{field}: {kind} records have no text column {name!r:.100}. The text "
+                    f"columns are {', '.join(sorted(texts))}",
                     field=field,
                 )
     for values in query.any_of.values():
@@ -461,7 +461,7 @@ def _check_query(kind: str, query: Query) -> Query:
         asked = any(getattr(query, bound + end) is not None for end in ("", "_min", "_max"))
         if asked and bound not in column_types(kind):
             raise ServiceFailure(
-                ErrorCode.INVALID_ARGUMENT, f"{kind} records have no {bound}", field=bound
+                ErrorCode.INVALID_ARGUMENT, f"{kind!r} records have no {bound}", field=bound
             )
     return Query.build(**_list_fields(query))
 
@@ -475,7 +475,7 @@ def _check_count(name: str, values: Sized | None, most: int | None = None) -> No
     if values is not None and len(values) > allowed:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"{name} has {len(values)} values; at most {allowed}",
+            f"{name} has {len(values)} values; at most {allowed} are allowed",
             field=name,
         )
 
@@ -492,7 +492,7 @@ async def read_curves(call: Call, method: str, arguments: Arguments) -> ASGIApp:
     _check_count("ranks", asked["ranks"])
     if asked.pop("since_start"):
         raise ServiceFailure(
-            ErrorCode.INVALID_ARGUMENT, "since_start is for readers alone", field="query"
+            ErrorCode.INVALID_ARGUMENT, "since_start is allowed for readers only", field="query"
         )
     query = CurveQuery.build(**asked)
     ask = partial(call.ask, method, arguments["run_id"])
@@ -509,7 +509,7 @@ async def read_curves(call: Call, method: str, arguments: Arguments) -> ASGIApp:
     if is_cut or sum(map(len, found.curves)) > MOST_ENTRIES:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"the curves have more than {MOST_ENTRIES} entries: ask for fewer keys, a narrower "
+            f"the curves have more than {MOST_ENTRIES} entries. Request fewer keys, a narrower "
             "window or fewer entries",
             field="entries",
         )
@@ -529,7 +529,7 @@ async def read_changes(call: Call, _method: str, arguments: Arguments) -> ASGIAp
     most = rows if packed else min(rows, call.service.config.limits.json_rows)
     if most < 1:
         raise ServiceFailure(
-            ErrorCode.INVALID_ARGUMENT, "max_rows must be from 1 on", field="max_rows"
+            ErrorCode.INVALID_ARGUMENT, "max_rows must be at least 1", field="max_rows"
         )
 
     def make(store: RunStore) -> Any:

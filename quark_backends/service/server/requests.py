@@ -210,7 +210,7 @@ class FairPlaces:
         if mine > math.ceil(_MOST * (self._count - others)):
             raise ServiceFailure(
                 ErrorCode.RATE_LIMITED,
-                "the workspace has as many requests at work as this server gives to one",
+                "the workspace has reached its limit of simultaneous requests",
                 retry_after_s=_PLACE_RETRY_S,
             )
         self._taken[owner] = mine
@@ -273,12 +273,11 @@ class RequestBody:
             if len(data) > _MOST_PACKED_BYTES:
                 raise ServiceFailure(
                     ErrorCode.TOO_LARGE,
-                    f"as msgpack this route takes {_MOST_PACKED_BYTES} bytes; send it as JSON",
+                    f"this route accepts {_MOST_PACKED_BYTES} bytes of msgpack. Send JSON instead",
                 )
         elif sum(map(data.count, (b",", b"[", b"{"))) > _MOST_JSON_VALUES:
             raise ServiceFailure(
-                ErrorCode.TOO_LARGE,
-                f"the body holds more than {_MOST_JSON_VALUES} values; send it in parts",
+                ErrorCode.TOO_LARGE, f"the body has more than {_MOST_JSON_VALUES} values. Split it"
             )
         return self.decode(kind)
 
@@ -296,7 +295,7 @@ class RequestBody:
             raise refuse_invalid(error) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ServiceFailure(
-                ErrorCode.MALFORMED, f"the body is no {_name(self.media)}: {error}"
+                ErrorCode.MALFORMED, f"the body is not valid {_name(self.media)}: {error}"
             ) from None
         except RecursionError:
             raise ServiceFailure(ErrorCode.MALFORMED, "the body is nested too deeply") from None
@@ -323,13 +322,13 @@ class BodyRoom:
     def __init__(self, limits: Limits) -> None:
         half = limits.memory_bytes // 2
         self.arriving = FairBudget(
-            half, half // 2, "the server reads as many large bodies as it has memory for"
+            half, half // 2, "the server is reading its maximum number of large bodies"
         )
         self.working = FairBudget(
-            half, half // 2, "the server works on as many large requests as it has memory for"
+            half, half // 2, "the server is handling its maximum number of large requests"
         )
         self.opened = FairBudget(
-            half, half // 2, "the server has as many batches open as it has memory for"
+            half, half // 2, "the server has reached its maximum number of open batches"
         )
         self._limit = limits.bodies_per_key
         self._by_key: Counter[str] = Counter()
@@ -344,8 +343,8 @@ class BodyRoom:
         if self._by_key[key_id] >= self._limit:
             raise ServiceFailure(
                 ErrorCode.RATE_LIMITED,
-                f"{self._limit} bodies of the key {key_id} are arriving already "
-                "(limit bodies_per_key of this server)",
+                f"{self._limit} bodies of the key {key_id} are already arriving (limit "
+                "bodies_per_key of this server)",
                 retry_after_s=_ARRIVAL_RETRY_S,
             )
         self._by_key[key_id] += 1
@@ -375,7 +374,7 @@ async def hold_body(
     if encoding not in ENCODINGS:
         raise ServiceFailure(
             ErrorCode.UNSUPPORTED,
-            f"Content-Encoding may be {', '.join(ENCODINGS)}, not {encoding!r:.60}",
+            f"Content-Encoding must be {' or '.join(ENCODINGS)}, not {encoding!r:.60}",
             field="Content-Encoding",
         )
     declared = _find_length(request)
@@ -420,7 +419,7 @@ def decode_content(data: bytes, encoding: str, limit_bytes: int) -> bytes:
         decoded: bytes = opened.decompress(data, limit_bytes + 1)
     except (zstd.ZstdError, zlib.error, EOFError) as error:
         raise ServiceFailure(
-            ErrorCode.MALFORMED, f"the body is no {encoding}: {error}", field="Content-Encoding"
+            ErrorCode.MALFORMED, f"invalid {encoding} body: {error}", field="Content-Encoding"
         ) from None
     if len(decoded) > limit_bytes:
         raise _too_large(limit_bytes, "decoded_bytes")
@@ -557,7 +556,7 @@ def _bound_decoded(data: bytes, encoding: str, limit_bytes: int) -> int:
         declared: int | None = zstd.get_frame_info(data).decompressed_size
     except zstd.ZstdError as error:
         raise ServiceFailure(
-            ErrorCode.MALFORMED, f"the body is no zstd: {error}", field="Content-Encoding"
+            ErrorCode.MALFORMED, f"the body is not valid zstd: {error}", field="Content-Encoding"
         ) from None
     if declared is None:
         return limit_bytes
@@ -603,7 +602,7 @@ def check_run_id(given: str, name: str = "run_id") -> str:
     if RUN_ID.fullmatch(given) is None:
         raise ServiceFailure(
             ErrorCode.INVALID_ARGUMENT,
-            f"{name} must be 1 to 128 letters, digits, '.', '_' and '-' that do not begin "
+            f"{name} must be 1 to 128 letters, digits, '.', '_' and '-', and must not start "
             f"with '.', got {given!r:.200}",
             field=name,
         )
@@ -618,7 +617,5 @@ def check_text(text: str, name: str) -> str:
     """
     is_whole = text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
     if "\x00" in text or not is_whole:
-        raise ServiceFailure(
-            ErrorCode.INVALID_ARGUMENT, f"{name} holds what no text may hold", field=name
-        )
+        raise ServiceFailure(ErrorCode.INVALID_ARGUMENT, f"{name} has invalid text", field=name)
     return text

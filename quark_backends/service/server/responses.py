@@ -120,8 +120,8 @@ def make_reply(
     if len(body) > MOST_REPLY_BYTES:
         raise ServiceFailure(
             ErrorCode.TOO_LARGE,
-            f"the reply would have {len(body)} bytes, and no reply has more than "
-            f"{MOST_REPLY_BYTES}: ask for less at once",
+            f"the reply would have {len(body)} bytes, but the maximum is {MOST_REPLY_BYTES}. "
+            "Request less at once",
         )
     return Response(body, status_code=status, headers=headers, media_type=media)
 
@@ -156,7 +156,7 @@ def to_failure(error: Exception, request_id: str) -> ServiceFailure:
     if isinstance(error, RunNotFoundError):
         return ServiceFailure(ErrorCode.RUN_NOT_FOUND, str(error), field="run_id")
     if isinstance(error, ArtifactNotFoundError):
-        return ServiceFailure(ErrorCode.PAYLOAD_NOT_FOUND, "the run has no such payload")
+        return ServiceFailure(ErrorCode.PAYLOAD_NOT_FOUND, "the run does not have this payload")
     if isinstance(error, InvalidRunStateError):
         return ServiceFailure(ErrorCode.INVALID_STATE, str(error), field="run_id")
     if isinstance(error, SchemaValidationError):
@@ -169,21 +169,21 @@ def to_failure(error: Exception, request_id: str) -> ServiceFailure:
         after = error.retry_after_s if isinstance(error, BackendUnavailable) else None
         return ServiceFailure(
             ErrorCode.UNAVAILABLE,
-            "the store is busy or out of reach; the server's log says why. Try again.",
+            "the store is busy or unreachable. The server's log states the reason. Retry.",
             retry_after_s=after or _RETRY_AFTER_S,
         )
     _log.error("request %s failed", request_id, exc_info=error)
     return ServiceFailure(
         ErrorCode.INTERNAL,
-        f"the server has failed; its log says why under the request id {request_id}",
+        f"the server has failed. Its log states the reason under the request ID {request_id}",
     )
 
 
 def _from_status(error: HTTPException) -> ServiceFailure:
     if error.status_code == 405:
-        return ServiceFailure(ErrorCode.METHOD_NOT_ALLOWED, "the route does not take this method")
+        return ServiceFailure(ErrorCode.METHOD_NOT_ALLOWED, "the route does not allow this method")
     if error.status_code == 404:
         return ServiceFailure(
-            ErrorCode.NOT_FOUND, "there is no such route; /openapi.json lists those there are"
+            ErrorCode.NOT_FOUND, "the route does not exist. /openapi.json lists the routes"
         )
     return ServiceFailure(ErrorCode.MALFORMED, "the request cannot be read")

@@ -79,7 +79,7 @@ _IDEMPOTENT = (
     Parameter(
         name="Idempotency-Key",
         schema={"type": "string", "maxLength": 200},
-        summary="Names the request: sent again with the same name, it does nothing more.",
+        summary="A name for the request. A second request with the same name has no effect.",
         place="header",
     ),
 )
@@ -121,7 +121,7 @@ _COLLECT = ServiceRoute(
     "admin",
     request=CollectRequest,
     reply=CollectReply,
-    notes="Works for a few seconds; where the reply is not done, the same request goes on.",
+    notes="Works for a few seconds. If the reply is not complete, repeat the request to continue.",
 )
 
 
@@ -176,7 +176,7 @@ async def _find_key(call: Call) -> StoredKey:
     control = call.service.control
     found = await call.service.threads.key(control.find_key, key_id)
     if found is None or found.workspace != call.principal.workspace:
-        raise ServiceFailure(ErrorCode.NOT_FOUND, "the workspace has no such key", field="key_id")
+        raise ServiceFailure(ErrorCode.NOT_FOUND, "the workspace lacks this key", field="key_id")
     return found
 
 

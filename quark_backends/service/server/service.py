@@ -51,15 +51,15 @@ DURATION_BOUNDS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
 
 _STATUSES = ("2xx", "3xx", "4xx", "5xx")
 _SIMPLE = {
-    "quark_ingested_batches_total": "Batches that were acknowledged.",
-    "quark_ingested_rows_total": "Records in them.",
-    "quark_received_bytes_total": "Bytes of requests' bodies.",
-    "quark_sent_bytes_total": "Bytes of replies' bodies.",
-    "quark_refused_keys_total": "Requests whose key was refused.",
-    "quark_rate_limited_total": "Requests that came too often.",
-    "quark_failures_total": "Requests that the server failed to serve, by a bug.",
+    "quark_ingested_batches_total": "Acknowledged batches.",
+    "quark_ingested_rows_total": "Records in acknowledged batches.",
+    "quark_received_bytes_total": "Bytes of request bodies.",
+    "quark_sent_bytes_total": "Bytes of reply bodies.",
+    "quark_refused_keys_total": "Requests with a rejected key.",
+    "quark_rate_limited_total": "Requests over the rate limit.",
+    "quark_failures_total": "Requests that failed because of a server bug.",
 }
-_GAUGES = {"quark_requests_in_flight": "Requests that are being worked on."}
+_GAUGES = {"quark_requests_in_flight": "Requests in progress."}
 _VALUE_BYTES = 8
 
 
@@ -127,13 +127,13 @@ class ServerMetrics:
                 yield f"# HELP {name} {summary}"
                 yield f"# TYPE {name} {kind}"
                 yield f"{name} {self.read(name):.0f}"
-        yield "# HELP quark_requests_total Requests that were answered."
+        yield "# HELP quark_requests_total Answered requests."
         yield "# TYPE quark_requests_total counter"
         for route in self._routes:
             for status in _STATUSES:
                 if count := self.read(f"status/{route}/{status}"):
                     yield f'quark_requests_total{{route="{route}",status="{status}"}} {count:.0f}'
-        yield "# HELP quark_request_seconds How long requests took."
+        yield "# HELP quark_request_seconds Duration of requests."
         yield "# TYPE quark_request_seconds histogram"
         for route in self._routes:
             count = sum(self.read(f"status/{route}/{status}") for status in _STATUSES)
@@ -215,10 +215,10 @@ class Service:
         self.is_draining = False
         self.working = 0
         self.streams = FairBudget(
-            _STREAMS, _STREAMS // 2, "the server sends as many replies of rows as it may"
+            _STREAMS, _STREAMS // 2, "the server is sending its maximum number of replies with rows"
         )
         self.upkeep = FairBudget(
-            _UPKEEP, 1, "the server measures or clears up as much as it may; come again"
+            _UPKEEP, 1, "the server is running its maximum number of maintenance tasks. Retry later"
         )
 
     async def probe(self) -> None:
@@ -374,7 +374,7 @@ class Call:
         if not given.isascii() or not given.isdigit() or len(given) >= _NUMBER_DIGITS:
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                f"{name} must be a number from 0 on, got {given!r:.60}",
+                f"{name} must be a non-negative number, got {given!r:.60}",
                 field=name,
             )
         return int(given)
@@ -446,7 +446,7 @@ class Call:
         if len(text) > self.service.config.limits.key_bytes:
             raise ServiceFailure(
                 ErrorCode.INVALID_ARGUMENT,
-                f"{name} has {len(text)} characters; this server takes "
+                f"{name} has {len(text)} characters, but this server accepts "
                 f"{self.service.config.limits.key_bytes} (limit key_bytes)",
                 field=name,
             )

@@ -74,7 +74,7 @@ def back_up_service(
     """
     places = (deployment.folder / _WORKSPACES, deployment.payload_root)
     if any(_is_within(target, place) for place in places):
-        raise SessionStoreError(f"{target} lies in the store itself; name a folder outside of it")
+        raise SessionStoreError(f"{target} is in the store itself. Choose a folder outside of it")
     with BackupFolder(target) as backup:
         if deployment.control.is_sqlite:
             counts = _back_up_sqlite(deployment, backup)
@@ -82,8 +82,8 @@ def back_up_service(
             counts = _back_up_postgresql(deployment, backup)
         if backup.lacking:
             backup.lacking.append(
-                f"the payloads were looked for in {deployment.payload_root}; --artifacts names "
-                "another folder"
+                f"Quark looked for the payloads in {deployment.payload_root}. --artifacts "
+                "selects another folder"
             )
         check_payloads(backup, keep_going=keep_going)
         kind = _SQLITE if deployment.control.is_sqlite else _POSTGRESQL
@@ -106,7 +106,7 @@ def restore_service(folder: Path, deployment: Deployment, *, replace: bool = Fal
     kind = _SQLITE if deployment.control.is_sqlite else _POSTGRESQL
     if manifest.kind != kind:
         raise SessionStoreError(
-            f"{folder} is a backup of a {manifest.kind}, which a {kind} cannot take"
+            f"{folder} is a backup of a {manifest.kind}, which a {kind} cannot restore"
         )
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     if not deployment.control.is_sqlite:
@@ -200,8 +200,8 @@ def _restore_postgresql(
             payloads.arrive()
         except OSError as error:
             raise SessionStoreError(
-                f"{deployment.payload_root} cannot be written: {error}; the databases are restored,"
-                " the payloads are not"
+                f"{deployment.payload_root} cannot be written: {error}. The databases are "
+                "restored, the payloads are not"
             ) from error
     return Restored(manifest, aside)
 
@@ -217,12 +217,12 @@ class _Arrival:
         try:
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise SessionStoreError(f"{place} cannot be made: {error}") from error
+            raise SessionStoreError(f"{place} cannot be created: {error}") from error
         self._copy = BackupFolder(place / f".restoring-{os.urandom(4).hex()}")
         try:
             for path, file in manifest.files.items():
                 if _is_part(path, part) and self._copy.copy_file(folder / path, path) != file:
-                    raise SessionStoreError(f"{folder / path} has changed while it was restored")
+                    raise SessionStoreError(f"{folder / path} changed during the restore")
             for path in manifest.links:
                 if _is_part(path, part):
                     self._copy.copy_link(folder / path, path)
@@ -268,8 +268,8 @@ def _find_payload(workspace: str, run_id: str, sha256: str) -> list[str]:
 def _check_empty(present: Sequence[object], *, replace: bool) -> None:
     if present and not replace:
         raise SessionStoreError(
-            f"{present[0]} is there already, and would have to make way: restore into an empty "
-            "place, or stop the server and give --replace, which renames what is there"
+            f"{present[0]} already exists and would be replaced. Restore into an empty place, "
+            "or stop the server and pass --replace, which renames the existing files"
         )
 
 

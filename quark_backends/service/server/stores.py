@@ -71,7 +71,7 @@ class _Groups:
         """
         if self._waiting and self._waiting_bytes + size_bytes > _WAITING_BYTES:
             raise BackendUnavailable(
-                "more batches wait for the store than it can write", retry_after_s=_RETRY_AFTER_S
+                "more batches wait than the store can write", retry_after_s=_RETRY_AFTER_S
             )
         done = asyncio.get_running_loop().create_future()
         self._waiting.append(_Request(asked, amount, size_bytes, done))
@@ -243,7 +243,7 @@ class WorkspaceStores:
             if opened is None:
                 if self._closed:
                     raise ServiceFailure(
-                        ErrorCode.UNAVAILABLE, "the server ends", retry_after_s=5.0
+                        ErrorCode.UNAVAILABLE, "the server is stopping", retry_after_s=5.0
                     )
                 store = await self._threads.read(self._open_store, workspace)
                 opened = OpenStore(store, self._threads, groups=self._groups)
@@ -314,7 +314,7 @@ class WorkspaceReader:
         if self._vault is not None:
             found = self._vault.open(self._workspace, run_id, sha256)
         if found is None:
-            raise ArtifactNotFoundError(f"payload {sha256} of run {run_id} is not kept here")
+            raise ArtifactNotFoundError(f"payload {sha256} of run {run_id} is not stored here")
         return found
 
     def payload_directory(self, run_id: str) -> Path | None:
@@ -342,4 +342,4 @@ class WorkspaceReader:
 
 
 def _refuse() -> NoReturn:
-    raise BackendUnavailable("the workspace is only looked at")
+    raise BackendUnavailable("the workspace is read-only")

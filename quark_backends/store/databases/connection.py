@@ -155,7 +155,7 @@ def changing(folder: Path) -> Iterator[None]:
         deadline_s = time.monotonic() + _CHANGE_TIMEOUT_S
         while not _lock_folder(descriptor):
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"another process is at it for {_CHANGE_TIMEOUT_S:g} s already")
+                raise TimeoutError(f"another process has used it for {_CHANGE_TIMEOUT_S:g} s")
             time.sleep(0.005)
         try:
             yield
@@ -282,7 +282,7 @@ class Descriptors:
         """
         self.check_open()
         if "" in self._files and identify(self.path) != self._files[""][0]:
-            raise FilesChanged(f"{self.path} was deleted, or is another file now")
+            raise FilesChanged(f"{self.path} was deleted or replaced")
 
     def mend_index(self) -> None:
         """Give the index of the log its length again where another program has cut it.
@@ -343,7 +343,7 @@ class Descriptors:
         """
         if self._find_taken(self._files):
             taken = ", ".join(self.find_taken())
-            raise FilesChanged(f"other code has closed {taken}, which SQLite writes to")
+            raise FilesChanged(f"other code has closed {taken}, a file that SQLite writes to")
 
     def read_index(self) -> LogIndex | None:
         """The index of the log; None where it cannot be read."""
@@ -371,11 +371,11 @@ class Descriptors:
         place = _LOG_HEAD_BYTES + (index.frames - 1) * (index.page_bytes + 24)
         frame = self._read(LOG_SUFFIX, _FRAME_HEAD.size, place)
         if len(frame) < _FRAME_HEAD.size:
-            return f"it holds fewer than the {index.frames} frames that were written"
+            return f"it contains fewer than the {index.frames} frames that were written"
         salt, first, second = _FRAME_HEAD.unpack(frame)
         head = self._read(LOG_SUFFIX, _LOG_HEAD_BYTES, 0)
         if head[16:24] != index.salt or salt != index.salt:
-            return "it is another log than the one that was written"
+            return "it is not the write-ahead log that was written"
         if (first, second) != index.checksum:
             return "its last frame is not the one that was written"
         return None
@@ -472,8 +472,8 @@ def find_refusal(url: URL) -> str | None:
     if asked in _TARGETS:
         return None
     return (
-        f"{place}{asked!s:.40} lets no batch in, or only at times: a session may be read-only by a "
-        f"setting, and a standby always is. Say {_TARGET}=primary"
+        f"{place}{asked!s:.40} accepts no batches, or only at times: its sessions may be "
+        f"read-only, or it is a standby. Set {_TARGET}=primary"
     )
 
 

@@ -151,7 +151,7 @@ class KeepsPayloads:
             raise BackendUnavailable(f"{folder.root}: {put.failure}", backend="embedded")
         if put.sha256 != payload.sha256:
             raise BackendRejected(
-                f"{payload.path} no longer is what was stored: its SHA-256 has changed",
+                f"{payload.path} has changed since it was stored: its SHA-256 differs",
                 backend="embedded",
             )
 

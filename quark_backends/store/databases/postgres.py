@@ -78,12 +78,12 @@ class PooledConnection(psycopg.Connection[tuple[Any, ...]]):
         if self._warnings:
             self.close()
             raise UnknownOutcome(
-                f"whether the transaction holds is not known: the server warned of "
-                f"{self._warnings[0]!r} while it committed"
+                "it is unknown if the transaction is committed: the server warned of "
+                f"{self._warnings[0]!r} during the commit"
             )
         # A transaction in which something failed is taken back without an error.
         if done != "COMMIT":
-            raise psycopg.InternalError(f"the transaction was taken back ({done})")
+            raise psycopg.InternalError(f"the transaction was rolled back ({done})")
 
 
 class PostgresConnection:
@@ -394,7 +394,7 @@ def _parse(url: str) -> URL:
     # What cannot be read may hold a password where nobody expects one.
     if parsed is None or parsed.drivername not in ("postgresql", "postgresql+psycopg"):
         raise SessionStoreError(
-            "the store's URL must be like postgresql+psycopg://user@host:port/database"
+            "the store's URL must have the form postgresql+psycopg://user@host:port/database"
         )
     if refusal := find_refusal(parsed):
         raise SessionStoreError(f"the store's URL: {refusal}")
@@ -478,7 +478,7 @@ class PostgresDatabase:
     ) -> None:
         if not _SCHEMA_NAME.fullmatch(schema):
             raise SessionStoreError(
-                f"schema must be lower-case letters, digits and _, at most 63, got {schema!r}"
+                f"schema must be lowercase letters, digits and _, at most 63, got {schema!r:.60}"
             )
         self.schema = schema
         self._owns_pool = pool is None
@@ -575,7 +575,7 @@ class PostgresDatabase:
         except psycopg.errors.UniqueViolation:
             pass  # another process was first
         except psycopg.Error as error:
-            raise SchemaMigrationError(f"{self.name} cannot be made: {error}") from error
+            raise SchemaMigrationError(f"{self.name} cannot be created: {error}") from error
         finally:
             connection.close()
         return self.migrate()
@@ -604,7 +604,7 @@ class PostgresDatabase:
                     reason = redact_text(str(error))
                     raise SchemaMigrationError(
                         f"{self.name} cannot be migrated to schema version {SCHEMA_VERSION}: "
-                        f"{reason}. It was left as it was."
+                        f"{reason}. It was not changed."
                     ) from error
                 time.sleep(_FIRST_PAUSE_S * 4**attempt)
         return self.migrate()
@@ -637,14 +637,14 @@ class PostgresDatabase:
         if version is None or version < SCHEMA_VERSION:
             found = "has no store" if version is None else f"has schema version {version}"
             raise SessionStoreError(
-                f"{self.name} {found}, this Quark needs version {SCHEMA_VERSION}: "
-                "run `quark db upgrade`, or `quark serve --migrate`"
+                f"{self.name} {found}, but this Quark requires version {SCHEMA_VERSION}. Run "
+                "`quark db upgrade`, or `quark serve --migrate`"
             )
         if version > SCHEMA_VERSION:
             raise self._newer(version)
 
     def _newer(self, version: int) -> SessionStoreError:
         return SessionStoreError(
-            f"{self.name} has schema version {version}, this Quark knows {SCHEMA_VERSION}: "
-            "upgrade quark-tracker to use it. It was left as it was."
+            f"{self.name} has schema version {version}, but this Quark supports up to "
+            f"{SCHEMA_VERSION}. Upgrade quark-tracker to use it. It was not changed."
         )

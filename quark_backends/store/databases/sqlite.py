@@ -94,7 +94,7 @@ def remake_store(layout: StoreLayout, *, with_database: bool = True) -> None:
             _write_ignore(layout.root)
             write_marker(layout.root)
     except OSError as error:
-        raise SessionStoreError(f"the store {layout.root} cannot be made anew: {error}") from error
+        raise SessionStoreError(f"the store {layout.root} cannot be recreated: {error}") from error
 
 
 def ensure_marker(storage_dir: Path) -> StoreLayout:
@@ -145,12 +145,12 @@ def _make_folder(layout: StoreLayout, storage_dir: Path, *, with_database: bool)
         # Another process may have been first; its store is as good.
         if find_store(storage_dir) is None:
             raise SessionStoreError(
-                f"no store could be made in storage_dir {storage_dir}: {error}"
+                f"no store could be created in storage_dir {storage_dir}: {error}"
             ) from error
     except sqlite3.Error as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise SessionStoreError(
-            f"no store could be made in storage_dir {storage_dir}: {error}"
+            f"no store could be created in storage_dir {storage_dir}: {error}"
         ) from error
 
 
@@ -171,7 +171,7 @@ def _add_database(layout: StoreLayout) -> None:
         finally:
             scratch.unlink(missing_ok=True)
     except (OSError, sqlite3.Error) as error:
-        raise SessionStoreError(f"no database could be made in {layout.root}: {error}") from error
+        raise SessionStoreError(f"no database can be created in {layout.root}: {error}") from error
 
 
 def find_store(storage_dir: Path) -> StoreLayout | None:
@@ -185,8 +185,8 @@ def find_store(storage_dir: Path) -> StoreLayout | None:
     links = [path for path in layout.files if path.is_symlink()]
     if links:
         raise SessionStoreError(
-            f"{links[0]} is a link, and may be somebody's trap: the store is left alone. "
-            f"To have a store elsewhere, make {layout.root} itself the link."
+            f"{links[0]} is a link, which may be an attack, so the store is not used. To keep a "
+            f"store elsewhere, make {layout.root} itself the link."
         )
     try:
         marker = read_marker(layout)
@@ -278,7 +278,7 @@ def _open_own(layout: StoreLayout, *, read_only: bool) -> SqliteConnection:
     """
     path = layout.db_path
     if path.exists() and not path.is_file():
-        raise SessionStoreError(f"{path} is not a file: move it away and put the database back")
+        raise SessionStoreError(f"{path} is not a file. Move it away and put the database back")
     try:
         set_strange_log_aside(path)
     except OSError as error:
@@ -288,8 +288,8 @@ def _open_own(layout: StoreLayout, *, read_only: bool) -> SqliteConnection:
             return open_database(path, "mode=ro&immutable=1")
         else:
             raise SessionStoreError(
-                f"the write-ahead log beside {path} belongs to another file and cannot be set "
-                f"aside: {error}. Check the permissions of {layout.root}."
+                f"the write-ahead log next to {path} belongs to another file and cannot be "
+                f"moved away: {error}. Check the permissions of {layout.root}."
             ) from error
     return open_database(path, "mode=ro" if read_only else "mode=rw")
 
@@ -404,8 +404,8 @@ def _check_writable(layout: StoreLayout) -> None:
     for path in (layout.root, layout.db_path):
         if not os.access(path, os.W_OK):
             raise SessionStoreError(
-                f"the store {path} cannot be written: it is on a read-only disk or lacks write "
-                "permission. Choose another storage_dir or change its permissions."
+                f"the store {path} cannot be written: it is on a read-only disk, or you do not "
+                "have write permission. Choose another storage_dir or change its permissions."
             )
 
 
@@ -423,22 +423,22 @@ def no_database(layout: StoreLayout) -> SessionStoreError:
         journaled = next(iter(JournalReader(folder.path).read()), None) is not None
         if journaled or (manifest is not None and count_boxed(folder, manifest)[1]):
             return SessionStoreError(
-                f"the runs in {layout.root} are still in their journals, where a network file "
-                f"system had them kept; make a store of them with: quark sync {storage_dir}"
+                f"the runs in {layout.root} are still in journals, because the folder was on a "
+                f"network file system. To create a store from them, run: quark sync {storage_dir}"
             )
     return SessionStoreError(
-        f"{DATABASE} is missing from {layout.root}, and no journal there has anything to make it "
-        f"again from. Put {DATABASE} back, from a backup or from where this folder was copied "
-        f"(with {DATABASE}-wal, if there is one); what it held is nowhere else. The next run "
-        "that is started here begins a new one."
+        f"{DATABASE} is missing from {layout.root}, and its journals cannot restore it. Restore "
+        f"{DATABASE} (with {DATABASE}-wal, if it exists) from a backup or from the original of "
+        "this folder. Its data is stored nowhere else. The next run that starts here creates a "
+        "new database."
     )
 
 
 def store_gone(layout: StoreLayout) -> StoreUnavailableError:
     """The error for a store that was there when it was opened for reading."""
     return StoreUnavailableError(
-        f"the store {layout.root} is gone: it was deleted or moved, or its disk is not mounted. "
-        "It is read again as soon as it, or another one, is in its place"
+        f"the store {layout.root} is missing: it was deleted or moved, or its disk is not "
+        "mounted. Quark reads it again when it is back"
     )
 
 
@@ -453,22 +453,22 @@ def _no_marker(layout: StoreLayout, what: str) -> SessionStoreError:
         return _foreign(layout.root)
     text = json.dumps({"format": _FORMAT, "schema_version": int.from_bytes(head[60:64], "big")})
     return SessionStoreError(
-        f"{layout.marker}, which marks the folder as Quark's, is {what}, though {DATABASE} beside "
-        f"it is Quark's. Make that file again with this one line in it: {text}"
+        f"{layout.marker}, which marks the folder as a Quark store, is {what}, although "
+        f"{DATABASE} belongs to Quark. Create that file again with this one line: {text}"
     )
 
 
 def _foreign(root: Path) -> SessionStoreError:
     return SessionStoreError(
-        f"{root} was not made by this Quark, so it is left alone. "
-        "Choose another storage_dir, or move that folder away."
+        f"{root} was not created by this Quark, so it is not used. Choose another storage_dir, "
+        "or move that folder away."
     )
 
 
 def _newer(root: Path, version: int) -> SessionStoreError:
     return SessionStoreError(
-        f"the store {root} has schema version {version}, this Quark knows "
-        f"{SCHEMA_VERSION}: upgrade quark-tracker to open it. It was left as it was."
+        f"the store {root} has schema version {version}, but this Quark supports up to "
+        f"{SCHEMA_VERSION}. Upgrade quark-tracker to open it. The store was not changed."
     )
 
 
@@ -609,7 +609,7 @@ def copy_database(db_path: Path, copy: Path) -> None:
 
 
 def _copy_files(db_path: Path, copy: Path) -> None:
-    _log.info("reading the store %s from a copy: it cannot be read where it lies", db_path.parent)
+    _log.info("reading the store %s from a copy: it cannot be read in place", db_path.parent)
     shutil.copyfile(db_path, copy)
     shutil.copyfile(_log_file(db_path), _log_file(copy))
 
@@ -618,8 +618,8 @@ def _check_readable(*paths: Path) -> None:
     for path in paths:
         if path.exists() and not os.access(path, os.R_OK):
             raise SessionStoreError(
-                f"the store {path} cannot be read: you lack the permission. "
-                "Change the file's permissions, or ask its owner to."
+                f"the store {path} cannot be read: permission denied. Change the file's "
+                "permissions, or ask its owner to do so."
             )
 
 
@@ -642,8 +642,8 @@ def _mark(db_path: Path) -> _Mark:
 
 def _no_room(db_path: Path, error: Exception) -> SessionStoreError:
     return SessionStoreError(
-        f"the store {db_path} can only be read from a copy, and none could be made in "
-        f"{tempfile.gettempdir()}: {error}. Set TMPDIR to a folder that has room for it."
+        f"the store {db_path} can only be read from a copy, but no copy could be created in "
+        f"{tempfile.gettempdir()}: {error}. Set TMPDIR to a folder with enough space."
     )
 
 
@@ -683,9 +683,7 @@ def migrate(storage_dir: Path, migrated_at: str) -> int:
     try:
         layout = find_store(storage_dir)
         if layout is None:
-            raise SchemaMigrationError(
-                f"storage_dir {storage_dir} holds no Quark store (no .quark folder)"
-            )
+            raise SchemaMigrationError(f"no Quark store in '{storage_dir}' (no .quark folder)")
         if layout.db_path.exists():
             with closing(open_still(layout.db_path)) as connection:
                 version = read_version(connection, layout.root)
@@ -757,12 +755,12 @@ def _upgrade(db_path: Path, root: Path, *, wait_s: float, is_copy: bool = False)
         what = f"the store {root} cannot be migrated to schema version {SCHEMA_VERSION}"
         name = getattr(error, "sqlite_errorname", "")
         if is_unwritable(error):
-            raise _NotNowError(f"{what}: it cannot be written here ({error})") from error
+            raise _NotNowError(f"{what}: it cannot be written ({error})") from error
         if name.startswith("SQLITE_BUSY"):
             raise _NotNowError(
-                f"{what}: another process has been writing to it for {wait_s:.0f} s; try again"
+                f"{what}: another process has been writing to it for {wait_s:.0f} s. Try again"
             ) from error
-        raise SchemaMigrationError(f"{what}: {error}. It was left as it was.") from error
+        raise SchemaMigrationError(f"{what}: {error}. The store was not changed.") from error
 
 
 def _run_transaction(
@@ -777,8 +775,8 @@ def _run_transaction(
         if not is_copy:
             _refuse_living_runs(connection, root, version)
             _log.warning(
-                "migrating the store %s from schema version %d to %d; an older Quark cannot "
-                "open it any more",
+                "migrating the store %s from schema version %d to %d; older versions of Quark "
+                "cannot open it afterwards",
                 root,
                 version,
                 SCHEMA_VERSION,
@@ -801,7 +799,7 @@ def _begin(connection: sqlite3.Connection, root: Path, wait_s: float) -> None:
         name = getattr(error, "sqlite_errorname", "")
         if first_s == wait_s or not name.startswith("SQLITE_BUSY"):
             raise
-        _log.warning("waiting for another process that migrates or writes the store %s", root)
+        _log.warning("waiting for another process that is migrating or writing the store %s", root)
         connection.execute(f"PRAGMA busy_timeout={(wait_s - first_s) * 1000:.0f}")
         connection.execute("BEGIN IMMEDIATE")
 
@@ -810,8 +808,8 @@ def _check_whole(connection: sqlite3.Connection, root: Path) -> None:
     found = [row[0] for row in connection.execute("PRAGMA quick_check(1)")]
     if found != ["ok"]:
         raise SchemaMigrationError(
-            f"the store {root} is damaged ({found[0]}), so it is not migrated and was left as it "
-            "was. Put a backup in its place, or save what can be read with `sqlite3 .recover`."
+            f"the store {root} is damaged ({found[0]}), so it was not migrated or changed. "
+            "Replace it with a backup, or recover the readable part with `sqlite3 .recover`."
         )
 
 
@@ -827,9 +825,9 @@ def _refuse_living_runs(connection: sqlite3.Connection, root: Path, version: int
     if living:
         more = f" and {len(living) - 1} more" if len(living) > 1 else ""
         raise _NotNowError(
-            f"the store {root} has schema version {version} and run {living[0]}{more} of an older "
-            f"Quark is writing to it, so it cannot be migrated to {SCHEMA_VERSION} now: wait until "
-            "it has ended, or choose another storage_dir. Reading works meanwhile."
+            f"the store {root} has schema version {version}, and run {living[0]}{more} of an "
+            f"older Quark is writing to it. It cannot be migrated to {SCHEMA_VERSION} now. Wait "
+            "until the run ends, or choose another storage_dir. Reading works meanwhile."
         )
 
 
@@ -838,7 +836,7 @@ def _finish(layout: StoreLayout) -> None:
     try:
         _renew_marker(layout, format_time(now_us()))
     except OSError as error:
-        _log.warning("the store %s is migrated, but not its marker: %s", layout.root, error)
+        _log.warning("the store %s is migrated, but its marker file is not: %s", layout.root, error)
 
 
 def _renew_marker(layout: StoreLayout, migrated_at: str) -> None:

@@ -91,7 +91,7 @@ def set_strange_log_aside(db_path: Path) -> None:
         if os.path.lexists(path) and not path.is_file() and not path.is_symlink():
             aside = find_aside(path)
             os.rename(path, aside)
-            _log.error("%s is not a file, and was renamed to %s", path, aside)
+            _log.error("%s is not a file; it was renamed to %s", path, aside)
     if not has_strange_log(db_path) or not _is_store(db_path):
         return
     log = db_path.with_name(f"{db_path.name}{LOG_SUFFIX}")
@@ -102,9 +102,9 @@ def set_strange_log_aside(db_path: Path) -> None:
         os.rename(log, aside)
         db_path.with_name(f"{db_path.name}-shm").unlink(missing_ok=True)
     _log.error(
-        "another file was put in the place of %s while its write-ahead log was in use. The log "
-        "belongs to the earlier file and is kept in %s. The store is read without it; the "
-        "journals put back what they have.",
+        "another file replaced %s when its write-ahead log was in use. The log belongs to the "
+        "earlier file and is kept in %s. The store is read without it, and the journals restore "
+        "the records that they have.",
         db_path,
         aside,
     )
@@ -216,7 +216,7 @@ class WritingConnection(SqliteConnection):
         if descriptors is None or damage is None:
             return
 
-        why = f"the write-ahead log of {descriptors.path} was changed by another program: {damage}"
+        why = f"another program changed the write-ahead log of {descriptors.path}: {damage}"
         try:
             replace_database(Path(descriptors.path), why)
         finally:
@@ -398,11 +398,11 @@ def replace_database(db_path: Path, why: str, *, with_log: bool = True) -> None:
                 for path in (new, new_log, new.with_name(f"{new.name}-shm")):
                     path.unlink(missing_ok=True)
     except (OSError, sqlite3.Error) as error:
-        raise FilesChanged(f"{why}, and no copy can take its place: {error}") from error
+        raise FilesChanged(f"{why}, and it cannot be replaced by a copy: {error}") from error
     _log.error(
-        "%s. The store was made whole again%s; runs that are being written put back what it lacks.",
+        "%s. The store was repaired%s; running runs restore the missing records.",
         why,
-        f", and what was in its log is kept in {aside}" if aside.exists() else "",
+        f", and its earlier log is kept in {aside}" if aside.exists() else "",
     )
 
 
@@ -426,7 +426,7 @@ def replace_from_outside(db_path: Path) -> None:
         FilesChanged: It cannot.
     """
     if not sys.executable:
-        raise FilesChanged("Python's own program is not known (sys.executable is empty)")
+        raise FilesChanged("the Python interpreter is unknown (sys.executable is empty)")
     before = identify(str(db_path))
     paths = [str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH", "")]
     try:
@@ -440,13 +440,13 @@ def replace_from_outside(db_path: Path) -> None:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
             )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise FilesChanged(f"no process can put a copy in its place: {error}") from error
+        raise FilesChanged(f"no process can replace it by a copy: {error}") from error
     if identify(str(db_path)) == before:
-        raise FilesChanged(done.stderr.strip().rpartition("\n")[2] or "no copy was made")
+        raise FilesChanged(done.stderr.strip().rpartition("\n")[2] or "no copy was created")
     _note_replaced(db_path)
     _log.error(
-        "other code in this process has closed the files of the store %s. A copy has taken its "
-        "place; what it lacks is put back from the journals.",
+        "other code in this process has closed the files of the store %s. A copy has replaced "
+        "it, and the journals restore the missing records.",
         db_path,
     )
 

@@ -171,8 +171,8 @@ class SqliteTurns:
         if not empty_log(self._open()):
             self._drop()
             raise SessionStoreError(
-                f"the log of the store {self._layout.db_path} cannot be synced"
-                f"{'' if error is None else f': {error}'}"
+                f"the write-ahead log of the store {self._layout.db_path} cannot be "
+                f"synced{'' if error is None else f': {error}'}"
             ) from error
         self._is_unsynced = False
 

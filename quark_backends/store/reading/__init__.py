@@ -1,1 +1,1 @@
-"""What is read back out of the store."""
+"""Reading from the store."""

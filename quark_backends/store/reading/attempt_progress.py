@@ -1,4 +1,4 @@
-"""How far the attempts of a run have come with each series, which says what they have replaced.
+"""Progress of a run's attempts in each series, which determines the replaced steps.
 
 Of chunks the index tells the highest step, and one chunk of each series the first. What is not
 compacted yet is read, and remembered, so that it is read once.
@@ -272,7 +272,7 @@ class AttemptReaches:
             steps, sequences = chunk.array("step"), chunk.array("sequence")
             epochs = chunk.array("epoch") if "epoch" in column_types(kind) else steps
         except SchemaValidationError as error:
-            _log.debug("chunk %d tells no steps: %s", pk, error)
+            _log.debug("the steps of chunk %d cannot be read: %s", pk, error)
             return _Seen()
         found: list[_Stretch | None] = []
         for places, counts in ((steps, steps >= 0), (epochs, (steps < 0) & (epochs >= 0))):
@@ -307,7 +307,7 @@ class AttemptReaches:
             try:
                 _add_body(tail.series, open_body(body, digest), kind)
             except _MALFORMED as error:
-                _log.debug("batch %d tells no steps: %s", number, error)
+                _log.debug("the steps of batch %d cannot be read: %s", number, error)
             tail.newest = number
         while len(self._tails) >= _KEPT_TAILS:
             del self._tails[next(iter(self._tails))]

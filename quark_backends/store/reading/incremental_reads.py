@@ -258,7 +258,7 @@ def _find_spans(
         try:
             kind, spans = decode_spans(body)
         except SchemaValidationError as error:
-            _log.warning("writer %s: batches cannot be given back: %s", writer.writer_id, error)
+            _log.warning("writer %s: batches cannot be returned: %s", writer.writer_id, error)
             continue
         found.update({s.number: (kind, s) for s in spans if s.number >= start})
     return found
@@ -467,9 +467,8 @@ def _find_new(
     """
     marks = ", ".join("?" * len(kinds))
     waiting = connection.execute(
-        f"SELECT number, kind, count, substr(body, 1, {BODY_HEAD_BYTES}), length(body) FROM batch"
-        f" WHERE writer_pk = ? AND kind IN ({marks})"
-        " AND number >= ? ORDER BY number",
+        f"SELECT number, kind, count, substr(body, 1, {BODY_HEAD_BYTES}), length(body) FROM batch "
+        f"WHERE writer_pk = ? AND kind IN ({marks}) AND number >= ? ORDER BY number",
         (writer.pk, *kinds, start),
     )
     new = _New()

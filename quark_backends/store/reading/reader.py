@@ -353,10 +353,9 @@ class StoreReader:
 
         # All ids are ASCII, so that the next character ends what begins so.
         sql = (
-            "SELECT run.id, project.name, run.name, status FROM run"
-            " JOIN project ON project.id = project_id"
-            " WHERE run.id >= ? AND run.id < ? AND trashed_us IS NULL"
-            " ORDER BY run.created_us DESC, run.pk DESC"
+            "SELECT run.id, project.name, run.name, status FROM run JOIN project ON project.id = "
+            "project_id WHERE run.id >= ? AND run.id < ? AND trashed_us IS NULL ORDER BY "
+            "run.created_us DESC, run.pk DESC"
         )
         arguments: list[str | int] = [beginning, f"{beginning}\x7f"]
         if limit is not None:
@@ -504,7 +503,7 @@ def find_run(connection: StoreConnection, run_id: str, *, for_update: bool = Fal
         raise run_not_found(run_id)
     if row[1] is not None:
         raise RunNotFoundError(
-            f"run_id {run_id}: this run is in the trash; `quark restore {run_id}` brings it back"
+            f"run_id {run_id}: this run is in the trash; `quark restore {run_id}` restores it"
         )
     return int(row[0])
 
@@ -584,8 +583,8 @@ def encode_outputs(generation: Generation) -> Bodies:
         for record in records:
             if kind != record.KIND or record.run_id != generation.run_id:
                 raise SchemaValidationError(
-                    f"outputs[{kind!r}] must hold {kind} records of run {generation.run_id}, "
-                    f"got a {record.KIND} record of run {record.run_id}"
+                    f"outputs[{kind!r}] must contain {kind} records of run {generation.run_id}, "
+                    f"got {record.KIND} of run {record.run_id}"
                 )
     return [
         (kind, len(records), _encode(kind, records))
@@ -650,12 +649,10 @@ def iterate_outputs(
     run_pk = find_run(connection, run_id)
     of_analyzer, arguments = ("", ()) if analyzer is None else (" AND analyzer = ?", (analyzer,))
     rows = connection.execute(
-        "SELECT output.pk, analyzer, number, output.count FROM output"
-        " JOIN generation AS g ON g.pk = generation_pk"
-        f" WHERE run_pk = ? AND kind = ?{of_analyzer}"
-        " AND number >= (SELECT coalesce(max(number), 0) FROM generation AS newest"
-        " WHERE newest.run_pk = g.run_pk AND newest.analyzer = g.analyzer AND replaces <> 0)"
-        " ORDER BY analyzer, number, output.pk",
+        "SELECT output.pk, analyzer, number, output.count FROM output JOIN generation AS g ON "
+        f"g.pk = generation_pk WHERE run_pk = ? AND kind = ?{of_analyzer} AND number >= (SELECT "
+        "coalesce(max(number), 0) FROM generation AS newest WHERE newest.run_pk = g.run_pk AND "
+        "newest.analyzer = g.analyzer AND replaces <> 0) ORDER BY analyzer, number, output.pk",
         (run_pk, kind, *arguments),
     ).fetchall()
     first, left = len(rows), limit
@@ -677,7 +674,7 @@ def iterate_outputs(
             raise SessionStoreError(f"output {pk} of run {run_id} is damaged: {error}") from error
         if reason is not None:
             _log.warning(
-                "output %d of run %s: %d records are left out: %s", pk, run_id, left_out, reason
+                "output %d of run %s: %d records are omitted: %s", pk, run_id, left_out, reason
             )
         yield part
 

@@ -480,9 +480,7 @@ class StoredRows:
         if (what, number) in self._warned:
             return
         self._warned.add((what, number))
-        _log.warning(
-            "%s %d is damaged, its %d records are left out: %s", what, number, count, error
-        )
+        _log.warning("%s %d is damaged, its %d records are omitted: %s", what, number, count, error)
 
 
 def _find_version(connection: StoreConnection) -> tuple[int, int] | None:
@@ -672,7 +670,7 @@ def load_axis_blocks(
         found = _make(rows, entries, axis)
         cache.keep(axis, pks, found)
     if len(found.least) != len(chunk_of):
-        raise SchemaValidationError("a roll-up has another number of points than its chunk")
+        raise SchemaValidationError("a roll-up has a different number of points than its chunk")
     return found, chunk_of
 
 

@@ -150,9 +150,7 @@ def to_stored_run(row: Sequence[Any]) -> StoredRun:
 
 
 _NOBODY = ProcessIdentity("", 0, "")
-_UNREADABLE = ConfigSnapshot(
-    JsonObject(), ("the configuration that is stored of this run cannot be read",)
-)
+_UNREADABLE = ConfigSnapshot(JsonObject(), ("the stored config of this run cannot be read",))
 # Of what nobody can read it is said once that it is there.
 _MOST_TOLD = 1000
 _told: set[tuple[str, str]] = set()
@@ -288,7 +286,7 @@ def read_stop(stored: str | None) -> StopRequest | None:
 
 def run_not_found(run_id: str) -> RunNotFoundError:
     """The error for a run that the store does not have."""
-    return RunNotFoundError(f"run_id {run_id}: this store has no such run")
+    return RunNotFoundError(f"run_id {run_id}: this store has no run with this ID")
 
 
 def list_groups(
@@ -339,9 +337,8 @@ def _list_members(
     connection: StoreConnection, project: str | None, store_name: str | None
 ) -> Iterator[tuple[str, tuple[str, ...], str]]:
     sql = (
-        "SELECT project.name, group_paths, run.created_us FROM run"
-        " JOIN project ON project.id = project_id"
-        " WHERE trashed_us IS NULL AND group_paths IS NOT NULL"
+        "SELECT project.name, group_paths, run.created_us FROM run JOIN project ON project.id = "
+        "project_id WHERE trashed_us IS NULL AND group_paths IS NOT NULL"
     )
     arguments = []
     for column, wanted in (("project.name", project), ("store_name", store_name)):
@@ -563,8 +560,8 @@ def _check_row(row: Sequence[Any], kind: type[_AnyRow], what: str) -> _AnyRow:
         return msgspec.convert(tuple(row), kind)
     except msgspec.ValidationError as error:
         raise SchemaValidationError(
-            f"the store has {what} that no Quark has written ({error}): restore it from a backup, "
-            "or take another store"
+            f"the store has {what} that Quark did not write ({error}). Restore it from a "
+            "backup, or use another store"
         ) from None
 
 

@@ -1,1 +1,1 @@
-"""What the store needs besides: compaction, copies, removal, newer tables."""
+"""Maintenance of the store: compaction, copies, removal, newer tables."""

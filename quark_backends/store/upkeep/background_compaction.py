@@ -129,7 +129,7 @@ class BackgroundCompaction:
             try:
                 thread.start()
             except RuntimeError as error:
-                _log.debug("compaction does not start: %s", error)
+                _log.debug("compaction cannot start: %s", error)
                 return
             self._thread = thread
 
@@ -185,7 +185,7 @@ class BackgroundCompaction:
                     self._compact(connection)
             except Exception as error:  # noqa: BLE001 - the data is safe; the run must go on
                 if not _is_passing(error, connection):
-                    _log.exception("compaction failed; batches stay as they are")
+                    _log.exception("compaction failed; batches stay uncompacted")
                     break
                 _log.debug("compaction waits: %s", error)
                 self._closing.wait(_AFTER_FAILURE_S)
@@ -264,7 +264,7 @@ class BackgroundCompaction:
         except Exception as error:
             if _is_passing(error, connection):
                 raise
-            _log.exception("compaction of %s records failed; they stay as they are", item.kind)
+            _log.exception("compaction of %s records failed; they stay uncompacted", item.kind)
             return None
 
 

@@ -127,7 +127,7 @@ class BackupFolder:
         self.lacking: list[str] = []
         self._made_at = format_time(now_us())
         if os.path.lexists(target):
-            raise SessionStoreError(f"{target} is there already; name a new folder")
+            raise SessionStoreError(f"{target} already exists. Choose a new folder")
         self._path = target.with_name(f".{target.name}.part-{os.urandom(4).hex()}")
         try:
             # Of whoever makes it alone: keys of a service and their hashes may be in it.
@@ -163,7 +163,7 @@ class BackupFolder:
         except OSError as error:
             raise self._failed(error) from error
         if wrong:
-            raise SessionStoreError(f"{self._target}: the copy is not what was read: {wrong}")
+            raise SessionStoreError(f"{self._target}: the copy differs from the original: {wrong}")
 
     def locate(self, path: str) -> Path:
         """Where a file of the backup lies while it is made."""
@@ -267,7 +267,7 @@ class BackupFolder:
             os.rename(scratch, self._path / MANIFEST)
             _sync(self._path)
             if os.path.lexists(self._target):
-                raise SessionStoreError(f"{self._target} has been made meanwhile; name a new one")
+                raise SessionStoreError(f"{self._target} was just created. Choose a new folder")
             os.rename(self._path, self._target)
             _sync(self._target.parent)
         except OSError as error:
@@ -299,7 +299,9 @@ class BackupFolder:
 
     def _failed(self, error: Exception) -> SessionStoreError:
         reason = getattr(error, "strerror", None) or error
-        return SessionStoreError(f"{self._target} cannot be made: {reason}; nothing is left of it")
+        return SessionStoreError(
+            f"{self._target} cannot be created: {reason}. Nothing is left of it"
+        )
 
 
 def verify_backup(folder: Path) -> BackupManifest:
@@ -320,7 +322,7 @@ def verify_backup(folder: Path) -> BackupManifest:
         raise SessionStoreError(f"{folder} cannot be read: {error}") from error
     if wrong:
         raise SessionStoreError(
-            f"{folder} is not the backup that was made at {manifest.made_at}: {wrong}"
+            f"{folder} differs from the backup that was made at {manifest.made_at}: {wrong}"
         )
     return manifest
 
@@ -333,22 +335,22 @@ def _read_manifest(folder: Path) -> BackupManifest:
         version = msgspec.json.decode(head.get("version", b"0"))
         if isinstance(version, int) and version > _VERSION:
             raise SessionStoreError(
-                f"the backup {folder} has format version {version}, this Quark knows {_VERSION}: "
-                "upgrade quark-tracker"
+                f"the backup {folder} has format version {version}, but this Quark supports up "
+                f"to {_VERSION}. Upgrade quark-tracker"
             )
         if hashlib.sha256(body).hexdigest() != sealed.sha256:
-            raise SessionStoreError(f"the backup {folder} is damaged: its {MANIFEST} was altered")
+            raise SessionStoreError(f"the backup {folder} is damaged: its {MANIFEST} was changed")
         manifest = msgspec.json.decode(body, type=BackupManifest)
     except FileNotFoundError:
         raise StoreNotFoundError(
-            f"{folder} is no backup: there is no {MANIFEST} in it, which is written last"
+            f"{folder} is not a complete backup: it has no {MANIFEST}, which is written last"
         ) from None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SessionStoreError(
             f"the backup {folder} is damaged: its {MANIFEST} cannot be read: {error}"
         ) from error
     if manifest.format != _FORMAT:
-        raise SessionStoreError(f"{folder} is no backup: {MANIFEST} is of something else")
+        raise SessionStoreError(f"{folder} is not a backup: its {MANIFEST} has another format")
     return manifest
 
 
@@ -363,20 +365,20 @@ def _compare(folder: Path, files: Mapping[str, BackupFile], links: Mapping[str, 
             wrong.append(f"{path} is missing")
     for path, file in files.items():
         if path in found_files and _hash_file(folder / path) != file:
-            wrong.append(f"{path} has another content")
+            wrong.append(f"{path} has different content")
     for path, leads_to in links.items():
         if path in found_links and os.readlink(folder / path) != leads_to:
             wrong.append(f"{path} leads elsewhere")
         if not _leads_inside(path, leads_to):
-            wrong.append(f"{path} leads out of it")
+            wrong.append(f"{path} leads out of the folder")
     for path in sorted((found_files | found_links) - {*files, *links}):
         database = path.removesuffix(_SHARED_MEMORY_SUFFIX).removesuffix(LOG_SUFFIX)
         if database != path and database in files:
             if path.endswith(_SHARED_MEMORY_SUFFIX) or not (folder / path).stat().st_size:
                 continue
-            wrong.append(f"{database} has been written to")
+            wrong.append(f"{database} was changed")
         else:
-            wrong.append(f"{path} has been added")
+            wrong.append(f"{path} was added")
     more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     return ", ".join(wrong[:_SHOWN]) + more
 
@@ -469,7 +471,7 @@ def back_up_store(storage_dir: Path, target: Path, *, keep_going: bool = False) 
     """
     root = StoreLayout(storage_dir).root
     if root in (place := Path(os.path.abspath(target))).parents or place == root:
-        raise SessionStoreError(f"{target} lies in the store itself; name a folder outside of it")
+        raise SessionStoreError(f"{target} is in the store itself. Choose a folder outside of it")
     with BackupFolder(target) as backup:
         counts = copy_store(backup, storage_dir, "")
 
@@ -587,7 +589,7 @@ def copy_tree(
         if not is_link:
             backup.copy_file(source / relative, path)
         elif not backup.copy_link(source / relative, path):
-            note = f"{source / relative} leads out of its folder, and was not followed"
+            note = f"{source / relative} leads out of its folder and was not copied"
             if note not in backup.lacking:
                 backup.lacking.append(note)
     copy_modes(backup, source, within)
@@ -642,13 +644,13 @@ def check_payloads(backup: BackupFolder, *, keep_going: bool) -> None:
     for path, file in backup.files.items():
         sha256 = _find_hash(path)
         if sha256 is not None and sha256 != file.sha256:
-            backup.lacking.append(f"{path} is damaged: its content is not what its name says")
+            backup.lacking.append(f"{path} is damaged: its content does not match its name")
     if backup.lacking and not keep_going:
         more = len(backup.lacking) - _SHOWN
         shown = "; ".join(backup.lacking[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
         raise SessionStoreError(
-            f"no backup was made, since the store is not whole: {shown}. "
-            "With --keep-going it is made of what there is."
+            f"no backup was made, because the store is damaged: {shown}. --keep-going backs up "
+            "the intact part."
         )
 
 
@@ -662,7 +664,7 @@ def _find_layout(storage_dir: Path) -> StoreLayout:
             raise
         return layout
     if found is None:
-        raise StoreNotFoundError(f"{storage_dir} holds no Quark store (no {STORE_FOLDER} folder)")
+        raise StoreNotFoundError(f"no Quark store in '{storage_dir}' (no {STORE_FOLDER} folder)")
     return found
 
 

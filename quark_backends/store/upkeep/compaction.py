@@ -227,14 +227,14 @@ class Compactor:
                 part, lost, why = None, records, error
             except SchemaValidationError as error:
                 # Sound, and written by a Quark that knows more: it stays as it is.
-                _log.debug("batch %d of writer %d stays: %s", number, turn.writer_pk, error)
+                _log.debug("batch %d of writer %d is skipped: %s", number, turn.writer_pk, error)
                 break
             except MALFORMED as error:
                 part, lost, why = None, records, error
             turn.batches.append((pk, number))
             if lost:
                 place = f"batch {number} of writer {turn.writer_pk}"
-                _log.warning("%s: %d records are damaged and set aside: %s", place, lost, why)
+                _log.warning("%s: %d records are damaged and moved away: %s", place, lost, why)
                 turn.damaged.append(("batch", number, lost, str(why), body))
             if part is None:
                 continue
@@ -280,7 +280,7 @@ class Compactor:
                 constants = _name_metric(self._connection, name_pk) if leave_out else {}
                 part = join_chunks([chunk], _ORIGIN, constants).make_all()
             except DamagedError as error:
-                _log.warning("chunk %d is damaged and set aside: %s", pk, error)
+                _log.warning("chunk %d is damaged and moved away: %s", pk, error)
                 turn.damaged.append(("chunk", pk, count, str(error), body))
                 turn.merged_pks.append(pk)
                 continue

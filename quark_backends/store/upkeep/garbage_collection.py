@@ -154,7 +154,7 @@ def _vacuum_in_steps(
             if _read(connection, "page_count") == before:
                 return
         if on_progress is not None:
-            on_progress("giving space back", done * page_bytes, total * page_bytes)
+            on_progress("freeing disk space", done * page_bytes, total * page_bytes)
 
 
 def _read(connection: sqlite3.Connection, pragma: str) -> int:
@@ -330,10 +330,10 @@ class TrashCollector:
                 if usage.trashed_at is None or parse_time(usage.trashed_at) > newest_us:
                     continue
                 if usage.state == "running":
-                    skipped[usage.run_id] = "it is alive again"
+                    skipped[usage.run_id] = "it is running again"
                     continue
                 if any(is_written(path) for path in self._find_files(usage.run_id)):
-                    skipped[usage.run_id] = "a process still writes its journal"
+                    skipped[usage.run_id] = "a process is still writing its journal"
                     continue
             chosen.append(usage)
         return chosen
@@ -342,19 +342,18 @@ class TrashCollector:
         """Put up a run's tombstone; its number, or None where it is to stay after all."""
         with self._pace.step(is_work=False):
             row = self._connection.execute(
-                "SELECT pk, status, process, heartbeat_us, trashed_us,"
-                " EXISTS (SELECT 1 FROM removed WHERE run_id = id) FROM run WHERE id = ?"
-                f"{self._connection.for_update}",
+                "SELECT pk, status, process, heartbeat_us, trashed_us, EXISTS (SELECT 1 FROM "
+                f"removed WHERE run_id = id) FROM run WHERE id = ?{self._connection.for_update}",
                 (run_id,),
             ).fetchone()
             if row is None or row[4] is None:
-                skipped[run_id] = "another process was first to restore or to remove it"
+                skipped[run_id] = "another process restored or deleted it first"
                 return None
             run_pk, status, process, heartbeat_us, _, begun = row
             identity = msgspec.json.decode(process, type=ProcessIdentity)
             alive = status == "running" and not find_lost_reason(status, identity, heartbeat_us)
             if alive and not begun:
-                skipped[run_id] = "it is alive again"
+                skipped[run_id] = "it is running again"
                 return None
             self._connection.execute(
                 "INSERT INTO removed (run_id, removed_us) VALUES (?, ?)"

@@ -141,7 +141,7 @@ class StoreTrash(ABC):
             ).fetchone()
         if found[0]:
             raise RunNotFoundError(
-                f"run_id {run_id}: this run was removed from this store for good"
+                f"run_id {run_id}: this run was permanently deleted from this store"
             )
         if not found[1]:
             raise run_not_found(run_id)
@@ -301,9 +301,9 @@ class JournalTrash(RunTrash):
     def _open(self, purpose: str) -> NoReturn:
         root = self._layout.root
         raise SessionStoreError(
-            f"{root} lies on a network file system, where runs are kept as journals only: there is "
-            f"no database that could be {purpose} to measure or to remove them. Where it lies on a "
-            f"local disk, `quark sync {root.parent}` makes a store of it"
+            f"{root} is on a network file system and stores runs as journals only. No "
+            f"database can be {purpose} there to measure or delete runs. On a local disk, "
+            f"`quark sync {root.parent}` creates a database"
         )
 
 
@@ -353,8 +353,8 @@ def _check_removable(connection: StoreConnection, run_id: str) -> None:
     identity = msgspec.json.decode(process, type=ProcessIdentity)
     if status == "running" and find_lost_reason(status, identity, heartbeat_us) is None:
         raise InvalidRunStateError(
-            f"run_id {run_id} is alive (process {identity.pid}), so it cannot be removed; "
-            "end it first, or wait until it is over"
+            f"run_id {run_id} is running (process {identity.pid}), so it cannot be removed. End "
+            "it first, or wait until it ends"
         )
 
 
@@ -367,7 +367,7 @@ def _check_restorable(connection: StoreConnection, run_id: str) -> None:
     # A statement of its own: one that waited for the lock would not see the tombstone.
     if connection.execute("SELECT 1 FROM removed WHERE run_id = ?", (run_id,)).fetchone():
         raise RunNotFoundError(
-            f"run_id {run_id} cannot be restored: `quark gc` has begun to remove it for good"
+            f"run_id {run_id} cannot be restored: `quark gc` has started to delete it permanently"
         )
 
 

@@ -1,4 +1,4 @@
-"""What runs take up, in the database and on disk as `du` counts it, and where their files lie."""
+"""Disk usage of runs, in the database and in files as `du` counts it."""
 
 from __future__ import annotations
 

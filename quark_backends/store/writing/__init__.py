@@ -1,1 +1,1 @@
-"""What comes into the store, each batch exactly once."""
+"""Writing to the store, each batch exactly once."""

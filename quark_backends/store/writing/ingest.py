@@ -446,7 +446,7 @@ class BatchIngest:
             return False
         if batch.kind == LifecycleRecord.KIND and _begins_after(batch, row[0]):
             raise BackendRejected(
-                f"run {batch.run_id} was removed from this store; choose another id"
+                f"run {batch.run_id} was removed from this store. Choose another ID"
             )
         return True
 
@@ -454,7 +454,7 @@ class BatchIngest:
         if run_id not in self.let_go:
             self.let_go.add(run_id)
             _log.warning(
-                "run %s was removed from this store for good: what still comes for it is let go",
+                "run %s was permanently deleted from this store; its new records are dropped",
                 run_id,
             )
 

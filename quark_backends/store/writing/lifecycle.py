@@ -295,7 +295,7 @@ def _start(
     run_pk, newest, status, created_us, trashed_us = row
     if trashed_us is not None:
         raise BackendRejected(
-            f"run {record.run_id} is in the trash; `quark restore {record.run_id}` brings it back"
+            f"run {record.run_id} is in the trash; `quark restore {record.run_id}` restores it"
         )
     number = _choose_attempt(connection, run_pk, newest, record, data.get("offline"))
     from_step = data.get("from_step")
@@ -488,8 +488,8 @@ def _update(connection: StoreConnection, run_pk: int, **values: Any) -> None:
     for name in _GROWING & values.keys():
         if len(value := values[name] or "") > MOST_CHARACTERS:
             raise BackendRejected(
-                f"the {name} of the run would have {len(value)} characters as JSON; a store takes "
-                f"{MOST_CHARACTERS}"
+                f"the {name} of the run would have {len(value)} characters as JSON, but a store "
+                f"accepts {MOST_CHARACTERS}"
             )
     # Column names come from this module only; values are bound.
     assignments = ", ".join(f"{name} = ?" for name in values)
@@ -506,8 +506,8 @@ def make_attempt_event(batch: Batch, given: GivenAttempt) -> Batch:
     writer_id = f"{batch.writer_id}.settled"
     payload = {
         "message": (
-            f"attempt {given.asked} was begun by two processes, one of them while the store was "
-            f"out of reach; that one is attempt {given.number}, and both are kept"
+            f"two processes started attempt {given.asked}, one of them when the store was "
+            f"unreachable. That one is now attempt {given.number}, and both are kept"
         ),
         "writer_id": batch.writer_id,
         "asked_attempt": given.asked,

@@ -115,8 +115,8 @@ def open_sweep(
         parts = sorted({*found.definition, *definition})
         other = [p for p in parts if found.definition.get(p) != definition.get(p)]
         raise SchemaValidationError(
-            f"sweep {name!r} of project {project!r} is there with another definition "
-            f"({', '.join(other)[:200]}): give it the same one, or choose another name"
+            f"sweep {name!r} of project {project!r} already exists with a different definition "
+            f"({', '.join(other)[:200]}). Use the same definition, or choose another name"
         )
     return found
 
@@ -127,8 +127,8 @@ def update_sweep(connection: StoreConnection, sweep_id: str, state: SweepState) 
         known, _ = _find_sweep(connection, sweep_id, lock=connection.for_update)
         if known == "cancelled" and state != "cancelled":
             raise SchemaValidationError(
-                f"sweep {sweep_id} is cancelled, for good: it cannot be {state} again; begin "
-                "another one under another name"
+                f"sweep {sweep_id} is cancelled, so it cannot become {state}. Create a sweep "
+                "with another name"
             )
         now_us = connection.read_clock_us()
         if known != state:
@@ -155,7 +155,7 @@ def add_trials(
         if found := _list_added(connection, sweep_id, key):
             return found
         if state == "cancelled":
-            raise SchemaValidationError(f"sweep {sweep_id} is cancelled: it takes no more trials")
+            raise SchemaValidationError(f"sweep {sweep_id} is cancelled and accepts no more trials")
         (newest,) = connection.execute(
             "SELECT max(number) FROM trial WHERE sweep_id = ?", (sweep_id,)
         ).fetchone()
@@ -276,7 +276,7 @@ def _claim(connection: StoreConnection, asked: _Asked) -> StoredTrial | None:
         _put(
             connection,
             trial,
-            TrialResult(state="broken", reason=f"{losses} workers that had it were gone"),
+            TrialResult(state="broken", reason=f"{losses} of its workers were lost"),
             now_us,
             losses=losses,
         )
@@ -398,7 +398,7 @@ def _cancel_gone(connection: StoreConnection, sweep_id: str, now_us: int) -> Non
     """What nobody goes on with in a cancelled sweep is cancelled, too."""
     for trial, is_gone in list(_list_running(connection, sweep_id, None, now_us)):
         if is_gone and _lock(connection, trial, connection.skip_locked):
-            reason = "its worker was gone, and the sweep is cancelled"
+            reason = "its worker was lost, and the sweep is cancelled"
             _put(connection, trial, TrialResult(state="cancelled", reason=reason), now_us)
 
 

@@ -1,4 +1,4 @@
-"""How secrets are known: by the name that they stand under, or by their shape."""
+"""Detection of secrets, by their names or their shapes."""
 
 from __future__ import annotations
 

@@ -58,4 +58,4 @@ class ArtifactLinkRecord(StreamRecord, frozen=True, gc=False):
                 f"{name}.version must be from 0 to {MOST_PINNED}, got {self.version}"
             )
         if self.relation != "used" and self.alias is None:
-            raise SchemaValidationError(f"{name}.alias must be there for an alias")
+            raise SchemaValidationError(f"{name}.alias is required for an alias")

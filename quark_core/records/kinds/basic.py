@@ -70,7 +70,7 @@ class MetricRecord(StreamRecord, frozen=True, gc=False):
         """Reject a point without step and epoch, and a key that contradicts its parts."""
         name = type(self).__name__
         if self.step is None and self.epoch is None:
-            raise SchemaValidationError(f"{name} needs a step or an epoch")
+            raise SchemaValidationError(f"{name} requires a step or an epoch")
         check_key(name, "metric", self.metric_key, self.namespace, self.metric_name)
 
     @classmethod

@@ -1,1 +1,1 @@
-"""What this process prints, line by line: taps on its streams, and a tee below them."""
+"""The console output of this process, line by line: taps on its streams, and a tee below."""

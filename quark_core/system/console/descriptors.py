@@ -120,7 +120,7 @@ class DescriptorTee:
         try:
             streams = [self._open_stream(*group, opened) for group in _group(names)]
             if not streams:
-                raise OSError("neither descriptor is in use")
+                raise OSError("neither stdout nor stderr is open")
             copies, copies_to = os.pipe()
             opened += [copies, copies_to]
             asked, questions = os.pipe()
@@ -130,9 +130,9 @@ class DescriptorTee:
             os.close(asked)
             opened = [one for one in opened if one not in (copies_to, asked)]
             if not select.select([copies], [], [], _START_TIMEOUT_S)[0]:
-                raise OSError("the process that captures does not begin")
+                raise OSError("the capturing process does not start")
             if not os.read(copies, tee_process.HEAD.size):
-                raise OSError("the process that captures has ended")
+                raise OSError("the capturing process has ended")
         except BaseException:
             for descriptor in opened:
                 with suppress(OSError):
@@ -239,7 +239,7 @@ class DescriptorTee:
             kept = [(stream, _put_back(stream)) for stream in streams]
         finally:
             sys.setswitchinterval(interval_s)
-        _log.warning("the console is captured no longer: the process for it has ended")
+        _log.warning("the console is no longer captured: its capturing process has ended")
         for stream, data in kept:
             self._note(stream, data)
         self._answered.set()

@@ -389,7 +389,7 @@ class StreamFeed:
         if self.is_on:
             self.is_on = False
             self.queue.clear()
-            _log.warning("%s is captured no longer: %s: %s", self.name, type(error).__name__, error)
+            _log.warning("%s is no longer captured: %s: %s", self.name, type(error).__name__, error)
 
 
 class _Tap:

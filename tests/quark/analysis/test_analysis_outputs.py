@@ -131,7 +131,7 @@ def test_a_backend_that_only_reads_keeps_nothing(tmp_path):
     assert len(target.load().metrics["train/loss"]) == 5
     assert store(target, "a") is None
     assert "CsvBackend" in target.refusal
-    with pytest.raises(SessionStoreError, match="use what analyze"):
+    with pytest.raises(SessionStoreError, match="Use the return value of analyze"):
         target.read_outputs("phase", "phases")
 
 

@@ -145,7 +145,7 @@ def test_a_session_of_another_type_and_bad_settings_are_refused(session):
         analyzer.analyze(replace_existing=1)
     with pytest.raises(SchemaValidationError, match="rule_id"):
         analyzer.explain("nonsense")
-    with pytest.raises(SchemaValidationError, match="no rule 'nonsense'"):
+    with pytest.raises(SchemaValidationError, match="'nonsense' is not a rule"):
         quark.AnalyzerEngine(
             session, config=quark.AnalyzerEngineConfig(rules=("nonsense",))
         ).analyze()
@@ -261,11 +261,11 @@ def test_the_csv_files_of_a_run_can_be_analyzed_and_keep_nothing(tmp_path):
     mirrored = quark.AnalyzerEngine(opened)
     result = mirrored.analyze()
     assert (result.stored, result.generation) == (False, None)
-    assert "keeps no outputs" in result.refusal
+    assert "does not store outputs" in result.refusal
     assert [alert.fact for alert in result.alerts] == [alert.fact for alert in embedded.alerts]
     again = quark.AnalyzerEngine(opened.context).analyze()
     assert [alert.id for alert in again.alerts] == [alert.id for alert in result.alerts]
-    with pytest.raises(quark.SessionStoreError, match="keeps no outputs"):
+    with pytest.raises(quark.SessionStoreError, match="does not store outputs"):
         mirrored.read_alerts()
 
 

@@ -100,7 +100,7 @@ def test_where_the_analysis_comes_from(tmp_path):
     one, two = train(tmp_path, 1), train(tmp_path, 2)
     result = ComparisonEngine(one).compare(two)
     assert (result.primary.analysis, result.reference.analysis) == ("in_memory", "in_memory")
-    assert any("made in memory" in note for note in result.notes)
+    assert any("analyzed in memory" in note for note in result.notes)
     for session in (one, two):
         AnalyzerEngine(session).analyze()
         PhaseAnalyzer(session).analyze()
@@ -126,7 +126,7 @@ def test_an_analysis_that_records_came_after_is_made_anew(tmp_path):
                 metrics.log("train/loss", 0.3 + 0.1 * (step - 100), step=step)
     result = ComparisonEngine(session).compare(other)
     assert result.primary.analysis == "in_memory"
-    assert any("records came after its stored analysis" in note for note in result.notes)
+    assert any("records arrived after its stored analysis" in note for note in result.notes)
     assert "divergence" in {alert.rule_id for alert in result.alert_diff.primary_only}
     assert "divergence" in {phase.phase_name for phase in result.phase_diffs}
 
@@ -141,7 +141,7 @@ def test_groups_of_seeds(tmp_path):
     assert [change.path for change in result.changes if change.section == "config"] == ["lr"]
     assert (result.metric_diffs[0].verdict, result.metric_diffs[0].method) == ("better", "welch")
     assert "val/loss: better" in result.summary
-    assert not any("paired" in note or "not seeds" in note for note in result.notes)
+    assert not any("paired" in note or "in more than seeds" in note for note in result.notes)
 
 
 @pytest.mark.long
@@ -160,7 +160,7 @@ def test_matching_seeds_are_paired(tmp_path):
 def test_a_group_that_is_no_group_of_seeds_is_told(tmp_path):
     mixed = [train(tmp_path, 0), train(tmp_path, 1, {"lr": 0.7})]
     result = ComparisonEngine(mixed).compare([train(tmp_path, 3), train(tmp_path, 4)])
-    assert any("not seeds of one configuration: lr differ" in note for note in result.notes)
+    assert any("differ in more than seeds: lr" in note for note in result.notes)
     (change,) = [item for item in result.changes if item.section == "config"]
     assert (change.kind, change.primary, change.reference) == ("varies", [0.1, 0.7], [0.1])
 
@@ -226,7 +226,7 @@ def test_runs_without_metrics(tmp_path):
 
 
 @pytest.mark.sampled
-@pytest.mark.filterwarnings("ignore:metric .* is outside:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:metric .* breaks:RuntimeWarning")
 @pytest.mark.parametrize(
     "curves",
     [
@@ -252,7 +252,7 @@ def test_bad_data(tmp_path, curves):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:metric .* is outside:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:metric .* breaks:RuntimeWarning")
 def test_an_encoded_name_is_found_as_it_was_logged(tmp_path):
     one = train(tmp_path, 1, curves={"acc@1": [0.5, 0.9, 0.9, 0.9]})
     two = train(tmp_path, 2, curves={"acc@1": [0.5, 0.5, 0.9, 0.9]})
@@ -270,7 +270,7 @@ def test_a_run_that_stopped_early_is_told(tmp_path):
     result = ComparisonEngine(train(tmp_path, 2)).compare([short, train(tmp_path, 3)])
     assert result.metric_diffs[0].common_end == 19
     assert result.notes[0].endswith(
-        f"{short.run_id} and 1 more at steps 19 to 59: each run is taken by its own end."
+        f"{short.run_id} and 1 more at steps 19 to 59: each run is compared at its own end."
     )
 
 
@@ -285,7 +285,7 @@ def test_disjoint_steps(tmp_path):
             metrics.log("val/loss", 1.0, step=step)
     result = ComparisonEngine(one).compare(session)
     assert result.metric_diffs[0].verdict == "inconclusive"
-    assert "The sides have no steps of any metric in common." in result.notes
+    assert "The sides have no common steps of any metric." in result.notes
 
 
 @pytest.mark.long

@@ -138,7 +138,7 @@ def buffer(room, *, classes=8, of_each=100, size=32, rounds=4):
 @pytest.mark.parametrize("room", [40, 120])
 def test_a_shuffle_buffer_that_holds_one_class(room):
     (alert,) = find(label(buffer(room)), "unshuffled_data")
-    assert alert.title == "Samples come nearly sorted by class"
+    assert alert.title == "Samples are nearly sorted by class"
     assert "buffer" in alert.suggested_check
 
 
@@ -181,7 +181,7 @@ def launch(*, apart, names=("a", "b", "c"), others=None, loss=None, shared=()):
 def test_ranks_that_began_apart_and_share_nothing():
     (alert,) = find(launch(apart=0.02), "replicas_differ")
     assert (alert.severity, alert.step, alert.culprit) == ("warning", 0, "a")
-    assert alert.title == "Each rank trains a model of its own"
+    assert alert.title == "Each rank trains a separate model"
     assert "rank 1" in alert.fact
 
 
@@ -263,7 +263,7 @@ def begin(deviation, *, mean=0.02, role="weight", kind="Linear", trains=True, en
 def test_weights_that_begin_as_one_number_are_told():
     (alert,) = find(begin(0.0), "poor_initialisation")
     assert (alert.severity, alert.culprit, alert.step) == ("warning", "middle", 0)
-    assert alert.title == "All weights of a layer begin equal"
+    assert alert.title == "All weights of a layer start equal"
     assert "a mean of 0.02 and a deviation of 0" in alert.fact
 
 

@@ -59,7 +59,7 @@ def freeze(draw, *, frozen=("a", "b", "c"), end=1.6, start=2.3, moves=0.0, seed=
 def test_frozen_weights_that_are_as_they_were_drawn(draw, frozen):
     (alert,) = find(freeze(draw, frozen=frozen), "mostly_frozen")
     assert (alert.severity, alert.culprit) == ("warning", "a")
-    assert alert.title == "What is frozen was never trained"
+    assert alert.title == "Frozen layers were never trained"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def scale(overflows, *, skipped=True, weights=0):
 
 def test_an_overflow_at_every_step_names_the_scale():
     (alert,) = find(scale(1), "non_finite_values")
-    assert alert.title == "Gradients overflow, and steps are left out"
+    assert alert.title == "Gradients overflow and steps are skipped"
     assert "init_scale" in alert.suggested_check
 
 

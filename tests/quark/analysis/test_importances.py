@@ -93,10 +93,16 @@ def test_one_value_beyond_all_measure_changes_little():
 @pytest.mark.parametrize(
     ("rows", "note"),
     [
-        ([({"lr": at}, at) for at in range(9)], "9 completed trials tell, and it takes 10"),
+        (
+            [({"lr": at}, at) for at in range(9)],
+            "9 completed trials have values, but 10 are required",
+        ),
         ([({"lr": 1, "seed": at}, at) for at in range(20)], "no parameter differs between trials"),
         ([({"lr": at}, 1.0) for at in range(20)], "all values are the same"),
-        ([({"lr": at}, math.nan) for at in range(20)], "0 completed trials tell, and it takes 10"),
+        (
+            [({"lr": at}, math.nan) for at in range(20)],
+            "0 completed trials have values, but 10 are required",
+        ),
     ],
     ids=["few", "seeds alone", "one value", "not finite"],
 )

@@ -100,7 +100,7 @@ def code(metric, kl, others=("train/recon_loss",)):
 def test_a_code_that_is_empty_is_told_and_one_that_is_used_or_is_no_code_is_not():
     empty = 0.2 * np.exp(-np.arange(400) / 40.0)
     (alert,) = faults(code("train/kl", empty), "activation_collapse")
-    assert (alert.culprit, alert.title) == ("train/kl", "The code is empty")
+    assert (alert.culprit, alert.title) == ("train/kl", "The latent code is empty")
     assert (
         faults(code("train/kl", 4.0 - 3.9 * np.exp(-np.arange(400) / 40.0)), "activation_collapse")
         == []

@@ -148,7 +148,7 @@ def test_a_run_that_was_opened_for_reading_is_not_written_unless_store_says_so(t
         assert (engine.read_health_scores(), phases.read_phases()) == ((), ())
     assert engine.analyze(store=True).generation == 1
     assert phases.analyze(store=True).generation == 1
-    assert engine.analyze(store=False).refusal == "store=False was asked for"
+    assert engine.analyze(store=False).refusal == "store=False was passed"
     assert len(engine.read_health_scores()) == 5
     ended = quark.AnalyzerEngine(session)
     assert ended.analyze(store=False).generation is None

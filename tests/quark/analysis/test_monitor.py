@@ -395,7 +395,7 @@ def test_a_slow_on_alert_does_not_hold_up_the_end_for_ever(tmp_path, monkeypatch
     session.end_run()
     release.set()
     assert session.status == "completed"
-    assert "not waited for" in caplog.text
+    assert "takes too long" in caplog.text
 
 
 def test_an_epoch_counts_where_there_are_no_steps(tmp_path):
@@ -468,7 +468,7 @@ def test_looks_that_take_long_are_spaced_out_and_told_once(tmp_path, monkeypatch
         learn(metrics)
         wait(lambda: watch.result is not None)
         learn(metrics, 500, first=200)
-    assert sum("looks come" in record.message for record in caplog.records) == 1
+    assert sum("checks run every" in record.message for record in caplog.records) == 1
 
 
 @pytest.mark.sampled
@@ -516,7 +516,7 @@ def test_a_run_that_is_over_or_only_read_has_no_monitor(tmp_path):
 def test_a_run_has_one_monitor_at_a_time(tmp_path):
     with start(tmp_path) as session:
         first = quark.monitor(session)
-        with pytest.raises(InvalidRunStateError, match="monitor already"):
+        with pytest.raises(InvalidRunStateError, match="already has a monitor"):
             quark.monitor(session)
         first.close()
         first.close()
@@ -540,7 +540,7 @@ def test_where_nothing_is_kept_it_does_nothing_and_says_so(tmp_path, caplog):
     with start(tmp_path, backends="none") as session:
         with quark.monitor(session, halt_on="critical") as watch:
             learn(quark.MetricsLogger(session), 10)
-        assert "nothing of the run is kept" in watch.refusal
+        assert "the run stores nothing" in watch.refusal
         assert watch.alerts == ()
         assert watch.result is None
         assert not monitor_threads()

@@ -138,7 +138,7 @@ def test_a_backend_that_only_reads_gives_a_result_that_is_not_stored(tmp_path):
     assert "CsvBackend" in result.notes[-1]
     own = PhaseAnalyzer(session).analyze()
     assert [p.summary for p in result.phases] == [p.summary for p in own.phases]
-    with pytest.raises(SessionStoreError, match="keeps no outputs"):
+    with pytest.raises(SessionStoreError, match="does not store outputs"):
         analyzer.read_phases()
 
 

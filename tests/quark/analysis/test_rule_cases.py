@@ -42,7 +42,7 @@ def pull_together(shares, key):
 def test_a_loss_that_alike_outputs_satisfy_is_no_excuse_for_them():
     gone = np.concatenate([np.linspace(0.5, 0.1, 8), np.full(COUNT - 8, 0.04)])
     (alert,) = find(pull_together(gone, "train/similarity_loss"), "activation_collapse")
-    assert (alert.culprit, alert.title) == ("encoder.2", "Samples are no longer told apart")
+    assert (alert.culprit, alert.title) == ("encoder.2", "The representation collapses")
     assert not find(pull_together(gone, "train/loss"), "activation_collapse")
     assert not find(pull_together(np.full(COUNT, 0.4), "cosine_loss"), "activation_collapse")
 
@@ -58,7 +58,7 @@ def test_samples_that_are_no_longer_told_apart():
         )  # fmt: skip
     (alert,) = find(builder, "activation_collapse")
     assert (alert.culprit, alert.step) == ("encoder.1", 75)
-    assert alert.title == "Samples are no longer told apart"
+    assert alert.title == "The representation collapses"
 
 
 def test_a_network_that_amplifies_every_signal_from_the_start():

@@ -147,7 +147,7 @@ def test_the_words_say_what_was_found():
     assert verdict.verdict == "better"
     assert (verdict.best, verdict.second, verdict.compared) == (2, 5, 3)
     assert sorted(verdict.best_trials) == [0, 1, 2]
-    assert verdict.headline == "The configuration of trial 2 (3 runs) is really the best"
+    assert verdict.headline == "The config of trial 2 (3 runs) is really the best"
     assert "by 9 runs of this sweep" in verdict.reason
     assert verdict.noise.source == "sweep"
     assert verdict.noise.degrees == 6
@@ -246,7 +246,7 @@ def test_of_a_halving_the_rung_is_compared_that_the_last_one_was_chosen_in():
     assert find_best_trial(make_sweep(), trials).number == 5
     (verdict,) = judge_sweep(make_sweep(), trials)
     assert (verdict.best, verdict.second, verdict.compared) == (4, 3, 2)
-    assert verdict.reason.endswith("Trial 5 alone came further: it was chosen among these.")
+    assert verdict.reason.endswith("Only trial 5 went further; it was selected from these.")
 
 
 def test_nothing_and_one_are_told():
@@ -288,4 +288,4 @@ def test_runs_of_the_project_say_what_chance_does(tmp_path):
     assert verdict.noise.source == "project"
     assert verdict.noise.degrees == 4
     assert verdict.verdict == "better"
-    assert "by 6 other runs of the project" in verdict.reason
+    assert "from 6 other runs of the project" in verdict.reason

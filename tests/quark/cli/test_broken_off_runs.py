@@ -70,7 +70,7 @@ ENDS = {
     "exit_3": End("interrupted", "exit status 3", "critical", SystemExit(3)),
     "exit_0": End("interrupted", "exit status 0", "warning", SystemExit(0)),
     "stopped": End("interrupted", "ada asked for it", "warning", STOP),
-    "lost": End("lost", "is gone", "critical"),
+    "lost": End("lost", "has ended", "critical"),
 }
 BROKEN_OFF = [name for name in ENDS if name != "completed"]
 HEALTH = {"critical": 30, "error": 60, "warning": 80}
@@ -222,7 +222,7 @@ def test_why_says_first_which_run_broke_off(invoke, store, name):
             line = result.stdout.splitlines()[0]
             assert line.startswith(f"The {word} ({name})")
             assert tells(line, end)
-            assert "no change beyond chance" not in result.stdout
+            assert "no change beyond seed noise" not in result.stdout
 
 
 @pytest.mark.parametrize("name", BROKEN_OFF)

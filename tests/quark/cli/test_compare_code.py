@@ -56,7 +56,7 @@ def compare(invoke, runs, name):
 @pytest.mark.long
 def test_the_same_code_agrees(runs, invoke):
     said = compare(invoke, runs, "same")
-    assert "Nothing that is recorded changed: configuration, code and environment agree." in said
+    assert "No recorded setting changed: configuration, code and environment agree." in said
 
 
 def test_an_edit_is_named_by_its_function_as_why_names_it(runs, invoke):
@@ -77,13 +77,13 @@ def test_an_edit_is_named_by_its_function_as_why_names_it(runs, invoke):
 def test_a_comment_is_no_change_and_is_told(runs, invoke):
     said = " ".join(compare(invoke, runs, "commented").split())
     assert "configuration, code and environment agree." in said
-    assert "train.py differs in comments or layout only" in said
+    assert "train.py differs only in comments or layout" in said
 
 
 def test_code_that_was_not_kept_is_said_not_to_be_compared(runs, invoke):
     said = " ".join(compare(invoke, runs, "unkept").split())
     assert "configuration and environment agree. Not compared: code." in said
-    assert f"The code was not compared: run {runs[1]['unkept']} has kept no sources." in said
+    assert f"The code was not compared: run {runs[1]['unkept']} has no source snapshot." in said
 
 
 def test_without_anything_recorded_nothing_agrees(invoke, log_run, tmp_path, monkeypatch):
@@ -91,7 +91,7 @@ def test_without_anything_recorded_nothing_agrees(invoke, log_run, tmp_path, mon
     for name in ("one", "two"):
         log_run(tmp_path, name, values={"val/loss": [1.0] * 9})
     said = " ".join(invoke("compare", "one", "two", "-d", tmp_path).stdout.split())
-    assert "Nothing that is recorded changed: environment agrees." in said
+    assert "No recorded setting changed: environment agrees." in said
     assert "Not compared: configuration and code." in said
 
 

@@ -74,7 +74,7 @@ def test_every_command_counts_the_same_records(tmp_path, killed, monkeypatch):
     assert (lane["run_id"], lane["state"]) == (killed, "pending")
     assert lane == dry == found.to_dict()
     assert 0 < lane["waiting"] <= 2000
-    assert "black box only" in lane["reason"]
+    assert "crash buffer only" in lane["reason"]
     waiting = f"{lane['waiting']:,} records waiting for"
     with (
         refuse_writing(monkeypatch),
@@ -130,7 +130,7 @@ def test_a_black_box_that_cannot_be_read_is_not_taken_for_empty(tmp_path, killed
     finally:
         head.rmdir()
     assert lane.state == "pending"
-    assert lane.reason.startswith("its process is gone, and its black box cannot be read")
+    assert lane.reason.startswith("its process has ended, and its crash buffer cannot be read")
 
 
 @pytest.mark.long
@@ -141,7 +141,7 @@ def test_records_that_found_a_full_black_box_are_told(tmp_path, killed):
     NOTES.pack_into(memory, NOTES_AT, 7, 0, 1)
     head.write_bytes(memory)
     (lane,) = recovery.survey(tmp_path)
-    assert lane.reason.endswith("at most 7 records are lost: there was no room for them")
+    assert lane.reason.endswith("at most 7 records are lost, because the crash buffer was full")
     # The run itself tells of the gap, in a record of two kinds.
     (synced,) = recovery.sync(tmp_path)
     assert synced.delivered == lane.waiting + 2

@@ -70,7 +70,7 @@ def set_pragma(database, statement):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_folder_without_a_store_is_refused(tmp_path, command):
-    assert "holds no Quark store" in refuse(*command, tmp_path / "mistyped")
+    assert "no Quark store in" in refuse(*command, tmp_path / "mistyped")
     assert not (tmp_path / "mistyped").exists()
 
 
@@ -78,13 +78,13 @@ def test_a_folder_without_a_store_is_refused(tmp_path, command):
 def test_a_foreign_folder_is_refused(tmp_path, command):
     (tmp_path / ".quark").mkdir()
     (tmp_path / ".quark" / "theirs").touch()
-    assert "was not made by this Quark" in refuse(*command, tmp_path)
+    assert "was not created by this Quark" in refuse(*command, tmp_path)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_newer_store_is_refused(tmp_path, folder, command):
     set_pragma(folder / "quark.db", "PRAGMA user_version=99")
-    assert "upgrade quark-tracker" in refuse(*command, tmp_path)
+    assert "Upgrade quark-tracker" in refuse(*command, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_marker_that_is_lost_can_be_made_again(tmp_path, folder, damage):
     else:
         marker.unlink()
     message = refuse("runs", "-d", tmp_path)
-    assert f"{marker}, which marks the folder as Quark's, is {damage}" in message
+    assert f"{marker}, which marks the folder as a Quark store, is {damage}" in message
     marker.write_text(message[message.index("{") :])
     assert "vision" in call("runs", "-d", tmp_path).stdout
 
@@ -201,5 +201,5 @@ def test_a_database_that_may_not_be_read_is_told_as_that(open_folder, with_log):
     done = call_unprivileged(open_folder, "runs", "-d", open_folder / "store")
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1
-    assert line.startswith(f"quark: the store {database} cannot be read: you lack the permission")
+    assert line.startswith(f"quark: the store {database} cannot be read: permission denied")
     assert stat.S_IMODE(database.stat().st_mode) == 0

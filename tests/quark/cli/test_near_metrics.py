@@ -9,7 +9,7 @@ def test_follow_only_says_so_of_a_run_that_may_get_it(invoke, start, tmp_path):
         session.flush()
         done = invoke("follow", "r1", "-d", tmp_path, "--once", "--no-analyze", "--metric", "loss")
     assert done.exit_code == 0
-    assert "has no metric 'loss'; near it: 'train/loss', so far" in done.stderr
+    assert "has no metric 'loss'; similar names: 'train/loss', so far" in done.stderr
 
 
 def test_a_changed_setting_and_what_it_was_are_shown(invoke, start, tmp_path):

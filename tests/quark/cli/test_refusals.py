@@ -67,8 +67,8 @@ def list_files(place):
 STORE = ["-d", "store"]
 NO_RUN = "no run matches 'typo' (ID, unique prefix or name) in the store PLACE/store"
 NO_PROJECT = "no project 'typo' in the store PLACE/store. Projects: 'vision'."
-NO_STORE = "holds no Quark store"
-NO_SERVICE = "does not exist: --store"
+NO_STORE = "no Quark store in"
+NO_SERVICE = "does not exist. --store"
 SERVICE = ["--store", "sqlite:///typo/service.db"]
 TYPOS = [
     # a store
@@ -79,8 +79,8 @@ TYPOS = [
     (["db", "upgrade", *SERVICE], NO_SERVICE),
     (["db", "version", *SERVICE], NO_SERVICE),
     (["db", "backup", "copy", *SERVICE], NO_SERVICE),
-    (["db", "restore", "typo", *SERVICE], "typo is no backup"),
-    (["backup", "--verify", "typo"], "typo is no backup"),
+    (["db", "restore", "typo", *SERVICE], "typo is not a complete backup"),
+    (["backup", "--verify", "typo"], "typo is not a complete backup"),
     (["backup", "copy", "-d", "typo"], NO_STORE),
     *(
         ([*command, "-d", "typo"], NO_STORE)
@@ -116,7 +116,7 @@ TYPOS = [
     ),
     (["sync", "typo"], NO_STORE),
     (["runs", *STORE, "--backend", "csv:typo"], "--backend: no runs at csv:typo."),
-    (["runs", *STORE, "--backend", "typo"], "there is no backend 'typo'"),
+    (["runs", *STORE, "--backend", "typo"], "'typo' is not an installed backend"),
     # a run
     *(
         ([*command, *STORE], NO_RUN)
@@ -154,8 +154,8 @@ TYPOS = [
     ),
     (["why", "r1,r2", "r2", *STORE, "--check", "2"], "--check needs one run on each side"),
     # a metric, a rule, a project, a group, an artifact, a sweep
-    (["analyze", "r1", *STORE, "--objective", "zebra"], "no metric 'zebra'; there are"),
-    (["analyze", "r1", *STORE, "--objective", "los"], "near it: 'train/loss'"),
+    (["analyze", "r1", *STORE, "--objective", "zebra"], "no metric 'zebra'; the metrics are"),
+    (["analyze", "r1", *STORE, "--objective", "los"], "similar names: 'train/loss'"),
     *(
         (["analyze", "r1", *STORE, *words], said)
         for words, said in (
@@ -174,8 +174,8 @@ TYPOS = [
     *(
         (["follow", "r1", *STORE, "--once", *words], said)
         for words, said in (
-            (["-m", "zebra"], "--metric: the run has no metric 'zebra'; there are"),
-            (["-m", "los"], "--metric: the run has no metric 'los'; near it: 'train/loss'"),
+            (["-m", "zebra"], "--metric: the run has no metric 'zebra'; the metrics are"),
+            (["-m", "los"], "--metric: the run has no metric 'los'; similar names: 'train/loss'"),
             (["-m", ""], "--metric"),
             (["--interval", "0"], "--interval"),
         )
@@ -183,8 +183,11 @@ TYPOS = [
     *(
         (["compare", "r1", "r2", *STORE, "--target", *words], said)
         for words, said in (
-            (["zebra", "at_least", "1"], "--target: none of the runs has metric 'zebra'; there"),
-            (["ac", "at_least", "1"], "none of the runs has metric 'ac'; near it: 'acc'"),
+            (
+                ["zebra", "at_least", "1"],
+                "--target: none of the runs has metric 'zebra'; the metrics",
+            ),
+            (["ac", "at_least", "1"], "none of the runs has metric 'ac'; similar names: 'acc'"),
             (["loss", "below", "1"], "'below' is not one of"),
             (["loss", "at_most", "x"], "'x' is not a valid float"),
             (["loss", "at_most", "nan"], "--target: target_value must be a finite"),
@@ -214,7 +217,7 @@ TYPOS = [
         )
     ),
     (["du", *STORE, "--limit", "-1"], "--limit"),
-    (["groups", *STORE, "--metric", "lossless"], "mode must be"),
+    (["groups", *STORE, "--metric", "lossless"], "mode is required"),
     (["edit", "r1", *STORE], "Nothing to change. Pass --name"),
     (["edit", "r1", *STORE, "--tag", "a", "--untag", "a"], "'a' is to be added and to be removed"),
     (["edit", "r1", *STORE, "--tag", ""], "tags[0]"),
@@ -223,7 +226,7 @@ TYPOS = [
         (["logs", "r1", *STORE, "--since", time], "--since")
         for time in ("soon", "10", "10y", "99999999999d", "2026-13-01")
     ),
-    (["mirror", "replay", "r1", *STORE, "--to", "nosuch"], "there is no backend 'nosuch'"),
+    (["mirror", "replay", "r1", *STORE, "--to", "nosuch"], "'nosuch' is not an installed backend"),
     (["ui", "store", "--no-open", "--base", "a b"], "base"),
     (["ui", "store", "--no-open", "--port", "70000"], "--port"),
     (["ui", "store", "--no-open", "-d", "store"], "DIRECTORY or --storage-dir"),
@@ -242,10 +245,10 @@ TYPOS = [
         (["import", tool, "empty", "-d", "new"], "no runs of ")
         for tool in ("tensorboard", "clearml", "comet", "csv", "neptune", "track", "wandb")
     ),
-    (["import", "csv", "prose.csv", "-d", "new"], "no table of metrics"),
-    (["import", "csv", "object.csv", "-d", "new"], "no table of metrics"),
-    (["import", "csv", "header.csv", "-d", "new"], "no table of metrics"),
-    (["import", "csv", ".", "-d", "new"], "no table of metrics"),
+    (["import", "csv", "prose.csv", "-d", "new"], "not a table of metrics"),
+    (["import", "csv", "object.csv", "-d", "new"], "not a table of metrics"),
+    (["import", "csv", "header.csv", "-d", "new"], "not a table of metrics"),
+    (["import", "csv", ".", "-d", "new"], "not a table of metrics"),
 ]
 
 

@@ -52,7 +52,9 @@ def odd_path(tmp_path):
 @pytest.mark.parametrize("journal_only", ["0", "1"])
 def test_start_run_names_storage_dir(odd_path, monkeypatch, journal_only):
     monkeypatch.setenv("QUARK_JOURNAL_ONLY", journal_only)
-    with pytest.raises(quark.SessionStoreError, match=r"storage_dir .*bad-\\xff is not UTF-8"):
+    with pytest.raises(
+        quark.SessionStoreError, match=r"storage_dir .*bad-\\xff is not valid UTF-8"
+    ):
         quark.start_run(project="p", storage_dir=odd_path)
     assert os.listdir(odd_path) == []
 
@@ -63,7 +65,7 @@ def test_each_command_names_storage_dir(odd_path, quark_command, words):
     done = quark_command(*words, "-d", odd_path)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert f"{SHOWN} is not UTF-8" in done.stderr
+    assert f"{SHOWN} is not valid UTF-8" in done.stderr
 
 
 @pytest.mark.long
@@ -71,12 +73,12 @@ def test_sync_names_storage_dir(odd_path, quark_command):
     done = quark_command("sync", odd_path)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert f"{SHOWN} is not UTF-8" in done.stderr
+    assert f"{SHOWN} is not valid UTF-8" in done.stderr
 
 
 def test_a_working_directory_that_cannot_be_written_down_is_refused(odd_path, monkeypatch):
     monkeypatch.chdir(odd_path)
-    with pytest.raises(quark.SessionStoreError, match="is not UTF-8"):
+    with pytest.raises(quark.SessionStoreError, match="is not valid UTF-8"):
         quark.start_run(project="p")
 
 

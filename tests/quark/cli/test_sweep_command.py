@@ -443,7 +443,7 @@ def test_the_same_sweep_again_is_that_one_and_another_one_is_refused(new, invoke
         (("new", "x", "-p", "p", "--metric", "m", "--set", "lr"), "--set must be NAME=VALUES"),
         (
             ("new", "x", "-p", "p", "--metric", "m", "--set", "lr=log:0:1"),
-            "--set lr: low must be more than 0",
+            "--set lr: low must be above 0",
         ),
         (
             ("new", "x", "-p", "p", "--metric", "loss", "--set", "a=1,2", "--search", "nonsense"),
@@ -451,7 +451,7 @@ def test_the_same_sweep_again_is_that_one_and_another_one_is_refused(new, invoke
         ),
         (
             ("new", "x", "-p", "p", "--metric", "m", "--set", "a=1,2"),
-            "--mode must be 'min' or 'max'",
+            "--mode is required: pass 'min' or 'max'",
         ),
     ],
 )

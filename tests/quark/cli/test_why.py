@@ -24,7 +24,7 @@ def test_it_says_verdict_parting_and_cause_in_columns(tmp_path, log_run, invoke)
     # The last values of both, whose curves rise to 0.9 and to 0.5.
     assert lines[0].startswith("val/acc  0.9 -> 0.5  worse")
     assert "worse" in lines[0]
-    assert any(line.startswith("The curves part at step 0") for line in lines)
+    assert any(line.startswith("The runs diverge at step 0") for line in lines)
     (cause,) = [line for line in lines if line.startswith("Probably")]
     assert cause.split()[1:6] == ["config", "lr", "0.1", "->", "9.0"]
     assert [line for line in lines if line.startswith("Unknown") and "data" in line]
@@ -38,7 +38,7 @@ def test_json_and_status_are_for_programs(tmp_path, log_run, invoke):
     assert (said["verdict"], said["causes"][0]["place"]) == ("worse", "lr")
     again = invoke("why", "good-0", "good-1", "-d", tmp_path, "--fail-on-worse")
     assert again.exit_code == 0
-    assert "no change beyond chance" in again.stdout
+    assert "no change beyond seed noise" in again.stdout
 
 
 def test_groups_by_comma_and_one_run_alone(tmp_path, log_run, invoke):

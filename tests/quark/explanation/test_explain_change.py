@@ -103,7 +103,7 @@ def test_batches_that_come_in_another_order_are_unknown(project, given):
     before = watch(project, (1.0, 2.0), given=given)
     found = project.explain(before, watch(project, (2.0, 1.0), level=0.2, given=given))
     assert list_data(found) == []
-    assert "in another order" in list_unknown(found)["samples of train"]
+    assert "in a different order" in list_unknown(found)["samples of train"]
 
 
 @pytest.mark.parametrize("given", [(), ("images",)])

@@ -69,7 +69,7 @@ def test_of_another_configuration_it_is_none():
 @pytest.mark.parametrize(("direction", "good", "bad"), [("higher", 0.9, 0.5), ("lower", 0.5, 0.9)])
 def test_a_worse_run_is_none_even_if_there_is_no_other(direction, good, bad):
     asked = make(4, good)
-    with pytest.raises(NothingGotWorseError, match=r"nothing got worse.*quark why r0 r4"):
+    with pytest.raises(NothingGotWorseError, match=r"no result got worse.*quark why r0 r4"):
         find([make(0, bad), asked], asked, direction)
 
 
@@ -81,13 +81,13 @@ def test_what_differs_by_no_more_than_seeds_do_is_as_good():
 
 def test_where_all_others_began_later_it_says_so():
     asked = make(0, 0.9)
-    with pytest.raises(quark.RunNotFoundError, match=r"none began before it.*quark why OTHER r0"):
+    with pytest.raises(quark.RunNotFoundError, match=r"none started before it.*quark why OTHER r0"):
         find([asked, make(1, 0.5)], asked)
 
 
 def test_where_none_completed_it_says_so():
     asked = make(4, 0.9)
-    with pytest.raises(quark.RunNotFoundError, match="none has completed with val/acc"):
+    with pytest.raises(quark.RunNotFoundError, match="none completed with val/acc"):
         find([make(0, 0.9, state="failed"), asked], asked)
 
 

@@ -89,7 +89,7 @@ def test_of_two_changed_functions_the_guilty_one_is_isolated(trials):
     standings, notes = rank(trials, run)
     assert standings == {"train.py: first": "probable", "train.py: third": "unlikely"}
     (note,) = [note for note in notes if note.startswith("By runs")]
-    assert "train.py: first alone brings it about; train.py: third alone does not" in note
+    assert "train.py: first alone causes the change; train.py: third alone does not" in note
     assert note in " ".join(said.split())
     # Each was run with the other function as it was: none is evidence of both.
     checks = quark.search_runs(storage_dir=trials.store)

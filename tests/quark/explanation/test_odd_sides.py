@@ -86,7 +86,7 @@ def test_where_there_is_no_good_run_it_says_what_to_do(project):
         quark.RunNotFoundError, match=rf"no other run in the store {project.root} .*quark why OTHER"
     ):
         project.explain(lone, None)
-    with pytest.raises(quark.RunNotFoundError, match="no configuration"):
+    with pytest.raises(quark.RunNotFoundError, match="no config"):
         project.explain(project.run(None), None)
 
 

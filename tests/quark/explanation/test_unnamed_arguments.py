@@ -29,7 +29,7 @@ def test_a_number_that_alone_differs_is_the_seed_and_that_is_said():
     assert list_places(runs) == [{("seed", "argv #1")}] * 3
     assert len({run.seed for run in runs}) == 3
     assert len({run.sign_rest() for run in runs}) == 1
-    assert "argument 1 is taken for the seed: 3 runs" in runs[0].traits.assumed[0]
+    assert "argument 1 is treated as the seed: 3 runs" in runs[0].traits.assumed[0]
     assert find_seed_argument(runs[0].traits) == "#1"
     assert runs[0].seed == encode_seeds(runs[0].traits)
 
@@ -119,7 +119,7 @@ def test_five_seeds_are_one_configuration_however_the_seed_was_passed(project, b
     assert found.noise_floor is not None
     assert [(cause.place, cause.standing) for cause in found.causes] == [("lr", "probable")]
     is_unnamed = form in ("{0}", "-s {0}", "resnet {0}")
-    assert any("is taken for the seed" in note for note in found.notes) == is_unnamed
+    assert any("is treated as the seed" in note for note in found.notes) == is_unnamed
 
 
 def test_the_argument_of_a_setting_is_no_second_cause(project, begin):

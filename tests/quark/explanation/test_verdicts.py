@@ -56,7 +56,7 @@ def test_no_change_needs_the_power_to_see_one(project):
     assert told, found.reason
     assert found.causes == ()
     calm = [make_side(project, name, range(5), 0.9, noise=1e-4) for name in ("a", "b")]
-    assert "no change beyond chance" in describe_change(project.explain(*calm))
+    assert "no change beyond seed noise" in describe_change(project.explain(*calm))
 
 
 @pytest.mark.long
@@ -64,9 +64,9 @@ def test_a_shorter_schedule_is_taken_by_its_own_end_and_only_common_points_are_c
     long, short = (project.run({"method": "plain"}, steps=steps) for steps in (228, 38))
     found = project.explain(long, short)
     assert found.first_difference.manner == "identical"
-    assert found.first_difference.summary.startswith("all 38 points that both have")
+    assert found.first_difference.summary.startswith("all 38 common points")
     assert found.notes[0] == f"{long} ends at step 227, {short} at step 37: " \
-        "each run is taken by its own end."  # fmt: skip
+        "each run is compared at its own end."  # fmt: skip
     back = project.explain(short, long)
     assert back.first_difference.equal_points == 38
 

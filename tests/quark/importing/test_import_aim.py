@@ -37,5 +37,5 @@ def test_a_folder_without_a_repository_is_refused(tmp_path, store):
     from quark.importing.neutral_run import ImportFailure
     from quark.importing.sources.aim import find_runs
 
-    with pytest.raises(ImportFailure, match="no repository"):
+    with pytest.raises(ImportFailure, match="not contain an Aim repository"):
         next(find_runs(tmp_path))

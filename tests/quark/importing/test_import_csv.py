@@ -118,7 +118,7 @@ def test_a_file_that_has_become_shorter_is_refused_with_its_reason(tmp_path, tak
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"), [(["step,epoch", "0,1"], "no column"), ([], "no header yet")]
+    ("lines", "why"), [(["step,epoch", "0,1"], "no numeric column"), ([], "no header yet")]
 )
 def test_a_table_without_metrics_fails_alone(tmp_path, take, lines, why):
     folder = tmp_path / "tables"
@@ -195,4 +195,4 @@ def test_numbers_that_float64_cannot_hold_are_kept_and_told_of(tmp_path, take, r
     assert values(read_points(run["run_id"], "tokens")) == [(0, 2.0**53), (1, 2.0**53)]
     assert values(read_points(run["run_id"], "huge")) == [(0, float("inf")), (1, -float("inf"))]
     assert [(one["name"], one["count"]) for one in run["losses"]] == [("tokens", 1), ("huge", 2)]
-    assert "rounded to a float64" in run["losses"][0]["reason"]
+    assert "rounded to float64" in run["losses"][0]["reason"]

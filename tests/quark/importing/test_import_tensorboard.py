@@ -212,7 +212,7 @@ def test_what_is_no_event_file_fails_alone(logged, take):
     (logged / "bad").mkdir()
     (logged / "bad" / "events.out.tfevents.1.h").write_bytes(b"\x08" + b"\0" * 11 + b"junkjunk" * 4)
     bad, good = take("tensorboard", logged, status=1)
-    assert "no event file" in bad["failure"]
+    assert "not an event file" in bad["failure"]
     assert good["points"] > 100
 
 

@@ -128,7 +128,7 @@ def test_an_import_again_brings_what_is_new_alone(tmp_path, store, take, read_po
 )
 def test_a_file_of_another_kind_is_refused(tmp_path, take, text):
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ImportFailure, match="no file of Track's"):
+    with pytest.raises(ImportFailure, match="not a Track file"):
         take("track", tmp_path / "a.json")
     with pytest.raises(ImportFailure, match="there are no runs"):
         take("track", tmp_path)

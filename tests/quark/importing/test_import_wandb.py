@@ -133,7 +133,7 @@ def test_what_is_not_taken_is_counted_and_listed(place, take):
     }
     assert listed["value", "word"]["count"] == 20
     # The folder was copied from where the run was logged, so a link leads to anybody's file.
-    assert "import a folder that holds both" in listed["file", "weights.txt"]["reason"]
+    assert "Import a folder that has both" in listed["file", "weights.txt"]["reason"]
 
 
 @pytest.mark.long
@@ -244,5 +244,5 @@ def test_a_failed_run_has_failed(tmp_path, take, store):
 def test_no_wandb_file_at_all_is_no_run(tmp_path, take):
     (tmp_path / "run-x.wandb").write_bytes(b"not one of theirs" * 100)
     (run,) = take("wandb", tmp_path, status=2)
-    assert "does not say yet" in run["failure"]
+    assert "does not name its run yet" in run["failure"]
     assert json.dumps(run)

@@ -209,7 +209,7 @@ def test_a_run_of_our_own_under_that_id_is_left_alone(store):
         result = opened.take(CountedRun(run_id=session.run_id))
     assert result.failure is None
     assert result.points == 0
-    assert "left as it is" in result.losses[0].reason
+    assert "not changed" in result.losses[0].reason
 
 
 @pytest.mark.long

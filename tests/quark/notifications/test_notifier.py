@@ -270,7 +270,7 @@ def test_a_target_that_refuses_is_not_asked_again_and_said_once(
 
     assert len(receiver.requests) == 2
     (record,) = caplog.records
-    assert f"notifications by {form}://…: a notice was not taken" in record.getMessage()
+    assert f"notifications by {form}://…: a notification was not accepted" in record.getMessage()
     assert f"HTTP {status}" in record.getMessage()
     assert "very-secret-path" not in caplog.text
     assert receiver.address not in caplog.text

@@ -118,7 +118,7 @@ def test_a_bad_environment_costs_a_warning_and_no_run(tmp_path, monkeypatch, cap
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         pass
     assert session.status == "completed"
-    assert "nobody is told of it: QUARK_NOTIFY must be a URL" in caplog.text
+    assert "notifications are off: QUARK_NOTIFY must be a URL" in caplog.text
     assert URL_SECRET not in caplog.text
 
 

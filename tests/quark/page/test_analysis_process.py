@@ -99,7 +99,7 @@ def test_a_process_that_dies_in_the_middle_is_told_of(tmp_path, analyze_in_proce
     os.kill(pid, signal.SIGCONT)
     found = wait_for_analysis(client, run_id)
     assert found["state"] == "failed"
-    assert "in the middle" in found["note"]
+    assert "unexpectedly" in found["note"]
     assert ("killed" in found["note"]) == (number == signal.SIGKILL)
     # It is not tried again and again.
     assert read_analysis(client, run_id)["computing"] is False
@@ -134,7 +134,7 @@ def test_an_analysis_that_needs_too_much_memory_is_told_of(tmp_path, analyze_in_
     client = analyze_in_process(tmp_path, memory_bytes=4 * MIB)
     found = wait_for_analysis(client, session.run_id)
     assert found["state"] == "failed"
-    assert "more than the 4 MiB" in found["note"]
+    assert "more than its limit of 4 MiB" in found["note"]
     assert client.analyzer.pid is None
     # Bounds that are usual are enough for it.
     other = analyze_in_process(tmp_path)

@@ -90,7 +90,7 @@ def test_what_differs_is_told_and_what_is_equal_is_counted(client, seeds):
     assert [each["path"] for each in alone["differs"] if each["section"] == "config"] == ["seed"]
     assert alone["differs"][0]["is_seed"]
     # No sources are kept in this process: only the commit of a clean checkout says what ran.
-    agree = "Nothing that is recorded changed: configuration"
+    agree = "No recorded setting changed: configuration"
     if alone["code_notes"]:
         assert alone["agreement"].startswith(f"{agree} and environment agree. Not compared: code.")
         assert "The code was not compared" in alone["code_notes"][0]

@@ -35,7 +35,7 @@ def test_a_store_that_is_removed_meanwhile(tmp_path, look):
     for path in ("/api/runs", f"/api/runs/{run_id}", f"/api/runs/{run_id}/series?key=train/loss"):
         answer = client.http.get(path)
         assert answer.status_code == 503, answer.text
-        assert "is gone" in answer.json()["error"]["message"]
+        assert "is missing" in answer.json()["error"]["message"]
         assert int(answer.headers["retry-after"]) > 0
     assert client.http.get("/").status_code == 200
 

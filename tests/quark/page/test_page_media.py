@@ -127,7 +127,7 @@ def test_markdown_is_answered_as_text_whatever_it_begins_with(page):
     said = page.json(f"/api/runs/{page.run_id}/text", sha256=row["sha256"])
     assert said["text"].startswith("<b>no html</b>")
     faked = page.rows["faked"]["sha256"]
-    assert "is no text" in page.refused(400, f"/api/runs/{page.run_id}/text", sha256=faked)
+    assert "is not a text" in page.refused(400, f"/api/runs/{page.run_id}/text", sha256=faked)
     answer = page.get(f"/{page.rows['faked']['url']}", page="1")
     assert answer.headers["content-disposition"].startswith("attachment")
 

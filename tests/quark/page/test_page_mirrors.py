@@ -35,7 +35,9 @@ def test_all_of_a_mirrored_run_is_there(client, mirror):
     assert found["run"]["config"]["model"] == {"width": 8}
     assert [len(curves[0]["step"]) for curves in found["curves"].values()] == [STEPS] * 2
     assert found["analysis"]["state"] == "computed"
-    assert found["analysis"]["note"] == "analyzed for this page: csv keeps no analyses"
+    assert (
+        found["analysis"]["note"] == "analyzed for this page, because csv does not store analyses"
+    )
     assert (found["batches"]["batch_count"], len(found["system"]["ranks"])) == (40, 1)
     assert [row["name"] for row in found["layers"]["rows"]] == ["blocks.0"]
     assert "half way" in [event["message"] for event in found["events"]]
@@ -56,7 +58,7 @@ def test_all_of_a_mirrored_run_is_there(client, mirror):
 def test_what_a_mirror_has_nothing_of_is_said(client, mirror):
     run = client.json(f"/api/runs/{mirror[2]}")
     assert {kind for kind, count in run["contents"].items() if not count} <= set(run["absent"])
-    assert run["absent"]["batch"].startswith("csv has none of this run.")
+    assert run["absent"]["batch"].startswith("csv has no data of this run.")
     assert "csv:" in run["absent"]["delivery"]
 
 
@@ -72,7 +74,10 @@ def test_a_report_of_a_mirrored_run_says_no_less(client):
 
     runs = [(client.source, RUN), (client.source, OTHER)]
     made = compose_report(runs, ReportOptions()).to_dict()
-    assert made["runs"][0]["analysis"]["note"] == "analyzed for this page: csv keeps no analyses"
+    assert (
+        made["runs"][0]["analysis"]["note"]
+        == "analyzed for this page, because csv does not store analyses"
+    )
     assert len(made["comparisons"]) == 1
 
 

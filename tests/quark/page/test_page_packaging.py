@@ -165,7 +165,7 @@ def test_no_text_ever_becomes_html_or_code(static, word):
 
 def test_a_page_that_is_not_whole_is_told(tmp_path):
     (tmp_path / "x.js").write_text("")
-    with pytest.raises(SessionStoreError, match="install Quark again"):
+    with pytest.raises(SessionStoreError, match="Reinstall Quark"):
         load_static_files(tmp_path)
 
 

@@ -41,7 +41,7 @@ def client(tmp_path, look, begin):
             more,
             main="train.py",
             changed=["s.py"],
-            left_out={"<stdin>": "code that lies in no file"},
+            left_out={"<stdin>": "code without a source file"},
             outside=["toolbox"],
         )
     with begin("none"):
@@ -58,7 +58,7 @@ def test_files_are_listed_with_what_is_not_kept_and_why(client):
     assert told["train.py"] == (True, None)
     assert [file["path"] for file in said["files"] if file["is_main"]] == ["train.py"]
     assert [file["path"] for file in said["files"] if file["is_changed"]] == ["s.py"]
-    assert said["left_out"] == [{"name": "<stdin>", "reason": "code that lies in no file"}]
+    assert said["left_out"] == [{"name": "<stdin>", "reason": "code without a source file"}]
     assert (said["count"], said["total"], said["outside"]) == (5, 5, ["toolbox"])
     assert (said["attempt"], said["attempts"], said["has_git_diff"]) == (0, [0], False)
 
@@ -108,7 +108,7 @@ def test_what_the_code_of_two_runs_differs_in(client):
     assert (same["is_equal"], same["files"], same["same_count"]) == (True, [], 4)
     failed = client.json("/api/compare/sources", side=["new", "none"])
     assert failed["state"] == "failed"
-    assert "none has no sources" in failed["note"]
+    assert "none has no source snapshot" in failed["note"]
     client.refused(400, "/api/compare/sources?side=new")
 
 
@@ -118,7 +118,7 @@ def test_the_lines_of_a_file_that_differs(client):
     added = client.json("/api/compare/source?side=new&side=old&path=come.py")
     assert added["lines"][-1] == f"+{SCRIPT.strip()}"
     moved = client.json("/api/compare/source?side=new&side=old&path=is.py")
-    assert (moved["lines"], moved["note"]) == ([], "it has another path, and the same content")
+    assert (moved["lines"], moved["note"]) == ([], "it has a different path and the same content")
     large = client.json("/api/compare/source?side=new&side=old&path=large.py")
     assert (large["lines"], large["note"]) == ([], "larger than 1000000 bytes")
     client.refused(404, "/api/compare/source?side=new&side=old&path=s.py")
@@ -147,11 +147,11 @@ BOMB = bytes(200_000_000)
 @pytest.mark.parametrize(
     ("pack", "says"),
     [
-        (lambda name: make_zip({name: BOMB}, compression=zipfile.ZIP_DEFLATED), "not what was"),
-        (lambda name: make_zip({name: b"x"}, compression=zipfile.ZIP_LZMA), "another way"),
-        (lambda name: make_zip({name: b"x"}) + b"comment", "none that was written here"),
-        (lambda name: b"no zip file", "none that was written here"),
-        (lambda name: b"", "none that was written here"),
+        (lambda name: make_zip({name: BOMB}, compression=zipfile.ZIP_DEFLATED), "does not match"),
+        (lambda name: make_zip({name: b"x"}, compression=zipfile.ZIP_LZMA), "compression format"),
+        (lambda name: make_zip({name: b"x"}) + b"comment", "unknown format"),
+        (lambda name: b"no zip file", "unknown format"),
+        (lambda name: b"", "unknown format"),
         (lambda name: make_zip({"other": b"x"}), "damaged"),
     ],
 )

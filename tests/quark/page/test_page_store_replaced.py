@@ -127,7 +127,7 @@ def test_a_store_that_is_gone_is_told_of_and_shown_again_when_it_is_back(
         assert status == 503, (asked, body)
         message = body["error"]["message"]
         assert str(tmp_path / ".quark") in message
-        assert "is gone" in message
+        assert "is missing" in message
     assert ui.get("")[0] == 200  # the page itself
     (tmp_path / "aside").rename(tmp_path / ".quark")
     for asked, parameters in answers:

@@ -127,7 +127,7 @@ def test_a_sweep_that_is_not_there_is_told(client):
     for strange in ("s0000000000000000", "..%2fx", "a" * 200, "%00"):
         for rest in ("", "/verdict", "/importances"):
             assert "no s" in client.refused(404, f"/api/sweeps/{strange}{rest}")
-    assert "method must be one of ranks" in client.refused(
+    assert "method must be one of 'ranks'" in client.refused(
         400, f"/api/sweeps/{client.sweep_id}/importances", method="shap"
     )
 

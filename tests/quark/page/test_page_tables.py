@@ -206,8 +206,8 @@ def test_what_is_no_table_says_so(client):
     assert "image/png" in refuse(client, "picture.csv", "csv")
     assert "cannot be read" in refuse(client, "broken.parquet", "parquet")
     assert "cannot be read" in refuse(client, "notes.txt", "parquet")
-    assert "it must begin with" in refuse(client, "no-table", "json")
-    assert "it must begin with" in refuse(client, "deep", "json")
+    assert "it must start with" in refuse(client, "no-table", "json")
+    assert "it must start with" in refuse(client, "deep", "json")
     assert "sort must be a column from 0 to 2" in refuse(client, "scores.csv", "csv", sort=3)
     assert "kind" in refuse(client, "scores.csv", "xlsx")
     path = f"/api/runs/{client.run_id}/table"
@@ -231,7 +231,7 @@ def test_texts_have_bounds_and_json_is_laid_out_as_it_is(client):
     path = f"/api/runs/{client.run_id}/text"
     for name in ("page.png", "drawing", "picture.csv", "scores.parquet"):
         said = client.refused(400, path, sha256=client.artifacts[name]["sha256"])
-        assert "is no text" in said
+        assert "is not a text" in said
 
 
 @pytest.mark.long

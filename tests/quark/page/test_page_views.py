@@ -50,7 +50,7 @@ def test_a_view_of_a_plugin_is_a_table(plain, add_view):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("none", "no plugin has a view 'none'"),
+        ("none", "no plugin provides a view 'none'"),
         ("broken", "at tables_of_a_plugin:broken failed: ZeroDivisionError"),
         ("missing", "at tables_of_a_plugin:missing failed: AttributeError"),
         ("absent", "failed: ModuleNotFoundError: No module named 'no_such_module'"),

@@ -164,7 +164,7 @@ def test_readers_without_scripts_have_findings_and_a_drawing(page):
     visible = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S)
     assert "critical: " in visible
     assert "<svg" in visible
-    assert "What this report" not in visible  # that is drawn by the script
+    assert "Contents of this report" not in visible  # that is drawn by the script
 
 
 def test_secrets_are_redacted_and_config_and_logs_are_left_out_where_asked(store, run_ids, made):
@@ -257,7 +257,7 @@ def test_a_run_that_is_kept_nowhere_has_no_report(tmp_path):
 
 
 def test_what_is_no_run_is_refused(store, run_ids):
-    with pytest.raises(SchemaValidationError, match="must be a session or an id"):
+    with pytest.raises(SchemaValidationError, match="must be a session, a run ID"):
         quark.report([run_ids[0], 3], storage_dir=store)
     with pytest.raises(SchemaValidationError, match="1 to 20 runs"):
         quark.report([], storage_dir=store)

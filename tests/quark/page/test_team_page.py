@@ -110,7 +110,7 @@ def test_keys_that_let_nobody_in_all_look_the_same(server):
     assert len(said) == 1
     with Person(server) as trainer:
         answer = trainer.send_form(server.make_key("default", "ingest"))
-        assert (answer.status_code, "lacks the scope read" in answer.text) == (403, True)
+        assert (answer.status_code, "does not have the scope 'read'" in answer.text) == (403, True)
 
 
 def test_keys_are_not_tried_without_end(server):

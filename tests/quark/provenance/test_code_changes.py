@@ -90,16 +90,16 @@ def tell(cache):
             ("m.py: Net.more added", True),
         ),
         ("    def __init__(self):\n        self.a = 1\n", "", ("m.py: Net.__init__ removed", True)),
-        ("Cut.", "Cut it.", ("m.py differs in comments or layout only", False)),
+        ("Cut.", "Cut it.", ("m.py differs only in comments or layout", False)),
         (
             "y = self.a * x\n        return y",
             "z = self.a * x\n        return z",
-            ("m.py differs in comments or layout only", False),
+            ("m.py differs only in comments or layout", False),
         ),
         (
             "WIDTH = 3",
             "WIDTH = (",
-            ("m.py differs, and no more is known: SyntaxError while it was read", True),
+            ("m.py differs, details unknown: reading it raised SyntaxError", True),
         ),
     ],
 )
@@ -138,7 +138,7 @@ def test_files_come_go_and_have_other_names(tell):
 def test_two_functions_in_another_order(tell):
     one, two = "def f():\n    return 1\n", "def g():\n    return 2\n"
     assert tell({"a.py": one + two}, {"a.py": two + one}) == [
-        ("a.py has its definitions in another order", False)
+        ("a.py has its definitions in a different order", False)
     ]
 
 
@@ -152,7 +152,7 @@ def test_a_definition_that_moves_past_a_statement_is_no_nothing(tell):
 def test_what_was_taken_out_or_not_kept_is_unknown_and_never_the_same(tell):
     changed = MODEL + "# more\n"
     (told,) = tell({"m.py": MODEL}, {"m.py": changed}, reason="redacted")
-    assert told == ("m.py differs, and no more is known: redacted", True)
+    assert told == ("m.py differs, details unknown: redacted", True)
     ((words, is_logic),) = tell({"m.py": None}, {"m.py": MODEL})
     assert "not kept" in words
     assert is_logic

@@ -93,8 +93,8 @@ def test_a_fifo_alone_is_refused_in_words_and_not_waited_for(session, tmp_path, 
     os.mkfifo(tmp_path / "pipe")
     pending = session.fingerprint_data("train", tmp_path / "pipe")
     assert pending.wait(10) is None
-    assert "no regular file" in pending.reason
-    assert "no regular file" in caplog.text
+    assert "not a regular file" in pending.reason
+    assert "not a regular file" in caplog.text
     missing = session.fingerprint_data("val", tmp_path / "nowhere")
     assert missing.wait(10) is None
     assert "FileNotFoundError" in missing.reason
@@ -198,7 +198,7 @@ def test_what_has_no_end_is_refused_with_what_to_do(session):
     for source in (Endless(), iter([1]), (n for n in [1]), torch.utils.data.DataLoader([1])):
         with pytest.raises(quark.SchemaValidationError, match="watch_data"):
             session.fingerprint_data("train", source)
-    with pytest.raises(quark.SchemaValidationError, match="plugins can add types"):
+    with pytest.raises(quark.SchemaValidationError, match="Plugins can add types"):
         session.fingerprint_data("train", object())
     with pytest.raises(quark.SchemaValidationError, match="level must be"):
         session.fingerprint_data("train", [1], level="all")

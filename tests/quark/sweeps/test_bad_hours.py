@@ -146,7 +146,7 @@ for trial in sweep:
         done = subprocess.run(
             [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True
         )
-        assert "given back" not in done.stderr
+        assert "not released" not in done.stderr
         assert [(trial.state, trial.losses) for trial in sweep.trials()] == [("completed", 0)] * 2
     assert not sweep_module._held
 

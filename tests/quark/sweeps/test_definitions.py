@@ -40,28 +40,28 @@ def test_constraints_say_how_far_they_are_broken():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"metric": None}, "metric must say what is to get better"),
-        ({"metric": []}, "metric must be a text or a list"),
-        ({"metric": ["a", "a"]}, "metric names the same metric twice"),
+        ({"metric": None}, "metric is required"),
+        ({"metric": []}, "metric must be a string or a list"),
+        ({"metric": ["a", "a"]}, "metric contains the same metric twice"),
         ({"mode": None}, "mode of 'val/acc' must be 'min' or 'max'"),
         ({"mode": "best"}, "mode of 'val/acc' must be 'min' or 'max'"),
         (
             {"metric": ["a", "b"], "mode": ["min"]},
-            "mode must be one text, or one for each of the 2",
+            "mode must be one string, or one for each of the 2",
         ),
         ({"trials": 0}, "trials must be a whole number of at least 1"),
         ({"trials": True}, "trials must be a whole number"),
         ({"budget": 1.5}, "budget must be a whole number"),
         ({"max_failures": 5_000}, "max_failures must be at most"),
-        ({"constraints": ["latency < 20"]}, "constraints: each must be a text such as"),
-        ({"constraints": ["latency <= nan"]}, "constraints: each must be a text such as"),
+        ({"constraints": ["latency < 20"]}, "constraints: each must be a string such as"),
+        ({"constraints": ["latency <= nan"]}, "constraints: each must be a string such as"),
         ({"constraints": 5}, "constraints must be a list"),
         ({"stop": "yes"}, "stop must be True or False"),
         ({"seed": -1}, "seed must be a whole number"),
         ({"lease_s": 0}, "lease_s must be 0.5 to 86400 seconds"),
         ({"lease_s": float("nan")}, "lease_s must be"),
-        ({"search": "halving(rate"}, "search must be a text such as"),
-        ({"search": "halving(0.3)"}, "'0.3' is no setting"),
+        ({"search": "halving(rate"}, "search must be a string such as"),
+        ({"search": "halving(0.3)"}, "'0.3' is not a setting"),
     ],
 )
 def test_a_bad_argument_is_refused_by_its_name(changes, message):
@@ -94,7 +94,7 @@ def test_workers_may_differ_in_their_lease_and_in_how_many_trials():
 
 def test_a_difference_is_named_by_its_place():
     other = build(space={"lr": quark.uniform(0, 2), "layers": [1, 2]})
-    assert find_difference(build(), other).startswith("space['layers'] is None there, and {")
+    assert find_difference(build(), other).startswith("space['layers'] is None, not {")
     assert find_difference(build(), build(space={"lr": quark.uniform(0, 2)})).startswith(
         "space['lr'] is {'type': 'uniform', 'low': 0.0, 'high': 1.0} there"
     )

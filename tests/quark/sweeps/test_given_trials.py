@@ -75,7 +75,7 @@ def test_a_claim_that_is_over_begins_no_run(open_sweep, give, tmp_path, root):
     give(trial)
     done = run_script(tmp_path)
     assert done.returncode == 1
-    assert "claim 1 is over, it was claimed again" in done.stderr
+    assert "claim 1 expired, another worker has it" in done.stderr
     assert open_reader(root).list_runs() == []
 
 
@@ -102,8 +102,8 @@ def test_what_names_no_trial_is_refused(monkeypatch, root, text):
 def test_a_trial_of_no_sweep_is_refused(monkeypatch, open_sweep, root):
     sweep = open_sweep()
     monkeypatch.setenv("QUARK_TRIAL", "s0123/0/1")
-    with pytest.raises(SchemaValidationError, match="no such sweep"):
+    with pytest.raises(SchemaValidationError, match="does not exist in this store"):
         quark.start_run(project="digits", storage_dir=root)
     monkeypatch.setenv("QUARK_TRIAL", f"{sweep.id}/99/1")
-    with pytest.raises(SchemaValidationError, match="there is no trial 99"):
+    with pytest.raises(SchemaValidationError, match="has no trial 99"):
         quark.start_run(project="digits", storage_dir=root)

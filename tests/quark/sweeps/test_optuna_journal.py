@@ -141,7 +141,7 @@ def test_of_two_who_append_the_same_once_the_first_does(store, log):
 
 
 def test_a_journal_without_a_way_to_open_its_store_is_not_pickled(store, log):
-    with pytest.raises(TypeError, match="give reopen= where it is to be pickled"):
+    with pytest.raises(TypeError, match="pass reopen= to pickle it"):
         pickle.dumps(EntryJournal(store, log))
 
 

@@ -404,7 +404,7 @@ def test_objects_of_optuna_are_taken_and_named_in_the_definition(make):
         bench.settle(trial, values=(1.0,))
     assert stopped[0] is False
     assert stopped[-1] is True
-    with pytest.raises(SchemaValidationError, match="run it by the script that made them"):
+    with pytest.raises(SchemaValidationError, match="Run it with the script that created them"):
         open_search(bench.definition, bench.id, bench.store, None)
 
 
@@ -420,12 +420,12 @@ def test_a_sampler_that_has_tried_all_ends_the_sweep_for_everyone(make):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"search": "hyperband"}, "budget must say how many steps"),
+        ({"search": "hyperband"}, "budget is required"),
         ({"search": "hyperband", "budget": 9, "metric": ["a", "b"]}, "must be one metric"),
         ({"search": "hyperband(rate=0.9)", "budget": 9}, "rate must be more than 0"),
         ({"search": "hyperband(least=10)", "budget": 9}, "least must be 1 to 9"),
         ({"search": "cmaes", "metric": ["a", "b"]}, "must be one metric"),
-        ({"search": "cmaes", "space": {"o": ["a", "b"]}}, "needs a number in space"),
+        ({"search": "cmaes", "space": {"o": ["a", "b"]}}, "requires a number in space"),
         ({"search": "tpe(speed=3)"}, "tpe has no setting 'speed'"),
         ({"search": "bohb"}, "search must be one of grid, random, halving, asha, tpe"),
     ],
@@ -437,7 +437,7 @@ def test_what_cannot_be_is_refused_when_the_search_is_opened(make, changes, mess
 
 
 def test_a_sampler_that_reads_pickles_is_refused():
-    with pytest.raises(SchemaValidationError, match='take search="cmaes"'):
+    with pytest.raises(SchemaValidationError, match='Use search="cmaes"'):
         describe_objects(optuna.samplers.CmaEsSampler())
     for wrong in (7, (), object(), (optuna.samplers.RandomSampler(),) * 2):
         with pytest.raises(SchemaValidationError, match="search must be a name, a sampler"):

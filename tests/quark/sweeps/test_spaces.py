@@ -75,14 +75,17 @@ def test_a_grid_has_each_combination_once():
     [
         ({}, "space must be a mapping"),
         ("lr", "space must be a mapping"),
-        ({"lr": []}, r"space\['lr'\] must hold 1 to"),
+        ({"lr": []}, r"space\['lr'\] must contain 1 to"),
         ({"lr": {"type": "normal"}}, r"space\['lr'\] must be quark.uniform"),
         (
             {"lr": {"type": "uniform", "low": 1, "high": 0}},
             r"space\['lr'\]: low must be below high",
         ),
-        ({"lr": {"type": "uniform", "low": 0, "high": 1, "size": 1}}, "what uniform does not know"),
-        ({"lr": {"type": "uniform"}}, "what uniform does not know|low"),
+        (
+            {"lr": {"type": "uniform", "low": 0, "high": 1, "size": 1}},
+            "options that uniform does not support",
+        ),
+        ({"lr": {"type": "uniform"}}, "options that uniform does not support|low"),
         ({"": [1]}, "space name"),
     ],
 )
@@ -95,7 +98,7 @@ def test_a_space_that_is_none_is_refused_by_its_name(given, message):
     ("make", "message"),
     [
         (lambda: quark.uniform(1, 1), "low must be below high"),
-        (lambda: quark.uniform(0, 1, log=True), "low must be more than 0"),
+        (lambda: quark.uniform(0, 1, log=True), "low must be above 0"),
         (lambda: quark.uniform(0, float("nan")), "high must be a finite number"),
         (lambda: quark.uniform("0", 1), "low must be a finite number"),
         (lambda: quark.uniform(1, 2, log=True, step=0.1), "step and log"),
@@ -103,7 +106,7 @@ def test_a_space_that_is_none_is_refused_by_its_name(given, message):
         (lambda: quark.uniform(1, 2, count=0), "count must be"),
         (lambda: quark.integers(1.5, 2), "low must be a whole number"),
         (lambda: quark.integers(1, True), "high must be a whole number"),
-        (lambda: quark.integers(0, 4, log=True), "low must be more than 0"),
+        (lambda: quark.integers(0, 4, log=True), "low must be above 0"),
         (lambda: quark.integers(1, 4, step=0), "step must be at least 1"),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_rank_that_does_not_see_the_rungs_keeps_all_from_stopping(root):
     pytest.importorskip("torch")
     (first, second), done = launch(root, "blind", logs="zero")
     assert {line["step"] for line in first + second} == {8}
-    assert "the training is not stopped at step 1: not all ranks have come to it" in done.stderr
+    assert "the trial is not stopped at step 1, because not all ranks reached it" in done.stderr
     with quark.sweep("blind", storage_dir=root) as sweep:
         assert {trial.state for trial in sweep.trials()} == {"completed"}
 

@@ -75,7 +75,7 @@ def test_a_metric_that_no_run_logs_is_told_once(open_sweep, caplog):
 
     with caplog.at_level(logging.WARNING, "quark"):
         assert open_sweep("never-logged").run(train) is None
-    told = [each for each in caplog.messages if "without a figure" in each]
+    told = [each for each in caplog.messages if "without a metric value" in each]
     assert len(told) == 1
     assert "no finite value of 'loss'" in told[0]
     assert "trial.complete(value)" in told[0]
@@ -116,5 +116,7 @@ def test_names_that_trials_have_are_taken(open_sweep):
 
 def test_a_sweep_that_is_not_there_is_named_as_it_was_asked_for(open_sweep, tmp_path):
     open_sweep()
-    with pytest.raises(SchemaValidationError, match=r"no sweep 'lrr' of project 'p'.*space="):
+    with pytest.raises(
+        SchemaValidationError, match=r"sweep 'lrr' does not exist in project 'p'.*space="
+    ):
         quark.sweep("lrr", project="p", storage_dir=tmp_path)

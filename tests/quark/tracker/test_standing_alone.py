@@ -35,5 +35,5 @@ def test_taken_from_elsewhere_it_says_from_where_to_take_it(made):
     assert done.returncode == 1
     line = done.stderr.splitlines()[-1]
     assert line.startswith("quark_core.errors.InvalidRunStateError: ")
-    assert f"{name} stands alone, and no tracker is there to begin a run" in line
+    assert f"{name} needs the tracker to start runs" in line
     assert f"from quark import {name}" in line

@@ -273,7 +273,7 @@ def test_a_run_that_cannot_be_started_costs_a_warning(tmp_path, recorder, said):
 def test_a_config_that_is_none_costs_a_warning(said):
     with quark.setup_tracker("p", backends="quark", config=3) as tracker:
         assert tracker.active
-    assert "the run has no configuration" in said()[0]
+    assert "the run has no config" in said()[0]
 
 
 @pytest.mark.parametrize(("name", "cls"), [("", dict), ("a,b", dict), (3, dict), ("a", 3)])

@@ -154,8 +154,8 @@ def test_a_backend_that_raises_is_told_of_once_and_called_again(said, read, erro
     ("error", "text"),
     [
         (ImportError("No module named 'x'"), "not available (missing dependency: No module"),
-        (RuntimeError("no key"), "could not be made: RuntimeError: no key"),
-        (SystemExit(1), "could not be made: SystemExit: 1"),
+        (RuntimeError("no key"), "was not created: RuntimeError: no key"),
+        (SystemExit(1), "was not created: SystemExit: 1"),
     ],
 )
 def test_a_constructor_that_raises_leaves_its_backend_out(said, error, text):
@@ -217,7 +217,7 @@ def test_a_constructor_that_hangs_is_not_waited_for(monkeypatch, said, read):
 
     quark.register_backend("slow", make)
     tracker = quark.setup_tracker("p", "slow")
-    assert "tracker backend slow is not made yet; its calls wait" in said()
+    assert "tracker backend slow is not created yet; its calls wait" in said()
     assert tracker.get_backend("slow") is None
     tracker.log({"a": 1})
     release.set()

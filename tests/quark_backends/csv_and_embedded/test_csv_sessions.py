@@ -247,6 +247,6 @@ def test_an_unknown_option_is_refused_by_name(tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path, backends="csv:?foo=1") as session:
         quark.MetricsLogger(session).log("m", 1.0, step=0)
     (lane,) = [one for one in session.report_delivery().lanes if not one.primary]
-    assert list(lane.errors) == ["the CSV mirror has no option 'foo'; it has publish"]
+    assert list(lane.errors) == ["the CSV mirror has no option 'foo', only 'publish'"]
     with pytest.raises(quark.SessionStoreError, match="no option 'foo'"):
         quark.open_run(session.run_id, tmp_path, backend="csv:?foo=1")

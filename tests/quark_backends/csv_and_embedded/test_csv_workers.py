@@ -46,7 +46,7 @@ def test_workers_of_a_data_loader_are_in_the_csv_files(start, tmp_path, log_in_w
     assert read_steps(mirror, session.run_id, "worker") == list(range(12))
 
 
-@pytest.mark.filterwarnings("ignore:metric .* is outside Quark's naming rule:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:metric .* breaks Quark's naming rule:RuntimeWarning")
 def test_long_and_odd_names_stay_apart_in_csv(start, tmp_path):
     names = [
         "x" * 250,

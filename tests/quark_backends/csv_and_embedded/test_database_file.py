@@ -289,9 +289,9 @@ def test_a_store_that_is_not_ours_keeps_its_log(tmp_path):
     keeper.commit()
     before = find_log(layout.db_path).read_bytes()
     assert before
-    with pytest.raises(quark.SessionStoreError, match="not made by this Quark"):
+    with pytest.raises(quark.SessionStoreError, match="not created by this Quark"):
         checkpoint_file(layout)
-    with pytest.raises(quark.SessionStoreError, match="not made by this Quark"):
+    with pytest.raises(quark.SessionStoreError, match="not created by this Quark"):
         connect(find_store(tmp_path))
     assert find_log(layout.db_path).read_bytes() == before
     keeper.close()

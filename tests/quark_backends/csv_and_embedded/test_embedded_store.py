@@ -33,7 +33,7 @@ def test_a_folder_that_is_not_ours_is_refused_and_left_alone(tmp_path):
         lambda: quark.open_run("x", tmp_path),
         lambda: quark.resume_run(run_id="x", storage_dir=tmp_path),
     ):
-        with pytest.raises(SessionStoreError, match=r"\.quark was not made by this Quark"):
+        with pytest.raises(SessionStoreError, match=r"\.quark was not created by this Quark"):
             call()
     assert snapshot(tmp_path) == before
 
@@ -42,7 +42,7 @@ def test_a_database_that_is_not_ours_is_refused(tmp_path):
     layout = ensure_store(tmp_path)
     layout.db_path.unlink()
     sqlite3.connect(layout.db_path).execute("CREATE TABLE t (x)").connection.close()
-    with pytest.raises(SessionStoreError, match="not made by this Quark"):
+    with pytest.raises(SessionStoreError, match="not created by this Quark"):
         quark.start_run(project="p", storage_dir=tmp_path)
 
 
@@ -197,7 +197,7 @@ def test_a_store_that_was_copied_is_resumed_where_it_is_now(tmp_path, monkeypatc
         assert resumed.run_path == second / ".quark" / "runs" / session.run_id
         metrics = quark.MetricsLogger(resumed)
         metrics.log("loss", 0.5, step=1)
-        quark.ArtifactStore(resumed).store("note", "note", "kept here")
+        quark.ArtifactStore(resumed).store("note", "note", "stored here")
         assert [record.value for record in metrics.read(metric_key="loss")] == [1.0, 0.5]
 
     assert snapshot(first) == before

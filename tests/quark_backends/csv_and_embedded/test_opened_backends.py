@@ -85,16 +85,16 @@ def test_a_run_that_is_named_like_a_backend_is_opened_from_its_folder(tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "keywords", "reason"),
     [
-        (("csv:out",), {}, "run_id must come behind the backend: open_run"),
-        (("mlflow+http://127.0.0.1:9",), {}, "run_id must come behind"),
+        (("csv:out",), {}, "run_id must follow the backend: open_run"),
+        (("mlflow+http://127.0.0.1:9",), {}, "run_id must follow"),
         (("csv:out", None), {"backend": "csv:out"}, "backend is given twice"),
         (("csv:out", "run-a"), {"backend": "mlflow"}, "'csv:out' comes first"),
-        (("csv:out", "a/b"), {}, "run_id may hold letters"),
+        (("csv:out", "a/b"), {}, "run_id may contain letters"),
         (("csv:out", ""), {}, "run_id must be a str of 1 to 128"),
         (("run-a", "mlflow+http://127.0.0.1:9"), {}, "storage_dir must be a folder"),
         ((7,), {"backend": "csv:out"}, "run_id must be a str"),
-        (("run-a",), {"backend": " "}, "backend must be a backend's name or URI"),
-        (("deaf", "run-a"), {}, "deaf takes records but cannot be read back"),
+        (("run-a",), {"backend": " "}, "backend must be a backend name or URI"),
+        (("deaf", "run-a"), {}, "deaf can be written to but not read"),
     ],
 )
 def test_contradictions_are_refused(tmp_path, monkeypatch, arguments, keywords, reason):
@@ -107,7 +107,7 @@ def test_contradictions_are_refused(tmp_path, monkeypatch, arguments, keywords, 
 
 
 def test_a_path_is_no_run_id(tmp_path):
-    with pytest.raises(SchemaValidationError, match="run_id must come behind the backend"):
+    with pytest.raises(SchemaValidationError, match="run_id must follow the backend"):
         quark.open_run("csv:out", tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_a_moment_that_is_none_is_refused(old_store, moment):
 
 def test_a_storage_dir_without_a_store_is_refused_and_stays_empty(tmp_path):
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(SchemaMigrationError, match="holds no Quark store"):
+        with pytest.raises(SchemaMigrationError, match="no Quark store in"):
             quark.migrate_store(folder)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
@@ -111,25 +111,25 @@ def test_a_storage_dir_without_a_store_is_refused_and_stays_empty(tmp_path):
 def test_a_folder_that_is_not_ours_is_refused(tmp_path, name):
     (tmp_path / ".quark").mkdir()
     (tmp_path / ".quark" / name).write_text('{"format": "something else"}')
-    with pytest.raises(SchemaMigrationError, match="not made by this Quark"):
+    with pytest.raises(SchemaMigrationError, match="not created by this Quark"):
         quark.migrate_store(tmp_path)
     assert [path.name for path in (tmp_path / ".quark").iterdir()] == [name]
 
 
 def test_a_database_that_is_not_ours_is_refused(old_store):
     old_store.edit(("PRAGMA application_id=7",))
-    refuse(old_store, "not made by this Quark")
+    refuse(old_store, "not created by this Quark")
 
 
 @pytest.mark.parametrize("version", [0, OLDEST_VERSION - 1])
 def test_a_store_of_no_known_version_is_refused(old_store, version):
     old_store.edit((f"PRAGMA user_version={version}",))
-    refuse(old_store, "not made by this Quark")
+    refuse(old_store, "not created by this Quark")
 
 
 def test_a_newer_store_is_refused_with_both_versions(old_store):
     old_store.edit(("PRAGMA user_version=41",))
-    refuse(old_store, rf"version 41.*knows {quark.CURRENT_SCHEMA_VERSION}: upgrade")
+    refuse(old_store, rf"version 41.*knows {quark.CURRENT_SCHEMA_VERSION}. Upgrade")
 
 
 def test_a_newer_store_without_a_database_is_refused_with_both_versions(tmp_path):
@@ -137,7 +137,7 @@ def test_a_newer_store_without_a_database_is_refused_with_both_versions(tmp_path
     marker = json.loads(layout.marker.read_text())
     layout.marker.write_text(json.dumps({**marker, "schema_version": 41}))
     with pytest.raises(
-        SchemaMigrationError, match=rf"version 41.*knows {quark.CURRENT_SCHEMA_VERSION}: upgrade"
+        SchemaMigrationError, match=rf"version 41.*knows {quark.CURRENT_SCHEMA_VERSION}. Upgrade"
     ):
         quark.migrate_store(tmp_path)
     with pytest.raises(SessionStoreError, match="version 41"):
@@ -158,7 +158,7 @@ def test_a_damaged_store_is_refused(old_store, damage):
     else:
         data[:] = b"no database at all " * 400
     old_store.db_path.write_bytes(data)
-    refuse(old_store, "damaged|malformed|not a database|not made by")
+    refuse(old_store, "damaged|malformed|not a database|not created by")
     with pytest.raises(SessionStoreError):
         quark.open_run("baseline", old_store.root)
 

@@ -250,5 +250,5 @@ def test_no_room_for_a_copy_is_said(old_store, place):
         text=True,
     )
     assert "SessionStoreError: the store" in done.stderr
-    assert "Set TMPDIR to a folder that has room for it" in done.stderr
+    assert "Set TMPDIR to a folder with enough space" in done.stderr
     assert list((place / "temporary").iterdir()) == []

@@ -51,7 +51,7 @@ def test_a_mirror_that_a_person_must_help_is_left_to_quark_sync(train, monkeypat
         monkeypatch.delenv(name, raising=False)
     before = set(list_late())
     _, _, said = train("mlflow")
-    assert "Deliver what waits with: quark sync" in said
+    assert "To deliver waiting records, run: quark sync" in said
     assert set(list_late()) == before
 
 
@@ -137,6 +137,6 @@ def test_where_no_process_may_outlive_it_quark_sync_delivers(train, tmp_path, mo
     _, _, said = run(backend)
     assert set(list_late()) <= before
     if recovery.has_journals(tmp_path):
-        assert "Deliver what waits with: quark sync" in said
+        assert "To deliver waiting records, run: quark sync" in said
         assert {lane.state for lane in recovery.sync(tmp_path)} == {"delivered"}
     assert not recovery.has_journals(tmp_path)

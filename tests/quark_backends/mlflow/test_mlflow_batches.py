@@ -438,7 +438,7 @@ def test_a_claim_of_a_killed_process_keeps_nobody_waiting(definition, config, ma
     )
     claim.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-c", code, str(claim)], check=True)
-    with pytest.raises(BackendUnavailable, match="about to make"):
+    with pytest.raises(BackendUnavailable, match="is creating the MLflow run"):
         backend.write(maker.start())
     backend.write(BatchMaker("run0").start())
     assert len(find_runs()) == 1

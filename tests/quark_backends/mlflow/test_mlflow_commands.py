@@ -10,7 +10,7 @@ from quark.cli.main import cli
 from quark_core.errors import RunNotFoundError
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:metric .* is outside Quark's naming rule:RuntimeWarning"
+    "ignore:metric .* breaks Quark's naming rule:RuntimeWarning"
 )
 
 

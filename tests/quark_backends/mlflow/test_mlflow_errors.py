@@ -59,15 +59,15 @@ def config(mlflow, stub, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [
-        (401, None, "refused the credentials"),
-        (403, "PERMISSION_DENIED", "refused the credentials"),
-        (404, None, "does not answer as an MLflow server"),
+        (401, None, "rejected the credentials"),
+        (403, "PERMISSION_DENIED", "rejected the credentials"),
+        (404, None, "does not answer like an MLflow server"),
         (429, "REQUEST_LIMIT_EXCEEDED", "too many 429 error responses"),
         (500, "INTERNAL_ERROR", "too many 500 error responses"),
         (503, None, "too many 503 error responses"),
-        (400, None, "does not take the run"),
-        (413, None, "does not take the run"),
-        (200, "", "now|does not take the run"),
+        (400, None, "rejects the run"),
+        (413, None, "rejects the run"),
+        (200, "", "now|rejects the run"),
     ],
 )
 def test_every_answer_but_a_good_one_makes_the_records_wait(
@@ -120,6 +120,6 @@ def test_a_refusal_stops_neither_training_nor_the_end(tmp_path, stub, monkeypatc
     (lane,) = [one for one in tracker.session.report_delivery().lanes if not one.primary]
     assert lane.waiting == lane.submitted > 50
     assert len(quark.MetricsLogger(quark.open_run(tracker.run_id, tmp_path)).read()) == 50
-    told = [text for text in caplog.messages if "refused the credentials" in text]
-    assert len([text for text in told if "does not take records now" in text]) <= 1
+    told = [text for text in caplog.messages if "rejected the credentials" in text]
+    assert len([text for text in told if "accepts no records now" in text]) <= 1
     assert told

@@ -248,7 +248,7 @@ def test_a_server_that_nobody_has_named_is_asked_for_once(tmp_path, monkeypatch)
         quark.MetricsLogger(session).log("m", 1.0, step=0)
     (lane,) = [one for one in session.report_delivery().lanes if not one.primary]
     ((reason, count),) = lane.errors.items()
-    assert reason.startswith("no MLflow server is named")
+    assert reason.startswith("no MLflow server URL is set")
     assert count == 1
 
 

@@ -138,7 +138,7 @@ def test_artifacts_that_cannot_be_stored_hold_no_metric_back(
         backend._writing.send_files()
         backend._writing.send_files()
     assert set(find_runs()[0].data.metrics) >= {"m"}
-    assert sum("cannot go among" in record.getMessage() for record in caplog.records) == 1
+    assert sum("cannot be added to" in record.getMessage() for record in caplog.records) == 1
     with pytest.raises(Exception, match="files wait"):
         backend.close()
     # The next process that opens the mirror sends them.

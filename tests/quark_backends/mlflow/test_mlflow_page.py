@@ -8,7 +8,7 @@ from quark.page.routes.page_source import open_source
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.filterwarnings("ignore:metric .* is outside Quark's naming rule:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:metric .* breaks Quark's naming rule:RuntimeWarning"),
 ]
 
 
@@ -35,7 +35,10 @@ def test_all_of_a_mirrored_run_is_there(page, tmp_path, server, empty_server):
     found = read_all(page, *ids)
     assert set(found["listed"]) == set(ids)
     assert [len(curves[0]["step"]) for curves in found["curves"].values()] == [STEPS] * 2
-    assert found["analysis"]["note"] == "analyzed for this page: mlflow keeps no analyses"
+    assert (
+        found["analysis"]["note"]
+        == "analyzed for this page, because mlflow does not store analyses"
+    )
     assert (found["batches"]["batch_count"], len(found["system"]["ranks"])) == (40, 1)
     assert [row["name"] for row in found["layers"]["rows"]] == ["blocks.0"]
     assert found["tables"]["scores"]["rows"][1] == [1, 0.5]
@@ -50,7 +53,7 @@ def test_of_a_run_of_others_what_is_not_read_is_said(page, foreign):
     assert found["run"]["config"]["lr"] == 0.1
     assert (found["artifacts"], found["events"], found["system"]["fields"]) == ([], [], [])
     for kind in ("artifact", "event", "telemetry", "batch", "layer"):
-        assert "mlflow has none of this run" in found["run"]["absent"][kind]
+        assert "mlflow has no data of this run" in found["run"]["absent"][kind]
     # The parent has no metric: there is nothing to tell, and that is what is told.
     assert found["verdict"]["state"] in ("computed", "failed")
     assert found["verdict"]["state"] == "computed" or found["verdict"]["note"]

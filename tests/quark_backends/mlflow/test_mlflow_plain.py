@@ -9,9 +9,7 @@ import quark
 from quark_backends.mlflow.lifecycle import make_user_tags
 from quark_core.runs import recovery
 
-odd_names = pytest.mark.filterwarnings(
-    "ignore:metric .* is outside Quark's naming rule:RuntimeWarning"
-)
+odd_names = pytest.mark.filterwarnings("ignore:metric .* breaks Quark's naming rule:RuntimeWarning")
 
 
 @pytest.fixture

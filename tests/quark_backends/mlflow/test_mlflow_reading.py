@@ -20,7 +20,7 @@ from quark_core.records.query import Query
 from quark_core.testing.fakes import BatchMaker
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:metric .* is outside Quark's naming rule:RuntimeWarning"
+    "ignore:metric .* breaks Quark's naming rule:RuntimeWarning"
 )
 
 

@@ -50,7 +50,7 @@ def start(tmp_path, server, project, **arguments):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:metric .* is outside Quark's naming rule:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:metric .* breaks Quark's naming rule:RuntimeWarning")
 def test_every_point_is_there_once(tmp_path, server, project, find_runs, history):
     names = {
         "train/loss": "train/loss",

@@ -29,7 +29,7 @@ def test_a_commit_that_is_cancelled_while_it_waits_for_a_standby_is_not_acknowle
             for _ in range(3):
                 writing = threads.submit(store.write_group, [batch])
                 server.cancel(server.find_waiting())
-                with pytest.raises(BackendUnavailable, match="is not known"):
+                with pytest.raises(BackendUnavailable, match="it is unknown"):
                     writing.result(30)
                 assert store.read("run0", "metric", Query()).count == 1
             writing = threads.submit(store.write_group, [batch])
@@ -57,7 +57,7 @@ def test_a_connection_whose_commit_was_warned_of_is_used_no_more(postgres_server
             writing = threads.submit(write)
             pid = postgres_server.find_waiting()
             postgres_server.cancel(pid)
-            with pytest.raises(Exception, match="is not known"):
+            with pytest.raises(Exception, match="it is unknown"):
                 writing.result(30)
         with pool._pool.connection() as raw:
             assert raw.info.backend_pid != pid

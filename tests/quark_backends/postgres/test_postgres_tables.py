@@ -119,7 +119,7 @@ def test_an_older_store_is_refused_until_it_is_migrated(postgres_url, make_postg
         core.execute(text("INSERT INTO name (pk, text) VALUES (7, 'loss')"))
         core.commit()
     assert old.read_version() == OLDEST_VERSION
-    match = f"schema version {OLDEST_VERSION}, this Quark needs version"
+    match = f"schema version {OLDEST_VERSION}, but this Quark requires version"
     with pytest.raises(SessionStoreError, match=match):
         old.connect()
     with pytest.raises(BackendUnavailable, match=match):
@@ -140,7 +140,7 @@ def test_a_newer_store_is_refused_and_left_as_it_is(postgres_url, make_postgres_
         connection.execute(f"UPDATE {VERSION_TABLE} SET version = 41")
     with contextlib.closing(PostgresDatabase(postgres_url, schema=made.schema)) as database:
         with pytest.raises(
-            SessionStoreError, match=rf"version 41.*knows {SCHEMA_VERSION}: upgrade"
+            SessionStoreError, match=rf"version 41.*knows {SCHEMA_VERSION}. Upgrade"
         ):
             database.connect()
         with pytest.raises(SchemaMigrationError, match="version 41"):

@@ -126,5 +126,5 @@ def test_an_unknown_sweep_is_refused(run_store):
         lambda: run_store.update_sweep("s0", "paused", by="me"),
         lambda: run_store.settle_trial("s0", 0, 1, None, lease_s=1.0),
     ):
-        with pytest.raises(SchemaValidationError, match="no such sweep"):
+        with pytest.raises(SchemaValidationError, match="does not exist in this store"):
             ask()

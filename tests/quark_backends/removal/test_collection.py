@@ -260,7 +260,7 @@ def test_a_removal_that_has_begun_cannot_be_taken_back(tmp_path, make_run, invok
     make_run(tmp_path, "go")
     invoke("rm", "go", "-y", "-d", tmp_path)
     store.query("INSERT INTO removed VALUES ('go', 1)")
-    assert "`quark gc` has begun to remove it" in refuse("restore", "go", "-d", tmp_path)
+    assert "`quark gc` has started to delete it" in refuse("restore", "go", "-d", tmp_path)
     # However young it is, what has begun is finished.
     result = collect(invoke, tmp_path, "--older-than", "100")
     assert [run["run_id"] for run in result["removed"]] == ["go"]
@@ -276,7 +276,7 @@ def test_a_run_that_came_back_to_life_stays(tmp_path, make_run, start, invoke, s
     store.query("UPDATE run SET trashed_us = 1 WHERE id = 'alive'")
     result = collect(invoke, tmp_path)
     assert result["removed"] == []
-    assert result["skipped"] == {"alive": "it is alive again"}
+    assert result["skipped"] == {"alive": "it is running again"}
     # It writes on, and nothing that it writes is lost.
     metrics.log("loss", 1.0, step=0)
     session.flush("stored")
@@ -318,7 +318,7 @@ def test_a_process_that_still_writes_into_an_ended_run_keeps_it(
         invoke("rm", run_id, "-y", "--force", "-d", tmp_path)
         result = collect(invoke, tmp_path)
         assert result["removed"] == []
-        assert result["skipped"] == {run_id: "a process still writes its journal"}
+        assert result["skipped"] == {run_id: "a process is still writing its journal"}
         parent.stdin.write("end\n")
         parent.stdin.close()
         parent.wait()

@@ -172,7 +172,7 @@ def test_a_living_run_is_refused_and_with_it_the_others(filled, invoke, refuse, 
     run_id = child.stdout.readline().strip()
     reason = refuse("rm", run_id, "alpha-1", "-y", "--force", "-d", filled.root)
     assert f"{run_id[:8]} is still running; nothing was removed. Stop the training" in reason
-    with pytest.raises(InvalidRunStateError, match=rf"{run_id} is alive \(process {child.pid}\)"):
+    with pytest.raises(InvalidRunStateError, match=rf"{run_id} is running \(process {child.pid}\)"):
         filled.trash.trash_runs(["alpha-1", run_id])
     assert list_trash(invoke, filled.root) == set()
     child.communicate("end\n")

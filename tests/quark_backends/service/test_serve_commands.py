@@ -64,7 +64,7 @@ def test_a_look_makes_no_store(tmp_path, store, monkeypatch):
         *(["db", "version"], ["db", "upgrade"], ["db", "backup", "copy"]),
     ):
         for option in (["--store", store], []):
-            with pytest.raises(SessionStoreError, match=r"service\.db does not exist: --store"):
+            with pytest.raises(SessionStoreError, match=r"service\.db does not exist. --store"):
                 run(*command, *option)
     assert list(tmp_path.iterdir()) == []
 
@@ -89,7 +89,7 @@ def test_keys_that_cannot_be(store):
             run("keys", "revoke", "--store", store, given)
     with pytest.raises(SchemaValidationError, match="--expires is not a duration"):
         run("keys", "create", "--store", store, "--expires", "soon")
-    with pytest.raises(SchemaValidationError, match="workspace must begin"):
+    with pytest.raises(SchemaValidationError, match="workspace must start"):
         run("keys", "create", "--store", store, "--workspace", "../x")
     assert "No API keys" in run("keys", "list", "--store", store).stdout
 
@@ -262,8 +262,8 @@ def test_a_store_that_was_open_to_others_is_so_no_more(tmp_path, open_umask):
     assert [path.stat().st_mode & 0o077 for path in own[:2]] == [0, 0]
     # Chosen by people: they are told.
     assert elsewhere.stat().st_mode & 0o777 == folder.stat().st_mode & 0o777 == 0o755
-    assert f"look into {elsewhere} (mode 755): `chmod 700` it" in log
-    assert f"{own[0]} was open to other users of this machine (mode 644)" in log
+    assert f"can read {elsewhere} (mode 755). To prevent this, run `chmod 700` on it" in log
+    assert f"{own[0]} was open to other users (mode 644)" in log
     deployment = Deployment(ServiceConfig(store_url=store))
     assert [said.split()[0] for said in deployment.make_private()] == [str(own[2])]
     assert deployment.make_private() == []
@@ -296,7 +296,7 @@ def test_older_and_newer_databases_are_refused(tmp_path, store):
     connection.close()
     done = serve("--store", store, "--port", "0")
     assert done.returncode == 1
-    said = f"version 7, this Quark knows {CONTROL_VERSION}: upgrade quark-tracker"
+    said = f"version 7, but this Quark supports up to {CONTROL_VERSION}. Upgrade quark-tracker"
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -304,12 +304,12 @@ def test_older_and_newer_databases_are_refused(tmp_path, store):
 @pytest.mark.long
 def test_mistakes_are_one_line(tmp_path, store):
     for arguments, message in (
-        (["--store", "mysql://root:secret@x/y"], "store must begin with"),
+        (["--store", "mysql://root:secret@x/y"], "store must start with"),
         (["--store", store, "--port", "99999"], "port must be from 0 to 65535"),
         (["--store", store, "--workers", "0"], "workers must be from 1"),
-        (["--store", "postgresql://u:secret@127.0.0.1:1/x"], "artifacts must be given"),
+        (["--store", "postgresql://u:secret@127.0.0.1:1/x"], "artifacts is required"),
         (["--store", store, "--artifacts", "s3://bucket"], "must be a folder"),
-        (["--store", store, "--host", "256.0.0.1"], "cannot be listened on"),
+        (["--store", store, "--host", "256.0.0.1"], "cannot listen on"),
     ):
         done = serve(*arguments)
         assert done.returncode == 1, arguments
@@ -324,7 +324,7 @@ def test_a_taken_port_is_told(tmp_path):
         (tmp_path / "other").mkdir()
         done = serve("--store", f"sqlite:///{tmp_path}/other/s.db", "--port", str(server.port))
         assert done.returncode == 1
-        assert "--port chooses another port" in done.stderr
+        assert "--port selects another port" in done.stderr
 
 
 def test_settings_by_option_environment_and_file(tmp_path):

@@ -112,7 +112,7 @@ def test_all_that_was_acknowledged_comes_back_after_everything_was_lost(
     assert "3 workspaces, 1 run" in output
     assert "verified" in output
     # A second one would take something away.
-    with pytest.raises(SessionStoreError, match="is there already, and would have to make way"):
+    with pytest.raises(SessionStoreError, match="already exists and would be replaced"):
         call("db", "restore", tmp_path / "copy", "--store", store, "--artifacts", payloads)
     with serving_process(first, store_url=store) as server:
         use(monkeypatch, server, key)  # keys are the same
@@ -147,7 +147,7 @@ def test_what_is_there_makes_way_only_when_asked_and_is_kept(tmp_path, monkeypat
     first = make_service(folder, store, tmp_path, monkeypatch)
     call("db", "backup", tmp_path / "copy", *place)
     second = make_service(folder, store, tmp_path, monkeypatch)
-    with pytest.raises(SessionStoreError, match="would have to make way"):
+    with pytest.raises(SessionStoreError, match="would be replaced"):
         call("db", "restore", tmp_path / "copy", *place)
     output = call("db", "restore", tmp_path / "copy", *place, "--replace")
     assert "Renamed " in output
@@ -206,7 +206,7 @@ def test_a_backup_that_was_altered_is_not_restored(tmp_path, monkeypatch):
     payload.chmod(0o600)
     payload.write_bytes(b"another")
     target = f"sqlite:///{tmp_path}/target/service.db"
-    with pytest.raises(SessionStoreError, match="has another content"):
+    with pytest.raises(SessionStoreError, match="has different content"):
         call("db", "restore", tmp_path / "copy", "--store", target)
     assert not (tmp_path / "target").exists()
 
@@ -217,7 +217,7 @@ def test_payloads_that_lie_elsewhere_are_not_lost_for_a_forgotten_option(tmp_pat
     store = f"sqlite:///{folder}/s.db"
     make_service(folder, store, tmp_path, monkeypatch)
     (folder / "payloads").rename(tmp_path / "elsewhere")
-    with pytest.raises(SessionStoreError, match=r"not in the store; .*--artifacts names another"):
+    with pytest.raises(SessionStoreError, match=r"not in the store; .*--artifacts selects another"):
         call("db", "backup", tmp_path / "copy", "--store", store)
     assert not (tmp_path / "copy").exists()
     # The server's own variable counts as well.
@@ -235,10 +235,10 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path, monkeypatch):
     store = f"sqlite:///{folder}/service.db"
     make_service(folder, store, tmp_path, monkeypatch)
     (tmp_path / "there").mkdir()
-    with pytest.raises(SessionStoreError, match="is there already"):
+    with pytest.raises(SessionStoreError, match="already exists"):
         call("db", "backup", "--store", store, "--into", tmp_path / "there")
     assert not list((tmp_path / "there").iterdir())
-    with pytest.raises(SessionStoreError, match="lies in the store itself"):
+    with pytest.raises(SessionStoreError, match="is in the store itself"):
         call("db", "backup", "--store", store, folder / "payloads" / "copy")
 
 
@@ -273,7 +273,7 @@ def test_a_postgresql_restore_that_fails_leaves_what_was_there(tmp_path, monkeyp
     schemas[-1]["tables"][-1]["rows"] += 1
     index.write_text(json.dumps(schemas))
     monkeypatch.setattr(service_backup, "verify_backup", backup._read_manifest)
-    with pytest.raises(SessionStoreError, match="rows came back of"):
+    with pytest.raises(SessionStoreError, match="copied rows were restored"):
         call("db", "restore", tmp_path / "copy", *place, "--replace")
     engine = create_engine(ControlDatabase(store).url)
     with engine.connect() as connection:
@@ -373,7 +373,7 @@ def test_keys_and_versions_of_postgresql_need_no_folder_of_payloads(make_store, 
     call("keys", "create", "--store", store)
     assert "control: version" in call("db", "version", "--store", store)
     if store.startswith("postgresql"):
-        with pytest.raises(SchemaValidationError, match="artifacts must be given"):
+        with pytest.raises(SchemaValidationError, match="artifacts is required"):
             call("db", "backup", tmp_path / "copy", "--store", store)
 
 

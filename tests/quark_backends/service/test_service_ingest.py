@@ -191,7 +191,7 @@ def test_json_as_people_send_it(client):
     ("record", "message"),
     [
         ({"metric_key": "loss", "value": "high", "step": 0}, "value must be float"),
-        ({"metric_key": "loss", "value": 1.0}, "needs a step or an epoch"),
+        ({"metric_key": "loss", "value": 1.0}, "requires a step or an epoch"),
         ({"value": 1.0, "step": 0}, "metric_key is missing"),
         ({"metric_key": "loss", "value": 1.0, "step": 0, "colour": "red"}, "no field 'colour'"),
         ({"metric_key": "loss", "value": 1.0, "step": -1}, "must not be negative"),

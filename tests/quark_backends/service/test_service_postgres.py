@@ -151,7 +151,7 @@ def test_a_key_that_may_not_be_revoked_everywhere_is_not_told_as_revoked(postgre
             for _ in range(3):
                 revoking = thread.submit(revoke)
                 postgres_server.cancel(postgres_server.find_waiting())
-                with pytest.raises(SessionStoreError, match="is not known"):
+                with pytest.raises(SessionStoreError, match="it is unknown"):
                     revoking.result(30)
         revoke()
         assert control.find_key(stored.id).revoked_us is not None

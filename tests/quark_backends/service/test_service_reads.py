@@ -260,7 +260,7 @@ def test_searches_and_their_messages(client):
     assert [run["stored"]["run"]["id"] for run in found] == ["run1"]
     assert search(where="loss > 100").json() == []
     wrong = search(where="lss > 1", where_argument="--where")
-    assert error_of(wrong)["message"].startswith("--where, column 1: no run here has this metric")
+    assert error_of(wrong)["message"].startswith("--where, column 1: no run has the metric")
     for bad in ({"order_by": ["loss", "-"]}, {"where": "(" * 9_000}, {"where": "x" * 10_001}):
         wrong = search(**bad)
         assert (wrong.status_code, error_of(wrong)["code"]) == (400, "invalid_argument")
@@ -395,7 +395,7 @@ def test_a_page_has_the_columns_that_were_asked_for(client):
         ({"after": "AAAA"}, "after must be"),
         ({"columns": ["a ="]}, "columns, column 3"),
         ({"limit": -1}, "limit"),
-        ({"where": "absent > 1"}, "no run here has this metric"),
+        ({"where": "absent > 1"}, "no run has the metric"),
     ):
         reply = call(client, "search_page", search={**asked, **wrong})
         assert reply.status_code == 400

@@ -182,7 +182,7 @@ def test_all_or_none_go_and_the_living_stay(client):
     assert client.post("/v1/runs", json={"project": "p", "run_id": "alive"}).is_success
     refused = trash(client, "ended", "alive")
     assert (refused.status_code, error_of(refused)["code"]) == (409, "invalid_state")
-    assert "run_id alive is alive" in error_of(refused)["message"]
+    assert "run_id alive is running" in error_of(refused)["message"]
     assert error_of(trash(client, "ended", "absent"))["code"] == "run_not_found"
     assert error_of(trash(client, "../up"))["code"] == "invalid_argument"
     assert trash(client).status_code == 400
@@ -238,7 +238,7 @@ def test_what_comes_late_is_kept_in_the_trash_and_let_go_after_it(client, payloa
         assert (late.status_code, late.json()) == (200, {"batches": 1, "removed": True})
     refused = client.put(f"/v1/runs/go/payloads/{sha256}", content=other)
     assert (refused.status_code, error_of(refused)["code"]) == (404, "run_not_found")
-    assert "was removed from this store for good" in error_of(refused)["message"]
+    assert "was permanently deleted from this store" in error_of(refused)["message"]
     # Nor does it rise again under its old id.
     reborn = BatchMaker("go", writer_id="reborn", started_us=4_000_000_000_000_000)
     assert error_of(ingest(client, reborn.start()))["code"] == "rejected"
@@ -407,7 +407,7 @@ def test_a_collection_goes_on_where_the_last_request_ended(client, monkeypatch, 
                 assert ask(client, "summarize", run_id=run_id)["metrics"]["loss"]["count"] == 120
                 assert trash(client, run_id).is_success
             else:
-                assert "has begun to remove it" in error_of(back)["message"]
+                assert "has started to delete it" in error_of(back)["message"]
     assert turns > 3
     assert list_trash(client) == []
     assert ask(client, "summarize", run_id="keep")["metrics"]["loss"]["count"] == 50

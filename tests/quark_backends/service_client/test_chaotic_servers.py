@@ -115,12 +115,12 @@ MESSAGES = {
     "half_close": "closed the connection without an answer",
     "close": "closed the connection without an answer",
     "garbage": "its reply is not HTTP",
-    "redirect": "redirect to https://other/x .302.*set QUARK_PERSISTENCE_URL to where",
+    "redirect": "redirect to https://other/x .302.*Set QUARK_PERSISTENCE_URL to the final URL",
     "gzip_bomb": "compressed",
     "endless": "longer than 67108864 bytes|does not answer within",
     "500": "it answers 500: 500 Trouble — 500 Trouble nginx on the way",
-    "404": "no answer of a Quark service: check the host and the path",
-    "429": "asks to come again later",
+    "404": "not an answer of a Quark server. Check the host and the path",
+    "429": "asks to retry later",
 }
 
 

@@ -123,7 +123,7 @@ def test_no_edit_comes_in_among_the_batches_of_a_training(service, tmp_path, act
         with service.client("default", "ingest", "read") as client:
             refused = ingest(client, batch)
         assert refused.status_code == 403
-        assert "need the scope write" in error_of(refused)["message"]
+        assert "require the scope 'write'" in error_of(refused)["message"]
         # Nor by who may edit, without the event that tells of it: an edit leaves a trace.
         with service.client("default", "ingest", "write") as client:
             assert ingest(client, batch).status_code == 403

@@ -150,7 +150,7 @@ def test_a_key_that_is_revoked_stops_delivery_and_nothing_else(
             assert time.monotonic() < deadline, session.report_delivery()
             time.sleep(0.01)
         session.end_run()
-    warnings = [r.getMessage() for r in caplog.records if "does not take records" in r.getMessage()]
+    warnings = [r.getMessage() for r in caplog.records if "accepts no records" in r.getMessage()]
     assert len(warnings) == 1
     assert "QUARK_USER_KEY" in warnings[0]
     assert service.key not in caplog.text
@@ -209,7 +209,7 @@ def test_a_missing_or_bad_key_is_said_at_once(service, tmp_path, monkeypatch, ke
 
 def test_a_key_that_may_only_read(service, tmp_path, monkeypatch):
     monkeypatch.setenv("QUARK_USER_KEY", service.make_key("default", "read"))
-    with pytest.raises(SessionStoreError, match="may not write"):
+    with pytest.raises(SessionStoreError, match="cannot write"):
         quark.start_run(project="p", storage_dir=tmp_path / "runs")
     assert quark.search_runs(storage_dir=tmp_path) == ()
 
@@ -268,8 +268,8 @@ def test_plain_http_to_another_machine_is_warned_of_once(tmp_path, monkeypatch, 
         open_backend(tmp_path, "http://quark.example.invalid").close()
         open_backend(tmp_path, "https://quark.example.invalid").close()
     assert [r.getMessage() for r in caplog.records if "unencrypted" in r.getMessage()] == [
-        "the service http://quark.example.invalid is reached by plain http: the key and all data "
-        "go over the network unencrypted"
+        "the connection to the Quark server http://quark.example.invalid uses plain http, so the "
+        "key and all data cross the network unencrypted"
     ]
 
 

@@ -155,12 +155,12 @@ def replying(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"", "cut off"),
-        (make_rows(), "cut off"),
-        (make_rows()[:-5], "cut off"),
-        (make_rows() + encode_frame(End(3)), "2 rows came, where it has sent 3"),
+        (b"", "ends too early"),
+        (make_rows(), "ends too early"),
+        (make_rows()[:-5], "ends too early"),
+        (make_rows() + encode_frame(End(3)), "2 rows arrived instead of 3"),
         (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes"),
-        (b"\x00\x00\x00\x01", "cut off"),
+        (b"\x00\x00\x00\x01", "ends too early"),
         (b"\x03\x00\x00\x00\x93\x02\x01", "damaged"),
     ],
 )
@@ -185,15 +185,15 @@ def test_what_is_no_quark_service_is_said(replying):
         b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(page)
         + page
     )
-    with pytest.raises(SessionStoreError, match=r"no Quark service .* check the host and the path"):
+    with pytest.raises(
+        SessionStoreError, match=r"not from a Quark server .* Check the host and the path"
+    ):
         backend.list_runs()
     backend = replying(
         b"HTTP/1.1 404 No\r\nContent-Type: application/json\r\nQuark-Protocol: 2\r\n"
         b'Content-Length: 45\r\n\r\n{"error":{"code":"not_found","message":"no"}}'
     )
-    with pytest.raises(
-        SessionStoreError, match="version 2 of the protocol and this Quark speaks 1"
-    ):
+    with pytest.raises(SessionStoreError, match="protocol version 2, but this Quark uses 1"):
         backend.list_runs()
 
 

@@ -149,16 +149,16 @@ def test_the_scope_decides(invoke, make_run, here, service, tmp_path, monkeypatc
     monkeypatch.setenv("QUARK_USER_KEY", keys["training"])
     for command in (("rm", run_id, "-y"), ("gc", "-y")):
         said = refused(invoke, *command, *here, kind=StoreUnauthorizedError)
-        assert "lacks the scope" in str(said)
+        assert "does not have the scope" in str(said)
         assert "QUARK_USER_KEY" in str(said)
     monkeypatch.setenv("QUARK_USER_KEY", keys["owner"])
     invoke("rm", run_id, "-y", *here)
     invoke("restore", run_id, *here)
     invoke("rm", run_id, "-y", *here)
     said = refused(invoke, "gc", "-y", *here, kind=StoreUnauthorizedError)
-    assert "lacks the scope admin" in str(said)
+    assert "does not have the scope 'admin'" in str(said)
     # Such a key trains nothing, and is told so at once.
-    with pytest.raises(StoreUnauthorizedError, match="scope ingest"):
+    with pytest.raises(StoreUnauthorizedError, match="scope 'ingest'"):
         quark.start_run(project="p", storage_dir=tmp_path / "vision")
     assert list_trash(invoke, here) == [run_id]
     monkeypatch.setenv("QUARK_USER_KEY", keys["admin"])
@@ -176,7 +176,7 @@ def test_a_living_run_stays(invoke, service, here, tmp_path):
         backend = session.open_run.reader
         with pytest.raises(SessionStoreError, match="for reading only"):
             quark.open_run(session.run_id, tmp_path / "vision").open_run.reader.trash_runs(["x"])
-        with pytest.raises(InvalidRunStateError, match="is alive"):
+        with pytest.raises(InvalidRunStateError, match="is running"):
             backend.trash_runs([session.run_id])
 
 
@@ -199,10 +199,10 @@ def test_who_logs_to_a_removed_run_is_told(service, tmp_path, invoke, here, capl
         for step in range(1, 4):
             metrics.log("loss", 1.0, step=step)
             session.flush("stored")
-    told = [r.message for r in caplog.records if "removed from the service for good" in r.message]
+    told = [r.message for r in caplog.records if "permanently deleted from the server" in r.message]
     assert told == [
-        f"run {session.run_id} was removed from the service for good: what is still logged to it "
-        "is kept nowhere"
+        f"run {session.run_id} was permanently deleted from the server, so its further records "
+        "are dropped"
     ]
     session.end_run()
 

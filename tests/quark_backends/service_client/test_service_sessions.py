@@ -113,7 +113,7 @@ def test_unknown_runs(service, tmp_path):
         quark.resume_run(run_id="absent", storage_dir=tmp_path)
     session = train(tmp_path)
     assert quark.open_run(session.run_id[:6], tmp_path).id == session.run_id
-    with pytest.raises(RunNotFoundError, match=f"near it: {session.run_id}"):
+    with pytest.raises(RunNotFoundError, match=f"similar names: {session.run_id}"):
         quark.open_run(f"{session.run_id[:8]}-", tmp_path)
 
 
@@ -248,7 +248,7 @@ def test_a_mirror_beside_the_service(service, tmp_path):
 def test_a_run_that_is_alive_cannot_be_resumed(service, tmp_path):
     with (
         quark.start_run(project="p", storage_dir=tmp_path) as session,
-        pytest.raises(InvalidRunStateError, match="alive in this process"),
+        pytest.raises(InvalidRunStateError, match="running in this process"),
     ):
         quark.resume_run(run_id=session.run_id, storage_dir=tmp_path)
 

@@ -58,7 +58,7 @@ def test_a_service_has_hashes_alone_until_its_owner_says_more(service, tmp_path)
     project, run_id = train(tmp_path)
     kept = quark.read_sources(run_id, project)
     assert (list(kept), kept["train.py"].text) == (["train.py"], None)
-    assert "its owner has not said that it takes sources" in kept["train.py"].reason
+    assert "its owner has not allowed source snapshots" in kept["train.py"].reason
     assert find_packs(tmp_path / "server") == []
 
 

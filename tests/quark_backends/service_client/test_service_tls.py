@@ -68,5 +68,5 @@ def test_bad_servers_behind_tls_end_in_time(secured, certificate, tmp_path, monk
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))
     monkeypatch.setenv("QUARK_PERSISTENCE_TIMEOUT_SECONDS", "0.6")
     secured.set_mode(mode)
-    with pytest.raises(SessionStoreError, match="the service at https://127"):
+    with pytest.raises(SessionStoreError, match="the Quark server at https://127"):
         quark.start_run(project="p", storage_dir=tmp_path / "runs")

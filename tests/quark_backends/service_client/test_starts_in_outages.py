@@ -305,7 +305,7 @@ def test_a_run_that_this_machine_knows_is_resumed_in_an_outage(train, proxied, t
     proxied.set_mode("hang")
     elsewhere = train(tmp_path / "elsewhere", "resume", run_id=run_id, patience_s=None)
     assert elsewhere.begun["error"] == "StoreUnavailableError"
-    assert "does not know the run" in elsewhere.begun["message"]
+    assert "cannot find the run" in elsewhere.begun["message"]
     again = train(tmp_path, "resume", run_id=run_id, from_step=5, patience_s=None)
     assert again.begun["attempt"] == 1
     twice = train(tmp_path, "resume", run_id=run_id, patience_s=None)
@@ -535,7 +535,7 @@ def test_what_the_service_refuses_is_kept_whole(gone, train, proxied, service, t
     assert sum(item.batch.count for item in points) == 5
     said = {item.reason for item in recovery.count_quarantined(tmp_path)}
     assert any(gone.removesuffix("ed") in reason for reason in said)
-    assert all("its start was refused" in item.reason for item in points)
+    assert all("its start was rejected" in item.reason for item in points)
 
 
 def put_away(folder, run_id, gone):

@@ -87,7 +87,7 @@ def test_a_project_is_described(tmp_path):
             1,
         )
         assert store.load_project("p") == found
-        with pytest.raises(SchemaValidationError, match="no such project"):
+        with pytest.raises(SchemaValidationError, match="does not exist in this store"):
             store.update_project("other", BelongingEdit(description="D"), by="me")
     # A later run leaves it as it is.
     start(tmp_path, ["a"])
@@ -163,10 +163,10 @@ def test_a_run_is_grouped_and_annotated_after_its_end(tmp_path):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (RunEdit(add_groups=("a",), remove_groups=("a",)), "group 'a' is to be added and to be"),
-        (RunEdit(set_fields={"a": 1}, remove_fields=("a",)), "field 'a' is to be added and to be"),
+        (RunEdit(add_groups=("a",), remove_groups=("a",)), "group 'a' cannot be both added and"),
+        (RunEdit(set_fields={"a": 1}, remove_fields=("a",)), "field 'a' cannot be both added and"),
         (RunEdit(add_groups=("a//b",)), "must be a path"),
-        (RunEdit(add_groups=("\x1b[2J",)), "cannot be seen"),
+        (RunEdit(add_groups=("\x1b[2J",)), "an invisible character"),
         (RunEdit(set_fields={"a": "x" * 20_000}), "bytes of JSON"),
     ],
 )

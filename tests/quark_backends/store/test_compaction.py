@@ -179,7 +179,7 @@ def test_a_damaged_batch_is_set_aside_with_its_reason_and_the_rest_goes_on(store
         "UPDATE batch SET body = substr(body, 1, 20) WHERE kind = 'metric' AND number = 3"
     )
     assert [r.step for r in read(store)] == [0, 1, 3, 4]
-    assert caplog.text.count("is damaged, its 1 records are left out") == 1
+    assert caplog.text.count("is damaged, its 1 records are omitted") == 1
     assert [r.step for r in read(store)] == [0, 1, 3, 4]
     assert caplog.text.count("is damaged") == 1
     store.compact()

@@ -56,7 +56,7 @@ def test_one_makes_it_at_a_time_and_nobody_waits_for_ever(tmp_path, monkeypatch)
     layout = ensure_marker(tmp_path)
     monkeypatch.setattr(connection, "_CHANGE_TIMEOUT_S", 0.1)
     with connection.changing(layout.root):
-        with pytest.raises(SessionStoreError, match="another process is at it"):
+        with pytest.raises(SessionStoreError, match="another process has used it"):
             ensure_store(tmp_path)
         assert not layout.db_path.exists()
     ensure_store(tmp_path)

@@ -95,4 +95,4 @@ def test_a_damaged_chunk_is_left_out_and_told(store, caplog):
         grid = store.reader.read_grid("run0", GridQuery.build("layer", "norm"))
     assert grid.starts.tolist() == [20, 21]
     assert (grid.marks == FINITE).all()
-    assert "its 120 records are left out" in caplog.text
+    assert "its 120 records are omitted" in caplog.text

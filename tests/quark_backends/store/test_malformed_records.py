@@ -70,7 +70,7 @@ def test_its_neighbours_are_read(store, caplog, kind, text):
     assert found["sequence"].tolist() == [0, 2]
     changes = store.reader.read_changes(store.run_id, {}, kinds=[kind], max_rows=100)
     assert changes.records[kind]["sequence"].tolist() == left
-    told = {text for text in caplog.messages if "its 1 records are left out" in text}
+    told = {text for text in caplog.messages if "its 1 records are omitted" in text}
     assert len(told) == len(names)
 
 
@@ -84,7 +84,7 @@ def test_outputs_beside_it_are_read(store, caplog):
     store.connection.execute("UPDATE output SET body = ?", (damage(records, "payload", b"[1]"),))
     found = store.reader.read_outputs(store.run_id, "event")
     assert [record.sequence for record in found.to_records()] == [0, 2]
-    assert "1 records are left out" in caplog.text
+    assert "1 records are omitted" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,4 +112,4 @@ def test_compaction_sets_it_aside_and_goes_on(store, caplog, kind):
     assert tuple(row[:3]) == ("batch", 0, 1)
     # All of it is kept as it was written.
     assert bytes(row[3]) == damage(records, name, b"3")
-    assert "1 records are damaged and set aside" in caplog.text
+    assert "1 records are damaged and moved away" in caplog.text

@@ -96,11 +96,11 @@ def test_stores_sort_as_reading_does(storage, order):
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("field.gup == 'V100'", "no run here has this field: field.gup; the nearest names are"),
-        ("fingerprint.trian == 'x'", "no run here has this fingerprint: fingerprint.trian; the"),
+        ("field.gup == 'V100'", "no run has the field 'field.gup'; the nearest names are"),
+        ("fingerprint.trian == 'x'", "no run has the fingerprint 'fingerprint.trian'; the"),
         ("run.config_diges == 'x'", "config_digest"),
         ("groups < 'a'", "groups have no order"),
-        ("field.nested == 1", "is a group and no value; in it there is field.nested.x"),
+        ("field.nested == 1", "is a group, not a value; it contains field.nested.x"),
         ("max(field.score) == 1", "takes a metric, not a field of the fields"),
         ("code_digest == 7", "compare code_digest with a text in quotes"),
     ],

@@ -125,7 +125,7 @@ def test_a_cancelled_sweep_keeps_what_runs_and_cancels_the_rest(store, sweep):
     found = trials.update_sweep(store.connection, sweep.id, "cancelled")
     assert found.counts == {"running": 1, "cancelled": 2}
     assert claim(store, sweep, "other") is None
-    with pytest.raises(SchemaValidationError, match="cancelled, for good"):
+    with pytest.raises(SchemaValidationError, match="cancelled, so it cannot become"):
         trials.update_sweep(store.connection, sweep.id, "running")
     told = TrialResult(state="suspended")
     assert trials.settle_trial(store.connection, given.claim, told, 60.0).state == "cancelled"
@@ -201,7 +201,7 @@ def test_fields_of_projects_and_groups_are_set_where_they_have_a_value(tmp_path)
         assert not described.compare_and_set("best", None, 0.6)
         assert described.compare_and_set("best", 0.5, 0.6)
         assert described.fields == {"best": 0.6}
-    with pytest.raises(SchemaValidationError, match="no such project"):
+    with pytest.raises(SchemaValidationError, match="does not exist in this store"):
         quark.project("absent", storage_dir=tmp_path).compare_and_set("a", None, 1)
 
 

@@ -38,7 +38,7 @@ def as_float32(value):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:metric .* is outside Quark's naming rule:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:metric .* breaks Quark's naming rule:RuntimeWarning")
 def test_every_point_is_there_once(start, read_events):
     names = ["train/loss", "val/AR@100", "top 5 %", "损失", "a.b", "_step"]
     values = (math.nan, math.inf, -math.inf, 0.1, -0.0, 1e300, -1e300, 3)

@@ -43,7 +43,7 @@ def test_workers_of_a_data_loader_are_in_event_files(start, read_points, log_in_
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:metric .* is outside Quark's naming rule:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:metric .* breaks Quark's naming rule:RuntimeWarning")
 def test_long_and_odd_names_stay_apart_in_event_files(start, read_points):
     names = ["x" * 250, "x" * 249 + "y", "損失/測試 🙂", "a\\b", "%", "Loss", "loss"]
     with start() as session:

@@ -111,7 +111,7 @@ def test_a_step_that_comes_too_late_says_why_and_keeps_everything():
         assert rows.add([make_metric(f"w.{number}.0", step, "loss")]) is None
     sent = [part.mark for row in rows.release() for part in row.parts]
     assert sent == ["w.0.0"]
-    assert rows.add([make_metric("w.3.0", 0, "loss")]) == "step 0 came after step 1"
+    assert rows.add([make_metric("w.3.0", 0, "loss")]) == "step 0 arrived after step 1"
     assert sorted(part.mark for part in rows.give_up()) == ["w.1.0", "w.2.0", "w.3.0"]
     assert rows.is_empty
 
@@ -137,5 +137,5 @@ def test_more_riders_than_rows_are_told_and_none_is_lost():
     rows = StepRows(WandbState())
     assert rows.add([make_metric("w.0.0", 0, "loss")]) is None
     riders = [make_layer(f"w.1.{index}", 100 + index) for index in range(2002)]
-    assert "more came beside its steps" in rows.add(riders)
+    assert "more values arrived for its steps" in rows.add(riders)
     assert len(rows.give_up()) == 2003

@@ -278,7 +278,7 @@ def test_a_missing_library_is_named_with_its_extra_once(start, monkeypatch, capl
     monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "1")
     with caplog.at_level(logging.WARNING, "quark"), start() as session:
         quark.MetricsLogger(session).log("m", 1.0, step=0)
-    said = [text for text in caplog.messages if "does not take records now" in text]
+    said = [text for text in caplog.messages if "accepts no records now" in text]
     assert len(said) == 1
     assert 'pip install "quark-tracker[wandb]"' in said[0]
 

@@ -32,7 +32,7 @@ def expect(records, key):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:metric .* is outside Quark's naming rule:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:metric .* breaks Quark's naming rule:RuntimeWarning")
 def test_every_point_is_there_once(start, read_mirror):
     names = ["train/loss", "val/AR@100", "top 5 %", "Verlust/größe", "损失", "a.b", "a:b", "_step"]
     with start() as session:

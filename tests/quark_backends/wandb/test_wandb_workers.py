@@ -56,7 +56,7 @@ def test_workers_of_a_data_loader_log_to_w_and_b(tmp_path, read_mirror):
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:metric .* is outside Quark's naming rule:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:metric .* breaks Quark's naming rule:RuntimeWarning")
 def test_long_names_stay_apart_in_w_and_b(start, read_mirror):
     names = ["x" * 250, "x" * 249 + "y", "a\\b", "%", "Loss", "loss"]
     with start() as session:

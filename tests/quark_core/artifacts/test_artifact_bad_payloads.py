@@ -196,7 +196,7 @@ def test_a_payload_over_the_limit(artifacts, refused, monkeypatch, payload_forma
     payload = LARGE[payload_format]
     refused(
         lambda: artifacts.store("t", "n", payload, payload_format=payload_format),
-        r"payload has 1001 bytes.*1000 at most.*QUARK_ARTIFACT_MAX_BYTES",
+        r"payload has 1001 bytes.*limit is 1000.*QUARK_ARTIFACT_MAX_BYTES",
     )
     refused(lambda: artifacts.log_table("n", [["x" * 2000]], columns=["a"]), "payload has .* bytes")
     record = artifacts.store("t", "n", payload[:-1], payload_format=payload_format)
@@ -221,9 +221,9 @@ def test_a_limit_that_is_no_number_is_told_where_the_run_begins(tmp_path, monkey
 
 
 MISFITS = [
-    ([0, 1, 2], [1], "bins must hold one more edge"),
-    ([0, 1], [1, 2], "bins must hold one more edge"),
-    ([0, 1], [], "bins must hold one more edge"),
+    ([0, 1, 2], [1], "bins must have one more edge"),
+    ([0, 1], [1, 2], "bins must have one more edge"),
+    ([0, 1], [], "bins must have one more edge"),
     ([], [], "counts must not be empty"),
     ([1], [], "counts must not be empty"),
     ([0, 0], [1], "bins must ascend"),

@@ -120,7 +120,7 @@ def test_a_deleted_payload_is_not_found(store_and_reader, what, tmp_path):
         artifacts.open,
         lambda artifact: artifacts.load_file(artifact, tmp_path / "copy"),
     ):
-        with pytest.raises(quark.ArtifactNotFoundError, match="not there") as said:
+        with pytest.raises(quark.ArtifactNotFoundError, match="does not exist") as said:
             call(record)
         assert record.sha256 in str(said.value)
     assert not (tmp_path / "copy").exists()
@@ -250,7 +250,7 @@ def assert_told(artifacts, record, place):
     assert artifacts.read(artifact_id=record.id) == (record,)
     for call in (artifacts.load, artifacts.open):
         for artifact in (record, record.id):
-            with pytest.raises(quark.ArtifactNotFoundError, match="not kept: No space left"):
+            with pytest.raises(quark.ArtifactNotFoundError, match="not stored: No space left"):
                 call(artifact)
 
 

@@ -486,9 +486,7 @@ def test_where_nothing_is_kept_a_record_says_so(tmp_path, monkeypatch, caplog, w
             assert (record.sha256, record.size_bytes) == (sha256(data), len(data))
             assert (record.payload_relative_path, record.metadata_relative_path) == (None, None)
             for call in (artifacts.load, artifacts.open):
-                with pytest.raises(
-                    quark.ArtifactNotFoundError, match="nothing of this run is kept"
-                ):
+                with pytest.raises(quark.ArtifactNotFoundError, match="this run stores nothing"):
                     call(record)
         assert seen == records
         assert artifacts.read() == ()
@@ -497,7 +495,7 @@ def test_where_nothing_is_kept_a_record_says_so(tmp_path, monkeypatch, caplog, w
         with pytest.raises(quark.SchemaValidationError):
             artifacts.store("t", "..", b"x")
     assert not (tmp_path / "runs").exists()
-    assert "could not be kept" not in caplog.text
+    assert "could not be stored" not in caplog.text
 
 
 LIGHT = """

@@ -145,7 +145,7 @@ def test_booleans_and_floats(show):
 
 def test_floats_beyond_0_to_1_are_cut_off_and_told(show):
     array = np.array([[-0.5, 0.0, 0.5], [1.0, 1.5, np.nan], [np.inf, -np.inf, 1.0]])
-    with pytest.warns(RuntimeWarning, match="2 values lie outside of 0 to 1.*normalize=True"):
+    with pytest.warns(RuntimeWarning, match="2 values outside 0 to 1.*normalize=True"):
         record, found = show(array)
     assert np.asarray(found).tolist() == [[0, 0, 128], [255, 255, 0], [0, 0, 255]]
     assert (record.metadata["clipped"], record.metadata["non_finite"]) == (2, 3)

@@ -71,7 +71,7 @@ def test_samples_are_kept_to_half_a_step_and_what_cannot_be_is_counted(artifacts
         ({"samples": np.zeros(9), "sample_rate_hz": 0}, "sample_rate_hz"),
         ({"samples": np.zeros(9), "sample_rate_hz": "fast"}, "sample_rate_hz"),
         ({"samples": np.zeros((9, 9, 9)), "sample_rate_hz": 8000}, "samples"),
-        ({"samples": np.array([70_000]), "sample_rate_hz": 8000}, "16 bits"),
+        ({"samples": np.array([70_000]), "sample_rate_hz": 8000}, "16-bit"),
         ({"samples": ["a"], "sample_rate_hz": 8000}, "samples"),
         ({"samples": object(), "sample_rate_hz": 8000}, "samples"),
         ({"samples": "/absent.wav"}, "absent.wav"),
@@ -106,7 +106,7 @@ def test_frames_that_are_none_are_refused(artifacts, monkeypatch):
         (sizes, r"frames\[1\]"),
         ({"a": 1}, "frames"),
         (np.zeros((4, 8)), r"^frames\[0\] must have the shape"),
-        (np.full((2, 8, 8, 3), 300), r"^frames\[0\] has integers from 300 to 300; .* 0 to 255$"),
+        (np.full((2, 8, 8, 3), 300), r"^frames\[0\] has integers from 300 to 300, .* 0 to 255$"),
         ([sizes[0], "no frame"], r"^frames\[1\] must be a PIL image"),
         (3, "frames"),
     ):
@@ -214,7 +214,7 @@ def test_boxes_of_all_forms_are_the_same_boxes(artifacts):
 
 def test_a_box_that_is_not_finite_is_left_out_with_a_warning(artifacts):
     boxes = [[0, 0, float("nan"), 3], [0, 0, 3, 3], {"box": [0, 0, 1, 1], "score": float("inf")}]
-    with pytest.warns(RuntimeWarning, match="2 boxes are left out"):
+    with pytest.warns(RuntimeWarning, match="2 boxes are omitted"):
         record = artifacts.log_image("i", IMAGE, boxes=boxes)
     assert record.metadata["boxes"] == {"boxes": [{"box": [0, 0, 3, 3]}]}
     assert record.metadata["boxes_left_out"] == 2
@@ -245,9 +245,9 @@ def test_a_mask_is_read_back_as_the_classes_it_had(artifacts, mask, encoding):
     ("arguments", "word"),
     [
         ({"masks": np.zeros((40, 61), dtype=int)}, "40 high and 60 wide"),
-        ({"masks": np.full((40, 60), 0.5)}, "whole"),
+        ({"masks": np.full((40, 60), 0.5)}, "integers"),
         ({"masks": np.full((40, 60), -1)}, "classes from -1"),
-        ({"masks": np.full((40, 60), "a")}, "classes"),
+        ({"masks": np.full((40, 60), "a")}, "class numbers"),
         ({"boxes": [[1, 2, 3]]}, r"boxes\['boxes'\]\[0\]"),
         ({"boxes": 3}, "boxes"),
         ({"boxes": [["a", 1, 2, 3]]}, "numbers"),
@@ -377,7 +377,7 @@ def test_classes_may_be_numbers_texts_or_have_names(artifacts, truth, told, labe
         ({"y_true": [0], "y_pred": [0, 1]}, "y_true has 1"),
         ({"y_true": [], "y_pred": []}, "empty"),
         ({"y_true": [[0.1, 0.9]], "y_pred": [1]}, "argmax"),
-        ({"y_true": [0, 9], "y_pred": [0, 0], "labels": {0: "a"}}, "lacks the class 9"),
+        ({"y_true": [0, 9], "y_pred": [0, 0], "labels": {0: "a"}}, "does not contain the class 9"),
         ({"matrix": [[1, 2]]}, "square"),
         ({"matrix": [[1, 2], [3, 4]], "labels": ["a"]}, "labels has 1"),
         ({"matrix": [["a"]]}, "numbers"),
@@ -444,7 +444,7 @@ def test_a_curve_of_many_points_is_thinned_and_its_area_is_not(artifacts):
         ({"y_true": [0], "y_score": [0.1, 0.2]}, "y_true"),
         ({"y_true": [], "y_score": []}, "y_true"),
         ({"y_true": [0, 1], "y_score": ["a", "b"]}, "y_score"),
-        ({"y_true": ["x"], "y_score": [[1.0]], "labels": ["a"]}, "lacks the class"),
+        ({"y_true": ["x"], "y_score": [[1.0]], "labels": ["a"]}, "does not contain the class"),
         ({"points": ([0, 1], [1])}, "points has 2"),
         ({"points": 3}, "points"),
         ({"points": "ab"}, "points"),
@@ -550,7 +550,7 @@ def test_a_plotly_figure_comes_back(artifacts):
     "figure", [None, 5, "figure.png", np.zeros((3, 3)), {"data": []}, object(), [1]]
 )
 def test_what_is_no_figure(artifacts, session, figure):
-    with pytest.raises(quark.SchemaValidationError, match=r"^figure must be one of matplotlib"):
+    with pytest.raises(quark.SchemaValidationError, match=r"^figure must be a matplotlib"):
         artifacts.log_figure("f", figure)
     assert artifacts.read() == ()
     assert not (session.run_path / "artifacts").exists()
@@ -568,7 +568,7 @@ def test_pyplot_stands_for_its_current_figure(artifacts):
 
 @pytest.mark.parametrize("file_format", ["jpg", "", None, 5, ["png"], "PNG"])
 def test_an_unknown_file_format(artifacts, figure, file_format):
-    with pytest.raises(quark.SchemaValidationError, match=r"^file_format must be one of png"):
+    with pytest.raises(quark.SchemaValidationError, match=r"^file_format must be one of 'png'"):
         artifacts.log_figure("f", figure, file_format=file_format)
 
 

@@ -140,7 +140,7 @@ def test_a_payload_that_somebody_has_deleted_is_left_out(tmp_path, mirror, caplo
     assert session.report_delivery().complete
     assert mirror.payloads == {kept.sha256: b"kept"}
     assert mirror.records == [gone, kept]
-    assert "payload of artifact gone is gone" in caplog.text
+    assert "payload of artifact gone is missing" in caplog.text
 
 
 def test_what_was_not_kept_is_told_to_mirrors_and_not_sent(tmp_path, mirror, monkeypatch):

@@ -268,13 +268,13 @@ def test_where_nobody_takes_artifacts_a_record_says_so(tmp_path, no_takers):
         assert (record.sha256, record.size_bytes) == (sha256(b"nowhere to go"), 13)
         assert record.payload_relative_path is None
         assert artifacts.read() == (record,)
-        with pytest.raises(quark.ArtifactNotFoundError, match="no backend of this run takes"):
+        with pytest.raises(quark.ArtifactNotFoundError, match="no backend of this run accepts"):
             artifacts.load(record)
         (event,) = list_events(session, "artifact_not_kept")
-        assert "no backend of this run takes artifacts" in event.payload["reason"]
+        assert "no backend of this run accepts artifacts" in event.payload["reason"]
     with start(tmp_path, strict_mode=True) as session:
         artifacts = quark.ArtifactStore(session)
-        with pytest.raises(quark.SessionStoreError, match="no backend of this run takes"):
+        with pytest.raises(quark.SessionStoreError, match="no backend of this run accepts"):
             artifacts.store("t", "n", b"x")
         assert artifacts.read() == ()
 
@@ -286,5 +286,5 @@ def test_a_mirror_takes_what_the_primary_does_not(tmp_path, no_takers, mirror):
         assert record.payload_relative_path is not None
     assert mirror.payloads == {record.sha256: b"for the mirror"}
     assert mirror.records == [record]
-    with pytest.raises(quark.ArtifactNotFoundError, match="primary store keeps no payloads"):
+    with pytest.raises(quark.ArtifactNotFoundError, match="primary store stores no payloads"):
         artifacts.load(record)

@@ -78,9 +78,9 @@ def test_columns_of_a_table_may_be_chosen(tabulate, artifacts, table):
     assert tabulate(table, columns=["c", "a"]) == (["c", "a"], [[3, 1]])
     assert tabulate(table, columns=("b",)) == (["b"], [[2]])
     assert tabulate(table, columns=[]) == ([], [[]])
-    with pytest.raises(quark.SchemaValidationError, match=r"^columns: 'x' is not one"):
+    with pytest.raises(quark.SchemaValidationError, match=r"^columns: 'x' is not a column"):
         artifacts.log_table("t", table, columns=["a", "x"])
-    with pytest.raises(quark.SchemaValidationError, match=r"^columns holds 'a' twice"):
+    with pytest.raises(quark.SchemaValidationError, match=r"^columns contains 'a' twice"):
         artifacts.log_table("t", table, columns=["a", "a"])
 
 
@@ -169,13 +169,13 @@ BAD = [
     ({"a": [1, 2], "b": [1]}, None, r"data has columns of unequal length: 'a': 2, 'b': 1"),
     ({"a": 5}, None, r"data\['a'\]"),
     ({"a": "text"}, None, r"data\['a'\]"),
-    ({1: [1], "1": [2]}, None, "data has two columns '1'"),
+    ({1: [1], "1": [2]}, None, "data has two columns named '1'"),
     ([{1: 1, "1": 2}], None, r"rows\[0\]"),
     ([[1, 2], [1]], ["a", "b"], r"rows\[1\] has 1 values"),
     ([[1, 2, 3]], ["a", "b"], r"rows\[0\] has 3 values"),
-    ([[1, 2]], None, "columns must be given"),
-    ([], None, "columns must be given"),
-    (np.zeros((2, 2)), None, "columns must be given"),
+    ([[1, 2]], None, "columns is required"),
+    ([], None, "columns is required"),
+    (np.zeros((2, 2)), None, "columns is required"),
     (["ab"], ["a", "b"], r"rows\[0\] must be a sequence"),
     ([{1, 2}], ["a", "b"], r"rows\[0\] must be a sequence"),
     ([{"a": 1}, [1]], ["a"], r"rows\[0\] must be a sequence"),
@@ -188,9 +188,9 @@ BAD = [
     ([[1]], "a", "columns must be a sequence of str"),
     ([[1]], 5, "columns must be a sequence of str"),
     ([[1]], [1], r"columns\[0\] must be a str"),
-    ([[1, 2]], ["a", "a"], "columns holds 'a' twice"),
-    (pd.DataFrame([[1, 2]], columns=["a", "a"]), None, "columns holds 'a' twice"),
-    (pa.table([[1], [2]], names=["a", "a"]), None, "columns holds 'a' twice"),
+    ([[1, 2]], ["a", "a"], "columns contains 'a' twice"),
+    (pd.DataFrame([[1, 2]], columns=["a", "a"]), None, "columns contains 'a' twice"),
+    (pa.table([[1], [2]], names=["a", "a"]), None, "columns contains 'a' twice"),
     ([[object()]], ["a"], r"rows\[0\]\.a is of type object"),
     ([[1], [b"bytes"]], ["a"], r"rows\[1\]\.a is of type bytes"),
     ({"a": [1, 1j]}, None, r"rows\[1\]\.a is of type complex"),

@@ -85,7 +85,9 @@ def test_versions_are_counted_through_the_runs_of_a_project(begin, tmp_path):
     ):  # fmt: skip
         assert user.use_artifact(name).read() == payload, name
     assert user.use_artifact("model", project="other").read() == b"z"
-    with pytest.raises(ArtifactNotFoundError, match=r"no 'model:v3' in .*: there is best, latest"):
+    with pytest.raises(
+        ArtifactNotFoundError, match=r"no 'model:v3' in .*: its aliases are best, latest"
+    ):
         user.use_artifact("model:v3")
     with pytest.raises(ArtifactNotFoundError, match="no artifact 'modle'"):
         user.use_artifact("modle:best")
@@ -322,7 +324,7 @@ def test_a_type_within_its_rule_is_taken(artifacts, session, artifact_type):
     "name", ["mean@1", "_x", ".x", "a//b", "a/", "a b/ü", "my model (1).pt", "\u2028", "\ud800"]
 )
 def test_a_name_outside_the_rule_is_stored_encoded(artifacts, name):
-    with pytest.warns(RuntimeWarning, match="reads accept either name") as said:
+    with pytest.warns(RuntimeWarning, match="Both names can be read") as said:
         record = artifacts.store("t", name, "x")
     assert [warning.filename for warning in said] == [__file__]
     assert record.artifact_key == encode_name(name) != name

@@ -88,7 +88,7 @@ def test_backends_of_a_wrong_type_are_refused(registry, backends):
 
 @pytest.mark.parametrize("backends", ["absent", "csv,absent:x", "1bad", "/tmp/out", "https://h/x"])
 def test_what_nothing_answers_to_is_refused(registry, backends):
-    with pytest.raises(UnknownBackendError, match="installed: csv, embedded"):
+    with pytest.raises(UnknownBackendError, match="installed: 'csv', 'embedded'"):
         plan_backends(backends, ZERO, registry)
 
 
@@ -117,7 +117,7 @@ def test_none_keeps_nothing(registry, monkeypatch):
         assert (plan.primary, plan.mirrors, plan.specifications) == (None, (), ())
     monkeypatch.setenv("QUARK_BACKENDS", "none")
     assert plan_backends(None, ZERO, registry).primary is None
-    with pytest.raises(UnknownBackendError, match="stands alone; leave it out, or csv"):
+    with pytest.raises(UnknownBackendError, match=r"stores nothing\. Remove it, or pass csv"):
         plan_backends("none,csv", ZERO, registry)
 
 
@@ -148,7 +148,7 @@ def test_requiring_the_service_without_its_url_is_an_error(registry, monkeypatch
 def test_a_service_that_is_not_installed_is_an_error(registry, monkeypatch, required):
     monkeypatch.setenv("QUARK_REQUIRE_SERVICE", required)
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", "https://quark.example.org")
-    with pytest.raises(SessionStoreError, match=r"QUARK_PERSISTENCE_URL.*install quark-tracker"):
+    with pytest.raises(SessionStoreError, match=r"QUARK_PERSISTENCE_URL.*reinstall quark-tracker"):
         plan_backends(None, ZERO, registry)
 
 
@@ -175,7 +175,7 @@ def test_a_primary_that_lies_is_refused_when_it_is_opened(registry, plugin, defi
 )
 def test_a_backend_that_no_run_lives_in_is_refused_by_name(uri, reads, tmp_path, monkeypatch):
     called = rf"quark\.open_run\('{re.escape(uri)}', run_id\)"
-    with pytest.raises(SessionStoreError, match="is no primary store") as refused:
+    with pytest.raises(SessionStoreError, match="is not a primary store") as refused:
         open_reader(tmp_path, specification=uri)
     assert bool(re.search(called, str(refused.value))) is reads
     # The environment may name one, and then every call of a run comes here.

@@ -43,7 +43,7 @@ def test_values_that_are_not_finite_come_back():
 )
 def test_what_is_no_batch_is_refused(change):
     data = dump_batch(BatchMaker("run0").metrics(("m", 0, 1.0)))
-    with pytest.raises(SchemaValidationError, match="no batch"):
+    with pytest.raises(SchemaValidationError, match="not a valid batch"):
         restore_batch({**data, **change})
     with pytest.raises(SchemaValidationError):
         restore_batch({})

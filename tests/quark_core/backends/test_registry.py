@@ -21,10 +21,10 @@ BROKEN = {
     "import": ("raise ImportError('no client')", "import failed: ImportError: no client"),
     "exit": ("import sys; sys.exit(3)", "import failed: SystemExit: 3"),
     "syntax": ("def", "import failed: SyntaxError: invalid syntax"),
-    "a text": (HOOK + "return ['csv2']", "it declared a str, not a BackendDefinition"),
+    "a text": (HOOK + "return ['csv2']", "it declares  str, not a BackendDefinition"),
     "nothing": (HOOK + "return None", "TypeError: 'NoneType' object is not iterable"),
-    "version": (HOOK + "return [define('broken', api_version=99)]", "it speaks version 99 of"),
-    "taken": (HOOK + "return [define('csv')]", "the name is taken by quark-tracker"),
+    "version": (HOOK + "return [define('broken', api_version=99)]", "it uses version 99 of"),
+    "taken": (HOOK + "return [define('csv')]", "its name is already used by quark-tracker"),
     "raises": (HOOK + "1 / 0", "ZeroDivisionError: division by zero"),
     "exits": (HOOK + "raise SystemExit(4)", "SystemExit: 4"),
     "midway": (HOOK + "yield define('half')\n    1 / 0", "ZeroDivisionError: division by zero"),
@@ -133,7 +133,9 @@ def test_a_scheme_belongs_to_the_first_that_took_it(plugin, define):
 def test_an_unknown_name_lists_what_is_installed(registry):
     with pytest.raises(UnknownBackendError) as raised:
         registry.find("absent")
-    assert "'absent' (installed: csv, embedded)" in str(raised.value)
+    assert "'absent' is not an installed backend (installed: 'csv', 'embedded')" in str(
+        raised.value
+    )
     assert "pip install" not in str(raised.value)
     assert raised.value.backend == "absent"
 
@@ -143,12 +145,12 @@ def test_an_absent_backend_of_an_extra_says_what_to_install(registry, name):
     with pytest.raises(UnknownBackendError) as raised:
         registry.find(name)
     assert f'pip install "quark-tracker[{name}]"' in str(raised.value)
-    assert "csv, embedded" in str(raised.value)
+    assert "'csv', 'embedded'" in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["service", "http", "https"])
 def test_an_absent_backend_of_the_base_says_that_the_installation_is_not_whole(registry, name):
-    with pytest.raises(UnknownBackendError, match="install quark-tracker again"):
+    with pytest.raises(UnknownBackendError, match="reinstall quark-tracker"):
         registry.find(name)
 
 
@@ -185,7 +187,7 @@ class Groups(Writes):
     ("opened", "capabilities", "message"),
     [
         (object(), "", "has no write"),
-        (None, "", "opened a NoneType"),
+        (None, "", "opened NoneType"),
         (Writes(), "read", "declares read but does not implement SupportsRead"),
         (Writes(), "groups", "declares groups but does not implement SupportsGroups"),
         (Reads(), "primary read idempotent", "declares primary but does not implement"),
@@ -193,11 +195,11 @@ class Groups(Writes):
         (Groups(), "idempotent", "implements SupportsGroups but does not declare groups"),
         (Primary(), "read idempotent", "implements SupportsPrimary but does not declare primary"),
         (Mirror(), "read generations", "declares generations without primary"),
-        (Primary(), "primary read", "declares primary without generations, idempotent: what"),
+        (Primary(), "primary read", "declares primary without generations, idempotent: findings"),
         (
             Primary(),
             "primary read idempotent",
-            "declares primary without generations: what analyze() finds would be kept nowhere",
+            "declares primary without generations: findings of analyze() cannot be stored",
         ),
     ],
 )

@@ -362,7 +362,7 @@ def test_bad_names_and_updates_are_refused(tmp_path):
         project.group("/paper")
     with pytest.raises(SchemaValidationError, match="must change something"):
         project.update()
-    with pytest.raises(SchemaValidationError, match="no such project"):
+    with pytest.raises(SchemaValidationError, match="does not exist in this store"):
         quark.project("other", storage_dir=tmp_path).update(description="x")
     with pytest.raises(SchemaValidationError, match="field 'a'"):
         project.update(fields={"a": 1}, remove_fields=["a"])

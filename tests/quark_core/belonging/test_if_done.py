@@ -172,7 +172,7 @@ def test_a_run_that_is_at_it_now_counts_as_done(root):
 
 
 def test_words_that_nobody_knows_are_refused(tmp_path):
-    with pytest.raises(SchemaValidationError, match="if_done must be one of skip, resume, again"):
+    with pytest.raises(SchemaValidationError, match="one of 'skip', 'resume', 'again'"):
         start(tmp_path, "never")
 
 
@@ -190,7 +190,7 @@ def test_where_the_store_is_out_of_reach_the_run_begins_and_says_so(tmp_path, mo
         monkeypatch.setenv("QUARK_EXIT_TIMEOUT_SECONDS", "0.2")
         with start(tmp_path) as session:
             assert session.already_done is None
-    assert "does not say whether this configuration was run before" in caplog.text
+    assert "does not report if this config was run before" in caplog.text
 
 
 PROGRAM = """
@@ -292,7 +292,7 @@ def test_what_is_done_is_told_in_one_line(tmp_path, monkeypatch, capsys):
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert first.id[:8] in told
-    assert "nothing is recorded here" in told
+    assert "this process records nothing" in told
 
 
 def test_nobody_waits_for_a_start_that_is_over(tmp_path):
@@ -316,7 +316,7 @@ def test_where_there_can_be_no_file_nobody_waits_and_the_run_begins(tmp_path, ca
     launches.write_text("no folder")
     caplog.set_level("DEBUG", "quark")
     assert run(tmp_path).revision == 1
-    assert "starts of one configuration are not kept apart" in caplog.text
+    assert "concurrent starts of one config are not coordinated" in caplog.text
     with start(tmp_path) as session:
         assert session.already_done
 
@@ -455,7 +455,7 @@ def test_where_no_run_has_a_value_there_is_no_best(tmp_path):
 
 def test_a_metric_that_does_not_say_which_way_needs_a_mode(tmp_path):
     make(tmp_path, {"lr": 1}, [0.1])
-    with pytest.raises(SchemaValidationError, match="mode must be 'min' or 'max'"):
+    with pytest.raises(SchemaValidationError, match="mode is required: pass 'min' or 'max'"):
         quark.best_run("strange", storage_dir=tmp_path)
     with pytest.raises(SchemaValidationError, match="mode"):
         quark.best_run("val/acc", mode="best", storage_dir=tmp_path)
@@ -582,9 +582,9 @@ def test_a_session_a_summary_and_the_beginning_of_an_id_name_a_run(tmp_path):
 
 def test_bad_arguments_of_similar_runs_are_named(tmp_path):
     own = make(tmp_path, {"lr": 1})
-    with pytest.raises(SchemaValidationError, match="by must be one of structure, config"):
+    with pytest.raises(SchemaValidationError, match="by must be one of 'structure', 'config'"):
         quark.find_similar_runs(own, by="name", storage_dir=tmp_path)
-    with pytest.raises(SchemaValidationError, match="run must be an id"):
+    with pytest.raises(SchemaValidationError, match="run must be a run ID"):
         quark.find_similar_runs(3, storage_dir=tmp_path)
     with pytest.raises(SchemaValidationError, match="limit"):
         quark.find_similar_runs(own, limit=-1, storage_dir=tmp_path)
@@ -648,5 +648,5 @@ def test_a_metric_that_no_run_has_is_named_before_its_direction_is_asked_for(roo
     with pytest.raises(quark.SchemaValidationError, match="zzz") as caught:
         quark.best_run("zzz", storage_dir=root)
     assert "mode" not in str(caught.value)
-    with pytest.raises(quark.SchemaValidationError, match="mode must be"):
+    with pytest.raises(quark.SchemaValidationError, match="mode is required"):
         quark.best_run("strange", storage_dir=root)

@@ -237,7 +237,9 @@ def test_a_field_that_raises_does_not_cost_the_others():
     snapshot = snapshot_config(PartlyBroken())
 
     assert snapshot.values == {"broken": "<unreadable>", "fine": 1}
-    assert snapshot.notes == ("config.broken was kept as its repr: RuntimeError while it was read",)
+    assert snapshot.notes == (
+        "config.broken was stored as its repr: reading it raised RuntimeError",
+    )
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ def test_what_fails_while_a_line_is_made_costs_a_warning_and_no_print(
     print("two")
     monkeypatch.undo()
     session.end_run()
-    assert "stdout is captured no longer: RuntimeError: no more" in caplog.text
+    assert "stdout is no longer captured: RuntimeError: no more" in caplog.text
     assert session.status == "completed"
 
 
@@ -452,7 +452,9 @@ def test_bad_choices_are_refused_where_the_run_begins(tmp_path, monkeypatch):
         with pytest.raises(SchemaValidationError, match="capture"):
             start(tmp_path, capture=bad)
     monkeypatch.setenv("QUARK_CAPTURE", "all")
-    with pytest.raises(SchemaValidationError, match="QUARK_CAPTURE must be one of sys, fd, none"):
+    with pytest.raises(
+        SchemaValidationError, match="QUARK_CAPTURE must be one of 'sys', 'fd', 'none'"
+    ):
         quark.start_run(project="p", storage_dir=tmp_path)
     assert not any(console_taps._sinks.values())
 

@@ -192,9 +192,9 @@ def test_a_step_beyond_the_parents_end_takes_all_of_it(tmp_path, parent):
         (("abcd", 1, 2), r"fork_from must be a pair"),
         (("abcd", None), r"its step must not be None"),
         (("abcd", -1), r"fork_from\[1\] must not be negative"),
-        (("../x", 1), r"fork_from\[0\] may hold"),
-        ((None, 1), r"its run must be an id, a session"),
-        ((7, 1), r"its run must be an id, a session"),
+        (("../x", 1), r"fork_from\[0\] may contain"),
+        ((None, 1), r"its run must be an ID, a session"),
+        ((7, 1), r"its run must be an ID, a session"),
         (7, r"fork_from must be a pair"),
     ],
 )
@@ -205,7 +205,7 @@ def test_what_is_no_fork_is_refused_by_name(tmp_path, fork, message):
 
 
 def test_a_run_that_is_not_there_cannot_be_forked(tmp_path, parent):
-    with pytest.raises(quark.RunNotFoundError, match=r"^fork_from nope: .*no such run"):
+    with pytest.raises(quark.RunNotFoundError, match=r"^fork_from nope: .*no run with this ID"):
         quark.start_run(project="p", storage_dir=tmp_path, fork_from=("nope", 1))
     assert len(quark.search_runs(storage_dir=tmp_path)) == 1
 

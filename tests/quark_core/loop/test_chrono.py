@@ -237,7 +237,9 @@ def test_bad_keys_and_devices_are_named(metrics):
     with pytest.raises(quark.SchemaValidationError, match="device must be a torch device"):
         metrics.chrono("x", device="gpu")
     metrics.aggregate("taken", 1.0)
-    with pytest.raises(quark.SchemaValidationError, match="keep: 'taken' is kept as 'stat'"):
+    with pytest.raises(
+        quark.SchemaValidationError, match="keep: 'taken' is already aggregated with 'stat'"
+    ):
         metrics.chrono("taken")
 
 

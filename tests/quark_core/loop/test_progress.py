@@ -131,7 +131,7 @@ def test_steps_are_reported_by_hand(metrics, session, clock):
         progress.advance(-1)
     with pytest.raises(quark.SchemaValidationError, match="step has 3 numbers, but total has 2"):
         progress.reach((1, 2, 3))
-    with pytest.raises(quark.SchemaValidationError, match="iterates nothing"):
+    with pytest.raises(quark.SchemaValidationError, match="has nothing to iterate"):
         list(progress)
 
 

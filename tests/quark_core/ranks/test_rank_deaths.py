@@ -194,8 +194,8 @@ def test_a_rank_whose_leader_never_came_waits_once_and_says_so(tmp_path):
     # An end that waits again would take this long, and the process would be killed.
     variables = {"QUARK_LAUNCH_TIMEOUT_SECONDS": "0.5", "QUARK_EXIT_TIMEOUT_SECONDS": "600"}
     done = run_code(ALONE, tmp_path, env=clean_environment(**slurm(1, 2), **variables))
-    (told,) = [line for line in done.stderr.splitlines() if "has not begun it within" in line]
-    assert "rank 0, which leads it, has not begun it within 0.5 s" in told
+    (told,) = [line for line in done.stderr.splitlines() if "has not started it within" in line]
+    assert "its lead rank 0 has not started it within 0.5 s" in told
     (left,) = [line for line in done.stderr.splitlines() if "quark sync" in line]
     assert "waiting" in left
     with quark.start_run(project="p", storage_dir=tmp_path):

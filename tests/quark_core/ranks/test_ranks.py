@@ -141,7 +141,7 @@ def test_two_processes_that_are_both_rank_zero(tmp_path, start_ranks, runs_of, l
     runs = runs_of(tmp_path)
     assert {rank["run_id"] for rank in ranks} == set(runs)
     assert list(runs.values()) == [("completed", 0, {(0, 0): 20})] * 2
-    assert "another process leads this launch as rank 0" in errors
+    assert "another process is already lead rank 0" in errors
 
 
 @pytest.mark.long
@@ -184,7 +184,7 @@ def test_a_leader_that_never_comes_is_waited_for_within_a_bound(tmp_path, start_
     ranks, _ = start_ranks(tmp_path, variables, "ranks=all")
     assert [rank["run_id"] for rank in ranks] == [None, None]
     assert all(len(rank["warnings"]) == 1 for rank in ranks)
-    assert all("This rank keeps nothing" in rank["warnings"][0] for rank in ranks)
+    assert all("This rank stores no records" in rank["warnings"][0] for rank in ranks)
     assert all(rank["took_s"] < 30 for rank in ranks)
     assert not list(tmp_path.glob(".quark/runs/*"))
 

@@ -487,16 +487,16 @@ def test_any_backend_that_reads_has_grids():
 @pytest.mark.parametrize(
     ("kind", "field", "asked", "message"),
     [
-        ("metric", "value", {}, "kind must be one of layer, parameter, telemetry"),
+        ("metric", "value", {}, "kind must be one of 'layer', 'parameter', 'telemetry'"),
         ("layer", "module_name", {}, "field of layer records must be one of"),
         ("layer", "step", {}, "field of layer records must be one of"),
-        ("parameter", "value_norm", {"summary_type": "gradient"}, "only layers have one"),
+        ("parameter", "value_norm", {"summary_type": "gradient"}, "applies to layers only"),
         ("layer", "norm", {"summary_type": "weight"}, "summary_type must be"),
         (
             "telemetry",
             "step_time_ms",
             {"by": "name"},
-            "records must be one of rank",
+            "records must be one of 'rank'",
         ),
         ("layer", "norm", {"bins": 0}, "bins must be from 1 to 4000"),
         ("layer", "norm", {"rows": 3_000}, "rows must be from 1 to 2000"),

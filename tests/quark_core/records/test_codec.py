@@ -188,7 +188,7 @@ def test_of_an_unknown_kind_only_the_order_and_the_times_are_read():
     body = decode_body(pack(1, "hologram", 2, *columns))
     assert (body.to_list("sequence"), body.to_list("time_us")) == ([4, 5], [7, 7])
     for read in (lambda: body.to_list("size"), lambda: body.to_records(**ORIGIN)):
-        with pytest.raises(SchemaValidationError, match="kind 'hologram' are not known here"):
+        with pytest.raises(SchemaValidationError, match="kind 'hologram' are unknown here"):
             read()
 
 
@@ -271,19 +271,19 @@ def test_a_second_frame_behind_the_first_is_refused():
     good = encode_columns("metric", 100, {"value": [0.5 + i for i in range(100)]})
     assert good[:1] == b"\x01"
     bomb = compress_frame(bytes(1 << 20))
-    with pytest.raises(SchemaValidationError, match="more behind its end"):
+    with pytest.raises(SchemaValidationError, match="extra bytes after its end"):
         decode_body(good + bomb)
 
 
 def test_a_frame_over_the_limit_is_refused_by_its_claim():
     frame = compress_frame(bytes(1000))
     assert decompress_frame(frame, "it", 1000) == bytes(1000)
-    with pytest.raises(SchemaValidationError, match="claims 1000 bytes"):
+    with pytest.raises(SchemaValidationError, match="states 1000 bytes"):
         decompress_frame(frame, "it", 999)
 
 
 @pytest.mark.parametrize("count", [1 << 40, (1 << 26) + 1])
 def test_rows_that_no_column_carries_are_refused(count):
     body = b"\x00" + msgspec.msgpack.encode([1, "metric", count, [["value", "c", 1.5, b"", b""]]])
-    with pytest.raises(SchemaValidationError, match="records; refused"):
+    with pytest.raises(SchemaValidationError, match="records, more than allowed"):
         decode_body(body)

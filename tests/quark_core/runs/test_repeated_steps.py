@@ -18,7 +18,9 @@ from quark_core.runs.following import read_series, read_series_many
 def told(caplog):
     """What was said of repeated steps."""
     caplog.set_level(logging.WARNING, "quark")
-    return lambda: [r.getMessage() for r in caplog.records if "stood at step" in r.getMessage()]
+    return lambda: [
+        r.getMessage() for r in caplog.records if "was already logged" in r.getMessage()
+    ]
 
 
 def log_steps(session, steps, value=0.0, key="loss"):
@@ -57,7 +59,7 @@ def test_a_hundred_steps_resumed_three_times_are_a_hundred_points(tmp_path, firs
     assert len(read_steps(first, tmp_path, all_attempts=True)) == 160
     message = told()[0]
     assert f"run {first.id}" in message
-    assert "logs loss from step 60 on, which stood at step 99" in message
+    assert "logs loss from step 60 on, but step 99 was already logged" in message
     assert "all_attempts=True" in message
     assert "from_step=60" in message
     reader = open_reader(tmp_path)
@@ -169,6 +171,6 @@ def test_a_run_that_is_alive_is_not_taken_up(tmp_path):
 def test_state_in_a_folder_without_the_run_makes_no_store(tmp_path, first):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    with pytest.raises(quark.SessionStoreError, match="holds no Quark store"):
+    with pytest.raises(quark.SessionStoreError, match="no Quark store in"):
         quark.start_run(project="p", storage_dir=elsewhere, state=first.state_dict())
     assert list(elsewhere.iterdir()) == []

@@ -126,7 +126,7 @@ def test_of_two_editors_at_once_the_last_wins_and_both_are_in_the_events(tmp_pat
         ({"name": 3}, "name must be a str"),
         ({"name": "n" * 300}, "name"),
         ({"add_tags": "one"}, "iterable of str"),
-        ({"add_tags": ["a"], "remove_tags": ["a"]}, "'a' is to be added and to be removed"),
+        ({"add_tags": ["a"], "remove_tags": ["a"]}, "'a' cannot be both added and removed"),
         ({"archived": "yes"}, "archived must be True or False"),
     ],
 )

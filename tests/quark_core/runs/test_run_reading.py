@@ -228,7 +228,7 @@ def test_labels_are_those_of_runs_that_begin_so_newest_first(root):
 
 def test_the_beginning_of_an_id_is_enough(root):
     assert quark.open_run("beta", root).id == "beta-1"
-    with pytest.raises(quark.RunNotFoundError, match="'alpha' fits 2 runs: alpha-2, alpha-1 "):
+    with pytest.raises(quark.RunNotFoundError, match="'alpha' matches 2 runs: alpha-2, alpha-1 "):
         quark.open_run("alpha", root)
     with quark.resume_run(run_id="beta", storage_dir=root, reopen=True) as session:
         assert session.id == "beta-1"
@@ -237,7 +237,7 @@ def test_the_beginning_of_an_id_is_enough(root):
 def test_a_mirror_finds_them_too(root):
     place = f"csv:{root / '.quark' / 'runs'}"
     assert quark.open_run(place, "beta").id == "beta-1"
-    with pytest.raises(quark.RunNotFoundError, match="fits 2 runs"):
+    with pytest.raises(quark.RunNotFoundError, match="matches 2 runs"):
         quark.open_run(place, "alpha")
 
 

@@ -45,14 +45,14 @@ def test_a_flag_that_is_no_bool_is_refused(tmp_path):
 
 
 def test_an_unknown_severity_is_refused_when_reading(session):
-    with pytest.raises(SchemaValidationError, match=r"^severity must be one of debug"):
+    with pytest.raises(SchemaValidationError, match=r"^severity must be one of 'debug'"):
         quark.EventLogger(session).read(severity="warn")
 
 
 def test_resuming_hints_at_runs_that_may_be_meant(session, tmp_path):
-    with pytest.raises(quark.InvalidRunStateError, match=f"{session.run_id} is alive in this"):
+    with pytest.raises(quark.InvalidRunStateError, match=f"{session.run_id} is running in this"):
         quark.resume_run(run_id=session.run_id[:6], storage_dir=tmp_path)
-    with pytest.raises(quark.RunNotFoundError, match=f"near it: {session.run_id}"):
+    with pytest.raises(quark.RunNotFoundError, match=f"similar names: {session.run_id}"):
         quark.resume_run(run_id=f"{session.run_id[:8]}-", storage_dir=tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_a_wait_that_is_noticed_is_told_once(tmp_path, deliver, caplog):
     finally:
         logging.getLogger("quark").removeHandler(handler)
     (told,) = [each.getMessage() for each in caplog.records]
-    assert told == "run 01234567 is still being written to its mirrors: waiting for it"
+    assert told == "run 01234567 is still being written to its mirrors. Waiting for it"
 
 
 def test_no_wait_is_no_message(tmp_path, deliver, caplog):

@@ -160,7 +160,7 @@ def test_every_key_of_the_mapping_adapter():
         ({"metadata_keys": "loader"}, "metadata_keys"),
         ({"metadata_keys": 3}, "metadata_keys"),
         ({"metadata_keys": ["a", 1]}, r"metadata_keys\[1\]"),
-        ({"label_key": "y", "class_counts_key": "z"}, "label_key or class_counts_key"),
+        ({"label_key": "y", "class_counts_key": "z"}, "label_key and class_counts_key"),
     ],
     ids=str,
 )

@@ -187,18 +187,18 @@ def test_an_unknown_run_has_no_summary(store):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"where": "id == 'a' or val/los < 1"}, "where, column 14: no run here has this metric"),
+        ({"where": "id == 'a' or val/los < 1"}, "where, column 14: no run has the metric"),
         ({"where": "val/los < 1"}, "the nearest names are val/loss"),
         ({"where": "lr < 1"}, "the nearest names are config.lr"),
-        ({"where": "zzz < 1"}, "there is acc@1, val/loss"),
+        ({"where": "zzz < 1"}, "the names are acc@1, val/loss"),
         ({"where": "Val/Loss < 1"}, "val/loss"),
-        ({"where": "config.LR < 1"}, "column 1: no run here has this in its configuration"),
+        ({"where": "config.LR < 1"}, "column 1: no run has the config key"),
         ({"where": "config.zzz < 1"}, "config.lr"),
-        ({"order_by": "-min(loss)"}, "order_by, column 6: no run here has this metric: loss"),
+        ({"order_by": "-min(loss)"}, "order_by, column 6: no run has the metric 'loss'"),
         ({"where": "config.amp == true", "project": "text"}, "config.lr"),
-        ({"where": "val/loss < 1", "project": "text"}, "no run has any"),
+        ({"where": "val/loss < 1", "project": "text"}, "no run has a metric"),
         # What only a run in the trash has is out of sight.
-        ({"where": "only/here == 1"}, "no run here has this metric"),
+        ({"where": "only/here == 1"}, "no run has the metric"),
     ],
 )
 def test_an_unknown_name_is_pointed_at(store, arguments, message):

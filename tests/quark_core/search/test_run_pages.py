@@ -177,7 +177,7 @@ def test_what_makes_no_sense_is_refused(reader):
     for after in ("", "%", "é", "AAAA", page.next[:-4]):
         with pytest.raises(SchemaValidationError, match="after must be"):
             find_page(reader, build_page_search(order_by="val/loss", after=after))
-    with pytest.raises(SchemaValidationError, match="no run here has this metric"):
+    with pytest.raises(SchemaValidationError, match="no run has the metric"):
         find_page(reader, build_page_search(order_by="absent"))
     with pytest.raises(SchemaValidationError, match="columns, column 3"):
         build_page_search(columns=["a ="])

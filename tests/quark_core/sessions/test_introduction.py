@@ -82,7 +82,7 @@ def test_a_resumed_run_says_which_attempt_it_is(spoken, capfd):
     run_id = quark.start_run(project="p").end_run().run_id
     capfd.readouterr()
     quark.resume_run(run_id=run_id, reopen=True).end_run()
-    assert " goes on (attempt 1) — " in capfd.readouterr().err
+    assert " resumed (attempt 1) — " in capfd.readouterr().err
 
 
 def test_a_store_elsewhere_is_named_as_a_command_needs_it(spoken, capfd):

@@ -162,7 +162,7 @@ def test_a_completed_run_is_resumed_only_on_request(tmp_path):
 def test_a_live_run_cannot_be_resumed(tmp_path):
     with (
         quark.start_run(project="p", storage_dir=tmp_path) as session,
-        pytest.raises(InvalidRunStateError, match="alive in this process"),
+        pytest.raises(InvalidRunStateError, match="running in this process"),
     ):
         quark.resume_run(run_id=session.run_id, storage_dir=tmp_path)
 
@@ -183,7 +183,7 @@ def test_a_killed_run_is_lost_and_can_be_resumed(tmp_path):
     run_id = kill_a_run(tmp_path)
     stored = quark.open_run(run_id, tmp_path).open_run.reader.load_run(run_id)
     assert (stored.run.status, stored.state) == ("running", "lost")
-    assert "is gone" in stored.lost_reason
+    assert "has ended" in stored.lost_reason
     with quark.resume_run(run_id=run_id, storage_dir=tmp_path) as resumed:
         assert [r.value for r in quark.MetricsLogger(resumed).read()] == [1.0]
     assert resumed.reload().status == "completed"
@@ -339,7 +339,7 @@ def test_bad_arguments_are_named_and_leave_nothing_behind(tmp_path, arguments, n
 
 @pytest.mark.parametrize("backends", ["nowhere", "csv,nowhere", ["nowhere:x"], "no where", ":x"])
 def test_unknown_backends_list_what_is_installed(tmp_path, backends):
-    expected = r"installed: csv, embedded, mlflow, service, tensorboard, wandb\)"
+    expected = r"installed: 'csv', 'embedded', 'mlflow', 'service', 'tensorboard', 'wandb'\)"
     with pytest.raises(UnknownBackendError, match=expected) as caught:
         quark.start_run(project="p", storage_dir=tmp_path, backends=backends)
     assert isinstance(caught.value, (BackendError, ValueError))
@@ -370,7 +370,7 @@ def test_a_service_that_this_installation_cannot_reach_is_an_error(tmp_path, mon
     with pytest.raises(quark.SessionStoreError, match="cannot be reached"):
         quark.start_run(project="p", storage_dir=tmp_path)
     monkeypatch.setenv("QUARK_PERSISTENCE_URL", "quark.example.invalid:7411")
-    with pytest.raises(quark.SessionStoreError, match="with its scheme"):
+    with pytest.raises(quark.SessionStoreError, match="Use http:// or https://"):
         quark.start_run(project="p", storage_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -413,8 +413,8 @@ def log_runs(tmp_path, monkeypatch):
     [
         (["a", 3], r"^tags\[1\] must be a str, not int"),
         (("", "b"), r"^tags\[0\] must not be empty"),
-        (iter(["a", "b", "\ud800"]), r"^tags\[2\] holds half of a surrogate pair"),
-        ("abc", "^tags must be an iterable of str, not one str"),
+        (iter(["a", "b", "\ud800"]), r"^tags\[2\] contains half of a surrogate pair"),
+        ("abc", "^tags must be an iterable of str, not a single str"),
     ],
 )
 def test_a_bad_tag_is_named_by_its_place(tmp_path, tags, message):
@@ -423,14 +423,16 @@ def test_a_bad_tag_is_named_by_its_place(tmp_path, tags, message):
 
 
 def test_an_absent_parent_is_named_as_the_parent(tmp_path):
-    with pytest.raises(quark.RunNotFoundError, match=r"^parent_run_id nope: .*no such run"):
+    with pytest.raises(quark.RunNotFoundError, match=r"^parent_run_id nope: .*no run with this ID"):
         quark.start_run(project="p", storage_dir=tmp_path, parent_run_id="nope")
 
 
 def find_mistake(run_id, root):
     with pytest.raises(quark.RunNotFoundError) as caught:
         quark.open_run(run_id, storage_dir=root)
-    assert str(caught.value).startswith(f"run_id {run_id}: the store {root} has no such run")
+    assert str(caught.value).startswith(
+        f"run_id {run_id}: the store {root} has no run with this ID"
+    )
     return str(caught.value)
 
 
@@ -441,11 +443,15 @@ def test_the_beginning_of_an_id_is_enough_where_one_run_begins_so(log_runs):
     with pytest.raises(quark.RunNotFoundError) as caught:
         quark.open_run("dfbe8d2", root)
     assert str(caught.value) == (
-        "run_id 'dfbe8d2' fits 2 runs: dfbe8d2b00, dfbe8d2a00 \"one\"; give more of it"
+        "run_id 'dfbe8d2' matches 2 runs: dfbe8d2b00, dfbe8d2a00 \"one\". Type more characters"
     )
-    assert find_mistake("absent", root).endswith("has no such run")
-    assert find_mistake("dfb", root).endswith("; of the beginning of an id 4 characters are needed")
-    assert find_mistake("zz", root).endswith("; of the beginning of an id 4 characters are needed")
+    assert find_mistake("absent", root).endswith("has no run with this ID")
+    assert find_mistake("dfb", root).endswith(
+        ". Pass the full ID or at least its first 4 characters"
+    )
+    assert find_mistake("zz", root).endswith(
+        ". Pass the full ID or at least its first 4 characters"
+    )
     assert find_mistake("dfbe8d2x", root).endswith('; near it: dfbe8d2b00, dfbe8d2a00 "one"')
 
 
@@ -473,8 +479,12 @@ def test_every_call_that_takes_an_id_takes_its_beginning(log_runs):
 @pytest.mark.long
 def test_a_name_is_no_id(log_runs):
     root = log_runs(first="resnet50", second="vit", third="vit")
-    assert find_mistake("resnet50", root).endswith("; first has that name, which is no id")
-    assert find_mistake("vit", root).endswith("; third, second have that name, which is no id")
+    assert find_mistake("resnet50", root).endswith(
+        ". first has that name, but a run ID is required"
+    )
+    assert find_mistake("vit", root).endswith(
+        ". third, second have that name, but a run ID is required"
+    )
     assert find_mistake("resnet", root).endswith('; near it: first "resnet50"')
 
 
@@ -519,8 +529,8 @@ def test_a_state_without_a_step_hides_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("state", "named"),
     [
-        ("abc", "^state must be what"),
-        ({}, "^state must be what"),
+        ("abc", "^state must be the result of"),
+        ({}, "^state must be the result of"),
         ({"run_id": "another"}, "^state is of run 'another', not of run_id"),
     ],
 )

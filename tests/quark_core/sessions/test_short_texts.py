@@ -64,7 +64,7 @@ def test_a_run_that_another_process_has_says_which_one_and_what_to_do(tmp_path):
             quark.resume_run(run_id=run_id[:6], storage_dir=tmp_path)
         training.stdin.close()
     said = str(caught.value)
-    assert f"run_id {run_id} is alive in another process (pid {training.pid} on " in said
+    assert f"run_id {run_id} is running in another process (pid {training.pid} on " in said
     assert ", since 20" in said
     for advice in (f"quark stop {run_id[:8]}", f"quark follow {run_id[:8]}", "quark.open_run("):
         assert advice in said

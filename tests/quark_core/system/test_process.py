@@ -77,7 +77,7 @@ def test_another_process_of_this_host_is_alive_until_it_is_killed(child):
     process.wait()
 
     assert is_alive(identity) is False
-    assert f"process {process.pid} is gone" in find_lost_reason("running", identity, now_us())
+    assert f"process {process.pid} has ended" in find_lost_reason("running", identity, now_us())
 
 
 def test_a_zombie_is_not_alive(child):

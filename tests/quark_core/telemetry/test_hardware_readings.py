@@ -245,7 +245,7 @@ def test_shares_of_time_need_two_readings(monkeypatch):
     reader = ProcessorReader()
     first = reader.read()
     assert (first.cpu_usage_percent, first.process_cpu_percent) == (None, None)
-    assert first.unavailable == "shares of time need a second reading"
+    assert first.unavailable == "shares of time require a second reading"
     assert first.ram_used_bytes > 0
     time.sleep(0.15)
     second = reader.read()
@@ -452,7 +452,7 @@ def test_without_a_driver_the_binding_is_not_imported(monkeypatch):
         reading = reader.read()
         assert (
             reading.unavailable
-            == "NVML: there is no libnobody-has-this.so.1 of an NVIDIA driver here"
+            == "NVML: libnobody-has-this.so.1 of an NVIDIA driver is not installed"
         )
     assert "pynvml" not in sys.modules
     # A driver that is installed later is found; the C library is there for certain.
@@ -527,7 +527,7 @@ def test_which_gpu_is_meant(environ, choice, index):
 @pytest.mark.parametrize(
     ("environ", "choice", "words"),
     [
-        ({}, {"gpu_index": 4}, "gpu_index 4 does not exist; the driver shows 4 GPUs: 0, 1, 2, 3"),
+        ({}, {"gpu_index": 4}, "gpu_index 4 does not exist. The driver reports 4 GPUs: 0, 1, 2, 3"),
         ({}, {"device_index": 4}, "device index 4"),
         ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, {"device_index": 1}, "1 GPU: 1"),
         ({"CUDA_VISIBLE_DEVICES": ""}, {}, "CUDA_VISIBLE_DEVICES=''"),
@@ -550,7 +550,7 @@ def test_a_driver_without_gpus_is_a_reason(nvml):
     assert reading.gpus == ()
     assert choose_gpu(reading, gpu_index=None, device_index=None) == (
         None,
-        "the driver shows no GPU",
+        "the driver reports no GPU",
     )
 
 

@@ -69,7 +69,7 @@ def make_circle():
     [
         ({"a/b": 1.0, "a": {"b": 2.0}}, "metrics has 'a/b' twice"),
         ({"a": {1: 2.0}}, "name of a metric must be a str, not int"),
-        (make_circle(), "32 deep"),
+        (make_circle(), "32 levels deep"),
     ],
     ids=["twice", "number", "circle"],
 )
@@ -87,7 +87,7 @@ def test_a_call_without_a_step_says_what_to_write(session, metrics):
         metrics.log({"loss": 0.5})
 
     assert str(single.value).startswith(
-        "step or epoch must be given: write metrics.log('loss', 0.5, step=step)"
+        "step or epoch is required: write metrics.log('loss', 0.5, step=step)"
     )
     assert "write metrics.log({…}, step=step)" in str(several.value)
     for each in (single, several):
@@ -228,7 +228,7 @@ def test_threads_that_count_share_no_step_of_several_metrics(session):
         (lambda s, m, d: m.log("loss", step=3), "metrics.log('loss', value, step=step)"),
         (lambda s, m, d: m.log({"loss": 0.5}, 3), "metrics.log({…}, step=step)"),
         (lambda s, m, d: m.log({"loss": 0.5}, stp=3), "no argument 'stp': write step="),
-        (lambda s, m, d: m.log({"loss": 0.5}, step=3, metadata={}), "neither description"),
+        (lambda s, m, d: m.log({"loss": 0.5}, step=3, metadata={}), "no description"),
         (lambda s, m, d: m.log_many({"loss": 0.5}, 3), "step=3"),
         (lambda s, m, d: m.log_many({"loss": 0.5}, stpe=3), "write step="),
         (lambda s, m, d: m.log({"loss": 0.5}, step=3, commit=False), "each call is kept at once"),
@@ -321,9 +321,11 @@ def test_attributes_that_nobody_has_are_told_as_python_tells_them(session):
 def test_a_type_error_of_an_object_that_was_given_is_told_with_the_argument(tmp_path):
     class Odd:
         def __iter__(self):
-            raise TypeError("of its own")
+            raise TypeError("starts a new run")
 
-    with pytest.raises(SchemaValidationError, match=r"tags .*TypeError: of its own") as caught:
+    with pytest.raises(
+        SchemaValidationError, match=r"tags .*TypeError: starts a new run"
+    ) as caught:
         quark.start_run(project="p", storage_dir=tmp_path, tags=Odd())
     assert isinstance(caught.value.__cause__, TypeError)
 
@@ -369,9 +371,9 @@ def test_a_read_of_an_unknown_metric_is_empty_and_says_once_which_names_are_near
     assert read(metrics, "train/loss")
 
     assert [each.getMessage() for each in caplog.records] == [
-        f"run {session.run_id} has no metric 'los'; near it: 'train/loss', 'val/loss'; "
+        f"run {session.run_id} has no metric 'los'; similar names: 'train/loss', 'val/loss'; "
         "nothing was read",
-        f"run {session.run_id} has no metric 'meen@1'; near it: 'mean@1'; nothing was read",
+        f"run {session.run_id} has no metric 'meen@1'; similar names: 'mean@1'; nothing was read",
     ]
 
 

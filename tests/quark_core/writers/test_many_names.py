@@ -47,7 +47,7 @@ def list_shown(output):
 def test_it_is_told_once_and_the_run_completes(tmp_path, few_are_many, caplog):
     with caplog.at_level(logging.WARNING, "quark"):
         session = log_names(tmp_path)
-    told = [record for record in caplog.records if "100 different names" in record.message]
+    told = [record for record in caplog.records if "100 metric names" in record.message]
     assert len(told) == 1
     report = session.report_delivery()
     assert report.complete

@@ -136,7 +136,9 @@ def test_a_tensor_keeps_its_graph():
 def test_the_first_value_on_a_gpu_is_warned_of_once_for_each_call():
     loss = torch.tensor(0.5, device="cuda")
     for call in ("this_test.log", "this_test.log_many"):
-        with pytest.warns(RuntimeWarning, match=rf"^loss is a CUDA tensor, so {call}\(\) waits"):
+        with pytest.warns(
+            RuntimeWarning, match=rf"^loss is a CUDA tensor, so each {call}\(\) waits"
+        ):
             assert to_float(loss, "loss", call) == 0.5
 
         assert to_float(loss, "loss", call) == 0.5

@@ -155,7 +155,7 @@ def test_a_layer_without_weights_says_so_once_or_is_asked_for_them(session):
     with watch(session, plain, quark.AttentionEntropy()) as watched:
         train(watched, plain, 5)
     (notice,) = list_notices(session)
-    assert "fused kernels" in notice
+    assert "Fused kernels" in notice
     assert read(session, "attention/") == {}
     with watch(
         session, asked, quark.AttentionEntropy(ask_for_weights=True, name="asked")
@@ -366,7 +366,7 @@ def test_very_many_experts_are_bounded(session):
     assert len([key for key in found if "/load/" in key]) == 1000
     assert "router/router2/load_entropy" in found
     (notice,) = list_notices(session, "instrument_bounded")
-    assert "2000 lines are left out" in notice
+    assert "2000 values are omitted" in notice
 
 
 def test_flops_of_a_step_are_counted_once_from_the_model(session):

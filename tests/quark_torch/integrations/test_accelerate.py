@@ -33,7 +33,7 @@ def train(tracker, steps=5, fails_at=None):
             loss = model(torch.ones(2, 4)).pow(2).mean()
             accelerator.backward(loss)
             optimizer.step()
-            accelerator.log({"train/loss": loss, "flag": True, "text": "no number"}, step=step)
+            accelerator.log({"train/loss": loss, "flag": True, "text": "not a number"}, step=step)
     finally:
         accelerator.end_training()
 
@@ -45,7 +45,7 @@ def test_a_training_is_logged_by_its_steps(tmp_path, runs, read, caplog):
     assert [step for step, _ in read(run, "train/loss")] == list(range(5))
     assert read(run, "flag")[0] == (0, 1.0)
     assert read(run, "text") == []
-    assert caplog.text.count("text is a str and no number") == 1
+    assert caplog.text.count("text is str, not a number") == 1
     values = run.open_run.reader.load_run(run.run_id).config.values
     assert values == {"lr": 0.1, "name": "adam"}
 
@@ -86,7 +86,7 @@ def test_calls_without_a_step_count_on(tmp_path, runs, read):
 def test_a_session_and_its_arguments_are_not_both_given(tmp_path):
     with (
         quark.start_run(project="mine", storage_dir=tmp_path) as session,
-        pytest.raises(SchemaValidationError, match="project cannot be given"),
+        pytest.raises(SchemaValidationError, match="project cannot be set"),
     ):
         module.QuarkTracker("vision", session=session)
 

@@ -252,7 +252,7 @@ def test_steps_and_epochs_are_checked(engine):
 def test_bad_arguments(session):
     model = small()
     for arguments, message in [
-        ((session, "model"), "model must be a torch.nn.Module, not a str"),
+        ((session, "model"), "model must be a torch.nn.Module, not str"),
         ((session, model, 5), "optimizer must be"),
         (("session", model), "session"),
     ]:

@@ -80,7 +80,7 @@ def test_lists_that_nobody_can_call_are_not_told(engine, events):
 @pytest.mark.parametrize("name", ["module_name", "module_type", "summary_type", "hook_direction"])
 def test_a_filter_of_a_read_that_is_no_text(engine, name):
     hooks = engine(small())
-    with pytest.raises(SchemaValidationError, match=f"{name} must be a str, not a int"):
+    with pytest.raises(SchemaValidationError, match=f"{name} must be a str, not int"):
         hooks.read(**{name: 3})
 
 

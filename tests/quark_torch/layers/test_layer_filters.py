@@ -51,8 +51,8 @@ def test_filters(filters, expected):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("include_name_patterns", ("(",), "bad regular expression"),
-        ("exclude_name_patterns", ("*",), "bad regular expression"),
+        ("include_name_patterns", ("(",), "invalid regular expression"),
+        ("exclude_name_patterns", ("*",), "invalid regular expression"),
         ("include_types", "Linear", "tuple of str"),
         ("include_types", (nn.Linear,), "tuple of str"),
         ("exclude_names", 5, "tuple of str"),

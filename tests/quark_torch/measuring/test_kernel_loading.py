@@ -156,7 +156,7 @@ def test_a_compiler_that_fails_is_told(tmp_path, monkeypatch, compiler):
 def test_no_compiler_is_told(tmp_path, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(KernelBuildError, match="install gcc or clang"):
+    with pytest.raises(KernelBuildError, match="Install gcc or clang"):
         build_kernel(tmp_path)
 
 

@@ -173,7 +173,7 @@ def test_quantized_tensors():
     expected = quantized.dequantize()
     statistics = measure(quantized, WANTED)
     check(statistics, expected, WANTED)
-    assert statistics.notes == ("quantized: of what it stands for",)
+    assert statistics.notes == ("quantized: of dequantized values",)
 
 
 def test_what_has_no_elements_gives_none():

@@ -162,7 +162,7 @@ def test_a_forgotten_object_leaves_no_trace_in_the_optimizer(session):
         ({"near_zero_epsilon": float("nan")}, "near_zero_epsilon"),
         ({"near_zero_epsilon": "small"}, "near_zero_epsilon"),
         ({"distribution_types": "value"}, "distribution_types must be a tuple"),
-        ({"distribution_types": ("values",)}, "value, gradient, update, got 'values'"),
+        ({"distribution_types": ("values",)}, "'value', 'gradient', 'update', got 'values'"),
         ({"capture_distributions": True, "distribution_types": ()}, "distribution_types"),
         ({"include_parameter_patterns": ("(",)}, "include_parameter_patterns has .* '\\('"),
         ({"exclude_parameter_patterns": (3,)}, "exclude_parameter_patterns must be a tuple of str"),
@@ -190,8 +190,8 @@ def test_numbers_of_other_types_become_plain_ones():
     ("arguments", "message"),
     [
         ((nn.Linear(1, 1).parameters(),), "model must be a torch.nn.Module"),
-        ((nn.Linear(1, 1), "adam"), "optimizer must be a torch.optim.Optimizer.*not a str"),
-        ((nn.Linear(1, 1), [None]), "optimizer must be .*not a NoneType"),
+        ((nn.Linear(1, 1), "adam"), "optimizer must be a torch.optim.Optimizer.*not str"),
+        ((nn.Linear(1, 1), [None]), "optimizer must be .*not NoneType"),
     ],
 )
 def test_bad_arguments(session, arguments, message):

@@ -160,7 +160,7 @@ export class HeatMap {
     this.parts.title.textContent = title;
     const full = grid.rows.length - this.empty.size;
     const rows = grid.rows.length < grid.rowCount ? `${grid.rows.length} of ${grid.rowCount} rows` : `${full} ${full === 1 ? "row" : "rows"}`;
-    this.parts.said.textContent = mode === "relative" ? `against each row's own beginning · ${rows}` : `as recorded · ${rows}`;
+    this.parts.said.textContent = mode === "relative" ? `relative to each row's start · ${rows}` : `recorded values · ${rows}`;
     this.paint();
     this.placeRows();
     this.drawLegend();
@@ -520,7 +520,7 @@ export class HeatMap {
       if (!best || size > best.size) best = { ...found, size, name: grid.rows[row].name };
     }
     if (!best || best.step === null) return "no values";
-    return `most: ${best.name}  ${this.sayValue(best.value, best.change)} at ${writeStep(best.step)}`;
+    return `maximum: ${best.name}  ${this.sayValue(best.value, best.change)} at ${writeStep(best.step)}`;
   }
 
   /** @param {number} value @param {number} change in decades, with relative colours */
@@ -542,7 +542,7 @@ export class HeatMap {
     ]);
     const box = makeElement("div", "", "chart-table");
     box.tabIndex = 0;
-    const made = fillTable(`${title}: ${cells.length} of ${found.length} rows, the furthest first`, ["row", "beginning", "furthest", "at step", "not finite"], cells);
+    const made = fillTable(`${title}: ${cells.length} of ${found.length} rows, largest difference first`, ["row", "beginning", "furthest", "at step", "not finite"], cells);
     [...made.tBodies[0].rows].forEach((line, at) => {
       const { row, step } = found[at];
       const open = makeElement("button", grid.rows[row].name, "chart-tool");

@@ -211,7 +211,7 @@ export class MetricChart {
     const isExact = this.lines.every((line) => line.exact);
     const bad = this.props.curves.reduce((sum, curve) => sum + curve.nonFinite, 0);
     const noun = points === 1 ? "point" : "points";
-    const said = isExact ? `${writeStep(points)} ${noun}, exact` : `${writeStep(entries)} of ${writeCount(points)} ${noun}, min–max kept`;
+    const said = isExact ? `${writeStep(points)} ${noun}, exact` : `${writeStep(entries)} of ${writeCount(points)} ${noun}, with min and max`;
     return bad ? `${said} · ${writeStep(bad)} not finite` : said;
   }
 

@@ -29,7 +29,7 @@ export function readPly(buffer) {
     stride += SIZES.get(field.kind) ?? NaN;
   }
   const start = end + "end_header\n".length;
-  if (!(stride > 0) || buffer.byteLength < start + stride * count) throw new Error("this PLY file has other properties, or is cut");
+  if (!(stride > 0) || buffer.byteLength < start + stride * count) throw new Error("this PLY file has unsupported properties or is incomplete");
   const view = new DataView(buffer, start);
   const step = Math.max(1, Math.ceil(count / MOST_DRAWN));
   const drawn = Math.ceil(count / step);

@@ -103,7 +103,7 @@ export class Ridges {
     const { title, ridges } = this.props;
     const { parts } = this;
     parts.title.textContent = spell(title);
-    parts.badge.textContent = `${ridges.length} ${ridges.length === 1 ? "histogram" : "histograms"}, each by its own densest bin; the oldest at the back`;
+    parts.badge.textContent = `${ridges.length} ${ridges.length === 1 ? "histogram" : "histograms"}, each scaled to its densest bin; the oldest at the back`;
     const last = ridges.at(-1);
     const spread = last && findSpread([last]);
     parts.readout.textContent = last && spread ? `step ${writeStep(last.step)}: ${writeNumber(spread[0])} .. ${writeNumber(spread[1])}` : "";

@@ -20,19 +20,19 @@ DTYPES.set("f4", Float32Array).set("f8", Float64Array).set("i4", Int32Array).set
  * @throws {RangeError} where the bytes are not a whole pack
  */
 export function decodePack(buffer) {
-  if (buffer.byteLength < LENGTH_BYTES) throw new RangeError("The answer is no pack: it is empty.");
+  if (buffer.byteLength < LENGTH_BYTES) throw new RangeError("The answer is empty.");
   const size = new DataView(buffer).getUint32(0, true);
   const start = LENGTH_BYTES + size;
   if (start > buffer.byteLength) {
-    throw new RangeError(`The pack is cut: its head has ${size} bytes, and ${buffer.byteLength} came.`);
+    throw new RangeError(`The answer is incomplete: its head has ${size} bytes, but ${buffer.byteLength} arrived.`);
   }
   const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, LENGTH_BYTES, size)));
   const columns = new Map();
   for (const [name, dtype, offset, length] of head.cols ?? []) {
     const Typed = DTYPES.get(dtype);
-    if (!Typed) throw new RangeError(`The pack has a column of the unknown type ${dtype}.`);
+    if (!Typed) throw new RangeError(`The answer has a column of the unknown type ${dtype}.`);
     if (start + offset + length * Typed.BYTES_PER_ELEMENT > buffer.byteLength) {
-      throw new RangeError(`The pack is cut: column ${name} is not whole.`);
+      throw new RangeError(`The answer is incomplete: column ${name} ends too early.`);
     }
     columns.set(name, new Typed(buffer, start + offset, length));
   }

@@ -104,7 +104,7 @@ export function ChartList({ metrics, find, turned, turn, chart }) {
   const groups = useMemo(() => groupMetrics(metrics, find), [metrics, find]);
   const open = useMemo(() => listOpen(groups, find !== ""), [groups, find]);
   if (!metrics.length) return html`<p class="notice-line">No metric was logged yet.</p>`;
-  if (!groups.size) return html`<p class="notice-line">No metric's name has ${find} in it.</p>`;
+  if (!groups.size) return html`<p class="notice-line">No metric name contains ${find}.</p>`;
   /** Groups that are folded and follow one another share a line. @type {[string, Metric[]][][]} */
   const lines = [];
   for (const group of groups) {

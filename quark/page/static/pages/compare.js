@@ -136,7 +136,7 @@ export function CompareTile({ metric, chart }) {
     if (drawn.current) drawn.current.update(props);
     else drawn.current = new MetricChart(host.current, { ...props, width: width.current });
   }, [kept, isNear, view, look, hasCurves, metric.name]);
-  const says = kept?.message || (kept ? "no side that is shown has a value here" : "…");
+  const says = kept?.message || (kept ? "no visible side has a value here" : "…");
   return html`<div class="tile" data-metric=${metric.key}>
     <div ref=${host} class="tile-chart"></div>
     ${!hasCurves && html`<h3 class="chart-title">${metric.name}</h3><p class="quiet">${says}</p>`}
@@ -155,21 +155,21 @@ function capitalise(text) {
 /** @param {{ judged: string, baseline: string, names: [string, string], version: number }} props */
 export function Explanation({ judged, baseline, names, version }) {
   const said = useSaid("api/compare/why", { side: [judged, baseline] }, version);
-  if (!said) return html`<p class="quiet" aria-busy="true">It is being looked into …</p>`;
+  if (!said) return html`<p class="quiet" aria-busy="true">The analysis is running …</p>`;
   if (said.state === "failed") return html`<p class="mistake" role="alert">${said.note}</p>`;
   const { result } = said;
   const causes = result.rows.filter((/** @type {any} */ row) => CAUSES.has(row.label));
   const others = result.rows.filter((/** @type {any} */ row) => !CAUSES.has(row.label));
-  return html`<section class="why" aria-labelledby="why-title"><h2 id="why-title">Why ${names[0]} is not as ${names[1]}</h2>
+  return html`<section class="why" aria-labelledby="why-title"><h2 id="why-title">Why ${names[0]} differs from ${names[1]}</h2>
     <p class="why-verdict" data-verdict=${result.verdict}><strong>${result.headline}</strong></p>
     <p>${capitalise(result.reason)}.</p>
     <p>${capitalise(result.first_difference.summary)}.</p>
     ${causes.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="Causes"><table class="plain-table causes"><thead><tr>
-      <th scope="col">standing</th><th scope="col">kind</th><th scope="col">what differs</th><th scope="col">why</th></tr></thead>
+      <th scope="col">confidence</th><th scope="col">kind</th><th scope="col">what differs</th><th scope="col">why</th></tr></thead>
       <tbody>${causes.map((/** @type {any} */ row, /** @type {number} */ number) => html`<tr key=${number} data-standing=${row.label}>
         <th scope="row">${row.label}</th><td>${row.kind}</td><td><code>${row.place}</code></td><td>${row.words}</td></tr>`)}</tbody></table></div>`}
     ${others.length > 0 && html`<dl class="why-rest">${others.map((/** @type {any} */ row, /** @type {number} */ number) => html`<dt key=${`t${number}`}>${row.label}</dt>
-      <dd key=${`d${number}`}>${row.label === "To be sure" ? html`<code>${row.place}</code>` : row.place}${row.words && html` <span class="quiet">${row.words}</span>`}</dd>`)}</dl>`}
+      <dd key=${`d${number}`}>${row.label === "To confirm" ? html`<code>${row.place}</code>` : row.place}${row.words && html` <span class="quiet">${row.words}</span>`}</dd>`)}</dl>`}
     ${result.notes.length > 0 && html`<ul class="remarks">${result.notes.map((/** @type {string} */ note) => html`<li key=${note} class="quiet">${note}</li>`)}</ul>`}
   </section>`;
 }
@@ -256,16 +256,16 @@ function Comparison({ data, place, version }) {
   const names = /** @type {[string, string]} */ ([data.sides[look.other].name, data.sides[look.base].name]);
   const isPair = look.other !== look.base;
   const result = verdict?.state === "computed" ? verdict.result : null;
-  const waits = !isPair ? "One side alone has nothing to be compared with." : verdict?.state === "failed" ? verdict.note : "…";
+  const waits = !isPair ? "Add a second side to compare." : verdict?.state === "failed" ? verdict.note : "…";
   /** @param {string} tab */
   const show = (tab) => change({ tab: tab === "curves" ? null : tab });
   return html`<h1>${writeMany(data.sides.length, "side")}, ${writeMany(Object.keys(data.runs).length, "run")}</h1>
     <${GroupChooser} data=${data} query=${place.query} />
     <${Sides} data=${data} look=${look} />
     ${isPair ? html`<${Verdict} verdict=${verdict} names=${names} /><${Target} data=${data} look=${look} />`
-      : html`<p class="notice-line">One side alone: choose two runs or more, or group them by something they differ in.</p>`}
+      : html`<p class="notice-line">Only one side: choose two or more runs, or group them by a setting that differs.</p>`}
     <${Settings} data=${data} />
-    <div class="tabs" role="tablist" aria-label="What is compared">${TABS.map(({ name, title }) => html`<button key=${name} role="tab" id=${`tab-${name}`}
+    <div class="tabs" role="tablist" aria-label="Views">${TABS.map(({ name, title }) => html`<button key=${name} role="tab" id=${`tab-${name}`}
       aria-selected=${look.tab === name} aria-controls="panel" onClick=${() => show(name)}>${title}</button>`)}</div>
     <div id="panel" role="tabpanel" aria-labelledby=${`tab-${look.tab}`}>
       ${look.tab === "curves" && html`<${Curves} data=${data} look=${look} query=${place.query} sides=${sides} version=${version} />`}
@@ -302,10 +302,10 @@ function GroupChooser({ data, query }) {
   const keys = data.group_keys.filter((/** @type {string} */ key) => !chosen.includes(key));
   return html`<div class="bar groups-by"><span>group by</span>
     ${chosen.map((key) => html`<button key=${key} onClick=${() => regroup(chosen.filter((other) => other !== key))} aria-label=${`Group no longer by ${key}`}>
-      ${key === "seed" ? "all but seeds" : key} <span aria-hidden="true">×</span></button>`)}
-    ${!chosen.length && html`<span class="quiet">nothing: ${query.getAll("side").length ? "sides as they were given" : "each run is a side"}</span>`}
+      ${key === "seed" ? "config without seeds" : key} <span aria-hidden="true">×</span></button>`)}
+    ${!chosen.length && html`<span class="quiet">nothing: ${query.getAll("side").length ? "sides from the address" : "each run is a side"}</span>`}
     <label><span class="hidden">group also by</span><select value="" onChange=${(/** @type {any} */ event) => event.currentTarget.value && regroup([...chosen, event.currentTarget.value])}>
-      <option value="">…</option>${!chosen.includes("seed") && html`<option value="seed">all but seeds</option>`}
+      <option value="">…</option>${!chosen.includes("seed") && html`<option value="seed">config without seeds</option>`}
       ${keys.filter((/** @type {string} */ key) => key !== "seed").map((/** @type {string} */ key) => html`<option key=${key} value=${key}>${key}</option>`)}</select></label></div>`;
 }
 
@@ -332,7 +332,7 @@ function Sides({ data, look }) {
       <th scope="row">${side.runs.length === 1 ? html`<a href=${makeLink(["run", side.runs[0]])}>${side.name}</a>`
         : html`<details><summary>${side.name}</summary><ul>${side.runs.map((/** @type {string} */ id) => html`<li key=${id}><a href=${makeLink(["run", id])}>${data.runs[id].name || id}</a></li>`)}</ul></details>`}</th>
       <td><input type="radio" name="other" aria-label=${`Judge ${side.name}`} checked=${look.other === number} onChange=${() => change({ other: String(number), ...(look.base === number ? { base: String(look.other) } : {}) })} /></td>
-      <td><input type="radio" name="base" aria-label=${`Take ${side.name} as the baseline`} checked=${look.base === number} onChange=${() => change({ base: String(number), ...(look.other === number ? { other: String(look.base) } : { other: String(look.other) }) })} /></td>
+      <td><input type="radio" name="base" aria-label=${`Use ${side.name} as the baseline`} checked=${look.base === number} onChange=${() => change({ base: String(number), ...(look.other === number ? { other: String(look.base) } : { other: String(look.other) }) })} /></td>
       <td class="number">${side.runs.length}</td>
       ${main && html`<td class="number">${writeNumber(main.last[number])}</td>`}
       <td><${Standing} runs=${side.runs.map((/** @type {string} */ id) => data.runs[id])} /></td></tr>`)}</tbody></table></div>`;
@@ -364,7 +364,7 @@ function Target({ data, look }) {
     <label><span class="hidden">direction</span><select value=${look.direction} onChange=${(/** @type {any} */ event) => set({ direction: event.currentTarget.value })}>
       <option value="at_most">is at most</option><option value="at_least">is at least</option></select></label>
     <label><span class="hidden">value</span><input id="target" type="text" inputmode="decimal" size="8" value=${look.value} onChange=${(/** @type {any} */ event) => set({ value: event.currentTarget.value.trim() })} /></label>
-    ${look.value !== "" && !Number.isFinite(Number(look.value)) && html`<span class="mistake" role="alert">${look.value} is no number</span>`}</div>`;
+    ${look.value !== "" && !Number.isFinite(Number(look.value)) && html`<span class="mistake" role="alert">${look.value} is not a number</span>`}</div>`;
 }
 
 /** @param {{ data: any }} props */
@@ -372,14 +372,14 @@ function Settings({ data }) {
   const differs = data.differs.filter((/** @type {any} */ row) => !row.is_seed);
   const seeds = data.differs.length - differs.length;
   return html`<section aria-labelledby="settings-title"><h2 id="settings-title">Settings that differ</h2>
-    ${!differs.length && html`<p class="quiet">${data.agreement}${seeds ? " Seeds are left out." : ""}</p>`}
+    ${!differs.length && html`<p class="quiet">${data.agreement}${seeds ? " Seeds are omitted." : ""}</p>`}
     ${data.code_notes.map((/** @type {string} */ note) => html`<p key=${note} class="quiet">${note}</p>`)}
-    ${differs.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="What differs"><table class="plain-table"><thead><tr><td></td><td></td>
+    ${differs.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="Differences"><table class="plain-table"><thead><tr><td></td><td></td>
       ${data.sides.map((/** @type {any} */ side, /** @type {number} */ number) => html`<th key=${number} scope="col"><${Swatch} number=${number} /> ${side.name}</th>`)}</tr></thead>
       <tbody>${differs.map((/** @type {any} */ row) => html`<tr key=${`${row.section} ${row.path}`}><td class="quiet">${row.section}</td><th scope="row">${row.path}</th>
         ${row.values.map((/** @type {any[]} */ values, /** @type {number} */ number) => html`<td key=${number}>${values.map((value) => value === null ? "–" : writeValue(value)).join(", ")}${
           row.counts[number] > values.length ? ` and ${row.counts[number] - values.length} more` : ""}</td>`)}</tr>`)}</tbody></table></div>`}
-    <details><summary>equal: ${writeMany(data.equal_count, "setting")}${seeds ? `, and ${writeMany(seeds, "seed")} left out` : ""}</summary>
+    <details><summary>equal: ${writeMany(data.equal_count, "setting")}${seeds ? `, and ${writeMany(seeds, "seed")} omitted` : ""}</summary>
       <table class="plain-table"><tbody>${data.equal.map((/** @type {any} */ row) => html`<tr key=${`${row.section} ${row.path}`}><td class="quiet">${row.section}</td>
         <th scope="row">${row.path}</th><td>${row.value === null ? "–" : writeValue(row.value)}</td></tr>`)}</tbody></table>
       ${data.equal_count > data.equal.length && html`<p class="quiet">and ${writeMany(data.equal_count - data.equal.length, "more setting")}</p>`}</details></section>`;

@@ -90,7 +90,7 @@ export function Scatter({ data, query, hidden, version }) {
   const y = query.get("ay") ?? (main ? `last(${main.written})` : columns[0]?.text ?? "");
   const runs = Object.keys(data.runs);
   const { values, mistake } = useValues(runs, [x, y].filter(Boolean), version);
-  if (!columns.length) return html`<p class="notice-line">These runs have neither settings nor metrics.</p>`;
+  if (!columns.length) return html`<p class="notice-line">These runs have no config values and no metrics.</p>`;
   const all = runs.map((id) => values.get(id) ?? []);
   const axes = [0, 1].map((at) => makeAxis([x, y][at], all.map((row) => row[x === y ? 0 : at])));
   const [wide, tall] = [WIDTH - EDGE.left - EDGE.right, HEIGHT - EDGE.top - EDGE.bottom];
@@ -115,7 +115,7 @@ export function Scatter({ data, query, hidden, version }) {
       ${drawn.map((/** @type {any} */ dot) => html`<circle key=${dot.id} data-run=${dot.id} cx=${dot.x} cy=${dot.y} r=${DOT} fill=${styleLine(dot.number, theme).colour}>
         <title>${`${data.runs[dot.id].name || dot.id} (${dot.side.name}): ${writeValue(dot.row[0])}, ${writeValue(dot.row[1] ?? dot.row[0])}`}</title></circle>`)}
     </svg>
-    ${drawn.length < dots.length && html`<p class="quiet">${dots.length - drawn.length} of ${dots.length} runs have no such value.</p>`}`;
+    ${drawn.length < dots.length && html`<p class="quiet">${dots.length - drawn.length} of ${dots.length} runs do not have both values.</p>`}`;
 }
 
 /** @param {{ data: any, query: URLSearchParams, hidden: Set<number>, version: number }} props */

@@ -38,7 +38,7 @@ export function writeEffect(diff) {
 export function Verdict({ verdict, names }) {
   if (!verdict || verdict.state === "computing") {
     return html`<section aria-labelledby="verdict-title" aria-busy="true"><h2 id="verdict-title">Verdict</h2>
-      <p class="quiet">The two are being compared …</p></section>`;
+      <p class="quiet">The sides are being compared …</p></section>`;
   }
   if (verdict.state === "failed") {
     return html`<section aria-labelledby="verdict-title"><h2 id="verdict-title">Verdict</h2>
@@ -83,7 +83,7 @@ function writeCommonStep(diff) {
 function writePresence(diff, names) {
   if (diff.presence === "primary_only") return `only ${names[0]} has it`;
   if (diff.presence === "reference_only") return `only ${names[1]} has it`;
-  return "no verdict: which way is better is not known";
+  return "no verdict: it is unknown if higher or lower is better";
 }
 
 /** @param {any} diff @param {"primary" | "reference"} side */
@@ -116,7 +116,7 @@ function Alerts({ result, names }) {
   const runs = [result.primary.run_count, result.reference.run_count];
   if (!gained.length && !lost.length && !shared.length) {
     const isKnown = result.primary.analysis !== "none" && result.reference.analysis !== "none";
-    return html`<p class="quiet">${isKnown ? "No findings on either side." : "Findings are not known."}</p>`;
+    return html`<p class="quiet">${isKnown ? "No findings on either side." : "Findings are unknown."}</p>`;
   }
   /** @param {any} sighting @param {number} of @param {string} [more] */
   const row = (sighting, of, more = "") => html`<li><${SeverityBadge} severity=${sighting.severity} /> ${sighting.title}${
@@ -132,7 +132,7 @@ function Alerts({ result, names }) {
 /** Phases of both sides over the same steps. @param {{ result: any, names: [string, string] }} props */
 export function PhasePair({ result, names }) {
   const diffs = result.phase_diffs;
-  if (!diffs.length) return html`<p class="notice-line">No phases are known of either side.</p>`;
+  if (!diffs.length) return html`<p class="notice-line">The phases of both sides are unknown.</p>`;
   const ends = diffs.flatMap((/** @type {any} */ diff) => [diff.primary_end, diff.reference_end]).filter((/** @type {any} */ end) => end !== null);
   const last = Math.max(1, ...ends);
   return html`${/** @type {const} */ (["primary", "reference"]).map((side, at) => {
@@ -161,9 +161,9 @@ export function LayerChanges({ result, names }) {
   const count = result.layer_summary_diffs_count + result.parameter_diffs_count;
   notable.sort((a, b) => Math.abs(b.log_ratio ?? 0) - Math.abs(a.log_ratio ?? 0));
   return html`<p class="quiet">${notable.length ? `${notable.length} of ${count} layers and parameters differ by more than they move by themselves.`
-    : `None of ${count} layers and parameters differs by more than it moves by itself.`}</p>
+    : `None of the ${count} layers and parameters differs by more than its own variation.`}</p>
     ${notable.length > 0 && html`<div class="scrolls" tabindex="0" role="region" aria-label="Layers by change"><table class="plain-table"><thead><tr>
-      <th scope="col">layer or parameter</th><th scope="col" class="number">factor</th><th scope="col">what differs</th></tr></thead>
+      <th scope="col">layer or parameter</th><th scope="col" class="number">factor</th><th scope="col">difference</th></tr></thead>
       <tbody>${notable.slice(0, MOST_LAYERS).map((diff) => html`<tr key=${diff.name}><th scope="row">${diff.name}</th>
         <td class="number">${diff.log_ratio === null ? "" : `× ${writeNumber(Math.exp(diff.log_ratio))}`}</td><td>${diff.summary}</td></tr>`)}</tbody></table></div>`}
     ${lone.length > 0 && html`<p>On one side only: ${lone.slice(0, MOST_LAYERS).map((diff) => `${diff.name} (${diff.presence === "primary_only" ? names[0] : names[1]})`).join(", ")}</p>`}`;

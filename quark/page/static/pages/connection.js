@@ -119,7 +119,7 @@ async function request(url, options, signal) {
   }
   if (response.status === 401) {
     setState("sign-in");
-    throw new SignInNeeded("This page needs a sign-in.");
+    throw new SignInNeeded("Sign in to open this page.");
   }
   if (response.status === 502 || response.status === 504) {
     setState("lost");

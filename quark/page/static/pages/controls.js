@@ -57,7 +57,7 @@ export function Controls({ view, data, metrics }) {
     <${Smooth} smooth=${view.smooth} />
     ${(data.attempts ?? []).length > 1 && html`<label>attempts <select value=${view.attempts}
       onChange=${(/** @type {any} */ event) => change({ attempts: event.currentTarget.value === "current" ? null : event.currentTarget.value })}>
-      <option value="current">what counts</option><option value="all">all, also what was done again</option></select></label>`}
+      <option value="current">attempts</option><option value="all">all, with repeated steps</option></select></label>`}
     ${ranks.length > 1 && html`<label>ranks <select value=${view.ranks}
       onChange=${(/** @type {any} */ event) => change({ ranks: event.currentTarget.value === "mean" ? null : event.currentTarget.value })}>
       <option value="mean">mean of all</option><option value="each">each</option>

@@ -57,8 +57,8 @@ export function EditNotes({ run, edited }) {
   const { stop } = run;
   return html`${stop && html`<p class="notice-line" role="status" id="stop-note"><b>■ Asked to stop</b> by ${stop.by || "somebody"} at ${writeTime(stop.at)}${
       stop.reason && html`: <${FreeText} text=${stop.reason} />`}.
-      ${stop.seen_at ? ` The training knows of it since ${writeTime(stop.seen_at)}.`
-        : run.state === "running" ? " The training has not said yet that it knows." : ""}</p>`}
+      ${stop.seen_at ? ` The training process received it at ${writeTime(stop.seen_at)}.`
+        : run.state === "running" ? " The training process has not confirmed it yet." : ""}</p>`}
     ${run.archived_at && html`<p class="notice-line" role="status" id="archive-note">Archived at ${writeTime(run.archived_at)}: lists leave it out unless a search asks for <code>archived</code>.
       ${may_edit && html` <button disabled=${isBusy} onClick=${() => change("edit", { archived: false })}>Restore</button>`}
       ${mistake && html` <span class="mistake-line" role="alert">${mistake}</span>`}</p>`}`;
@@ -117,7 +117,7 @@ function EditDialog({ run, edited, close }) {
       <input id="edit-tag" ref=${added} type="text" maxlength=${MOST_NAME} aria-label="A tag to add" placeholder="add a tag" onKeyDown=${press} />
       <button type="button" onClick=${takeTag}>Add</button></p>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
-    <p class="quiet">Who changed what is among the run's events.</p>
+    <p class="quiet">The run's events record all changes.</p>
     <p><button disabled=${isBusy}>Save</button> <button type="button" onClick=${close}>Cancel</button></p>
   </form><//>`;
 }
@@ -131,8 +131,8 @@ function StopDialog({ run, edited, close }) {
     event.preventDefault();
     if (await change("stop", { reason: reason.current?.value.trim() || null })) close();
   };
-  return html`<${Box} title="Ask the training to stop?" id="stop" close=${close}><form onSubmit=${ask}>
-    <p>It learns of it within 10 s, and stops where its loop looks. No process is ended, and this cannot be taken back.</p>
+  return html`<${Box} title="Ask the training process to stop?" id="stop" close=${close}><form onSubmit=${ask}>
+    <p>The process receives the request within 10 s and stops at its next check. Quark kills no process. You cannot cancel the request.</p>
     <label>Reason <input id="stop-reason" ref=${reason} type="text" maxlength=${MOST_REASON} /></label>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     <p><button disabled=${isBusy}>Ask it to stop</button> <button type="button" onClick=${close}>Cancel</button></p>

@@ -81,7 +81,7 @@ export function Evidence({ run, finding, version }) {
     Promise.all([readPiece(run, pieces, ended.signal), import("../charts/evidence_chart.js")])
       .then(([found, charts]) => {
         if (ended.signal.aborted || !host.current) return;
-        if (!found) return setSays("What it rests on is no longer in the store.");
+        if (!found) return setSays("Its evidence is no longer in the store.");
         setSays("");
         const { piece, curves } = found;
         const props = { curves, finding, evidence: dropForeignLimit(piece, curves), title: nameCurves(piece, curves) };
@@ -169,10 +169,10 @@ export function Findings({ analysis, run, active, isRunning, zoomTo, version, mo
 
 /** @param {any} analysis @param {boolean} isRunning */
 function writeNothing(analysis, isRunning) {
-  if (analysis.state === "computing") return "The run is being looked at …";
-  if (analysis.state === "failed") return "The run could not be looked at";
+  if (analysis.state === "computing") return "The analysis is running …";
+  if (analysis.state === "failed") return "The run could not be analyzed";
   const rules = analysis.rules;
-  if (!rules || rules.with_data === 0) return "Not known: no rule had the data that it needs";
+  if (!rules || rules.with_data === 0) return "Not known: no rule had the data that it requires";
   const upToNow = isRunning ? " up to now" : "";
   return `No problem found${upToNow}; ${rules.with_data} of ${rules.count} checks ran`;
 }
@@ -209,7 +209,7 @@ function Finding({ finding, run, titles, isActive, zoomTo, version }) {
       ${finding.advice && html`<p class="advice"><span aria-hidden="true">→ </span><span class="hidden">What to do: </span>${finding.advice}</p>`}
       <div class="finding-foot"><button class="plain" onClick=${() => zoomTo(finding)}>Zoom all charts to it</button>
       <a href=${`#${id}`}>Link</a>
-      <details><summary>Why, and what it rests on</summary>
+      <details><summary>Explanation and evidence</summary>
         <p>${finding.inference}</p>
         ${finding.affected?.length > 0 && html`<p>Also: ${finding.affected.join(", ")}</p>`}
         <ul>${(finding.evidence ?? []).map((/** @type {any} */ piece, /** @type {number} */ place) => html`

@@ -337,7 +337,7 @@ function Controls({ view, maps, offered, groups }) {
     <label>Find layer <input id="find" type="search" value=${view.find} placeholder="press /"
       onInput=${(/** @type {any} */ event) => change({ find: event.target.value }, { replace: true })} /></label>
     <fieldset><legend>Colour</legend>
-      ${[["", "what tells more"], ["own", "against its own beginning"], ["absolute", "as recorded"]].map(([value, says]) => html`
+      ${[["", "automatic"], ["own", "relative to the start"], ["absolute", "recorded values"]].map(([value, says]) => html`
         <label key=${value}><input type="radio" name="scale" checked=${(view.scale ?? "") === value}
           onChange=${() => change({ scale: value || null })} /> ${says}</label>`)}</fieldset>
     <fieldset><legend>Maps</legend>${offered.slice(0, 12).map((one) => html`

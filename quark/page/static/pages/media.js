@@ -20,7 +20,7 @@ const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9
 
 /** @param {any} row @param {AbortSignal} signal */
 async function readPayload(row, signal) {
-  if (row.size_bytes > MOST_BYTES) throw new Error(`it has ${writeBytes(row.size_bytes)}, and is not shown here: download it`);
+  if (row.size_bytes > MOST_BYTES) throw new Error(`it has ${writeBytes(row.size_bytes)}, too many to show. Download it`);
   return ask(row.url, {}, signal);
 }
 
@@ -56,7 +56,7 @@ function Film({ row }) {
 /** A page in a frame that runs nothing, and reaches nothing. @param {{ row: any }} props */
 function Page({ row }) {
   return html`<iframe class="page-frame" sandbox="" referrerpolicy="no-referrer" title=${row.name} src=${`${addressOf(row)}?page=1`}></iframe>
-    <p class="quiet">without scripts, and without what it would load from elsewhere</p>`;
+    <p class="quiet">without scripts and external content</p>`;
 }
 
 /** @param {{ run: string, row: any }} props */
@@ -166,9 +166,9 @@ function Directory({ run, row }) {
   const skipped = Object.entries(value?.skipped ?? {});
   return html`<div class="table-box" tabindex="0" role="region" aria-label=${`Files of ${row.name}`}><table class="plain-table"><thead><tr><th scope="col">file</th><th scope="col" class="number">size</th><th scope="col"></th></tr></thead>
     <tbody>${files.slice(0, MOST_FILES).map((/** @type {any} */ file) => html`<tr key=${file.path}><th scope="row">${String(file.path)}</th><td class="number">${writeBytes(Number(file.size_bytes))}</td>
-      <td>${file.not_kept ? "not kept" : /^[0-9a-f]{64}$/.test(file.sha256) && html`<a download="" aria-label=${`Download ${file.path}`} href=${new URL(`artifacts/${encodeURIComponent(run)}/${file.sha256}?download=1`, root).href}>Download</a>`}</td></tr>`)}</tbody></table></div>
-    ${files.length > MOST_FILES && html`<p class="quiet">${MOST_FILES} of ${writeMany(files.length, "file")}; quark artifacts get has all</p>`}
-    ${skipped.length > 0 && html`<details><summary>${writeMany(skipped.length, "entry", "entries")} left out</summary><ul>${skipped.map(([path, reason]) => html`<li key=${path}>${path}: ${String(reason)}</li>`)}</ul></details>`}`;
+      <td>${file.not_kept ? "not stored" : /^[0-9a-f]{64}$/.test(file.sha256) && html`<a download="" aria-label=${`Download ${file.path}`} href=${new URL(`artifacts/${encodeURIComponent(run)}/${file.sha256}?download=1`, root).href}>Download</a>`}</td></tr>`)}</tbody></table></div>
+    ${files.length > MOST_FILES && html`<p class="quiet">${MOST_FILES} of ${writeMany(files.length, "file")}; quark artifacts get downloads all</p>`}
+    ${skipped.length > 0 && html`<details><summary>${writeMany(skipped.length, "entry", "entries")} omitted</summary><ul>${skipped.map(([path, reason]) => html`<li key=${path}>${path}: ${String(reason)}</li>`)}</ul></details>`}`;
 }
 
 /** @param {{ row: any }} props */

@@ -97,7 +97,7 @@ export function ParallelAxes(props) {
   };
   return html`<div class="scrolls parallel-axes" ref=${host} tabindex="0" role="region" aria-label="Trials over parallel axes">
     <div class="parallel-box" style=${{ width: `${wide}px`, height: `${HEIGHT}px` }}>
-      <canvas ref=${canvas} role="img" aria-label=${`${trials.length} trials as lines over ${axes.map((axis) => axis.column.title).join(", ")}; the table below has the same`}
+      <canvas ref=${canvas} role="img" aria-label=${`${trials.length} trials as lines over ${axes.map((axis) => axis.column.title).join(", ")}; the table below has the same values`}
         onPointerMove=${look} onPointerLeave=${() => choose(null)} onClick=${click}></canvas>
       ${axes.map((axis, at) => html`<${AxisStrip} key=${axis.column.id} axis=${axis} x=${xs[at]} gap=${xs.length > 1 ? xs[1] - xs[0] : wide} isEdge=${at === 0 || at === xs.length - 1} isLast=${at === xs.length - 1}
         range=${findRange(axis, brushes)} brush=${brush} />`)}
@@ -168,7 +168,7 @@ function AxisStrip({ axis, x, gap, isEdge, isLast, range, brush }) {
   const beyond = [axis.above && `${axis.above} above`, axis.below && `${axis.below} below`].filter(Boolean).join(", ");
   return html`<div class="axis-strip" role="group" aria-label=${title} style=${{ left: `${x - wide / 2}px`, width: `${wide}px`, height: `${HEIGHT}px` }}>
     <div class="axis-name" title=${`${title}${mode ? `, better ${mode === "max" ? "high" : "low"}` : ""}`}><b>${title}${way}</b>
-      ${beyond && html`<small title="Far from all others: drawn at the edge">${beyond}</small>`}</div>
+      ${beyond && html`<small title="Outlier, drawn at the edge">${beyond}</small>`}</div>
     <div class="axis-line" ref=${strip} style=${{ top: `${TOP}px`, height: `${tall}px` }} onPointerDown=${(/** @type {PointerEvent} */ event) => begin(event, null)}>
       ${axis.ticks.map((tick) => html`<span key=${tick.text} class="axis-tick" style=${{ top: `${(1 - tick.at) * 100}%`, maxWidth: `${isLast ? SIDE - 8 : gap - 18}px` }} title=${tick.text}>${tick.text}</span>`)}
       ${range && html`<span class="axis-brush" style=${{ top: `${(1 - range.high) * 100}%`, height: `${(range.high - range.low) * 100}%` }}></span>`}

@@ -66,10 +66,10 @@ export function Console({ run, query, change, isRunning, absent }) {
         onInput=${(/** @type {any} */ event) => change({ text: event.currentTarget.value })} /></label></div>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     ${next && html`<button class="plain more" onClick=${more}>older</button>`}
-    ${isReady && !rows.length && !mistake && html`<p class="notice-line">No line was kept${stream || text ? " that fits" : ""}. ${!stream && !text && absent?.console}</p>`}
-    ${rows.length > 0 && html`<div class="console" ref=${box} onScroll=${note} tabindex="0" role="region" aria-label="What the run has printed">
+    ${isReady && !rows.length && !mistake && html`<p class="notice-line">No${stream || text ? " matching" : ""} console output was recorded. ${!stream && !text && absent?.console}</p>`}
+    ${rows.length > 0 && html`<div class="console" ref=${box} onScroll=${note} tabindex="0" role="region" aria-label="Console output of the run">
       <ol>${rows.map((row) => html`<li key=${row.id} class=${row.stream} title=${`${writeTime(row.at)} ${row.stream}`}>
-        ${row.left_out > 0 && html`<p class="quiet">… ${writeCount(row.left_out)} lines were left out here …</p>`}
+        ${row.left_out > 0 && html`<p class="quiet">… ${writeCount(row.left_out)} lines are omitted here …</p>`}
         ${hasRanks && html`<span class="quiet">rank ${row.rank} </span>`}<${FreeText} text=${row.text} /></li>`)}</ol></div>`}`;
 }
 
@@ -77,7 +77,7 @@ export function Console({ run, query, change, isRunning, absent }) {
 
 const REASONS = new Map([
   ["non_finite_loss", "its loss is not finite"], ["high_loss_percentile", "among the highest losses"],
-  ["z_score_outlier", "far from the mean"], ["iqr_outlier", "above what is usual"],
+  ["z_score_outlier", "far from the mean"], ["iqr_outlier", "above the usual value"],
 ]);
 const MOST_CLASSES = 30;
 
@@ -88,7 +88,7 @@ export function Batches({ run, version, absent }) {
   if (mistake) return html`<p class="mistake" role="alert">${mistake}</p>`;
   if (!data) return html`<p class="quiet">…</p>`;
   const { summary } = data;
-  if (!summary.batch_count) return html`<p class="notice-line">${absent?.batch ?? "No batch was logged. quark.DataDiagnostics keeps the loss, the sample ids and the classes of each batch."}</p>`;
+  if (!summary.batch_count) return html`<p class="notice-line">${absent?.batch ?? "No batch was logged. quark.DataDiagnostics records the loss, the sample IDs and the classes of each batch."}</p>`;
   return html`<p>${writeMany(summary.batch_count, "batch", "batches")}${summary.exposure.sample_count ? `, ${writeMany(summary.exposure.sample_count, "sample")}` : ""}${
       summary.loss_summary ? `; loss ${writeNumber(summary.loss_summary.mean)} on average` : ""}</p>
     <${Hard} summary=${summary} /><${Classes} exposure=${summary.exposure} losses=${data.class_losses} /><${Exposure} exposure=${summary.exposure} />`;
@@ -114,7 +114,7 @@ function Classes({ exposure, losses }) {
   if (!classes.length) return null;
   const most = Math.max(...Object.values(losses).filter(Number.isFinite), 0);
   const sorted = [...classes].sort((a, b) => (losses[b[0]] ?? -1) - (losses[a[0]] ?? -1));
-  return html`<section aria-labelledby="classes-title"><h2 id="classes-title">Classes, by the loss of the batches that hold them</h2>
+  return html`<section aria-labelledby="classes-title"><h2 id="classes-title">Classes, by the loss of their batches</h2>
     <div class="scrolls" tabindex="0" role="region" aria-label="Classes"><table class="plain-table classes"><thead><tr><th scope="col">class</th><th scope="col" class="number">loss</th><td></td>
       <th scope="col" class="number">samples</th><th scope="col" class="number">share</th></tr></thead>
     <tbody>${sorted.slice(0, MOST_CLASSES).map(([label, many]) => html`<tr key=${label}><th scope="row">${label}</th><td class="number">${writeNumber(losses[label])}</td>
@@ -126,7 +126,7 @@ function Classes({ exposure, losses }) {
 /** @param {{ exposure: any }} props */
 function Exposure({ exposure }) {
   if (!exposure.unique_sample_count) return null;
-  return html`<section aria-labelledby="seen-title"><h2 id="seen-title">What was seen</h2>
+  return html`<section aria-labelledby="seen-title"><h2 id="seen-title">Samples and classes</h2>
     <p>${writeMany(exposure.unique_sample_count, "different sample")}, each ${exposure.repeat_min} to ${exposure.repeat_max} times, ${writeNumber(exposure.repeat_mean)} on average</p>
     ${exposure.repeat_max > exposure.repeat_min && html`<p class="quiet">Most often: ${exposure.most_seen_samples.map((/** @type {any} */ sample) => `${sample.sample_id} (${sample.count})`).join(", ")}</p>`}</section>`;
 }
@@ -314,7 +314,7 @@ function LateNear({ isShown, run, query, heard }) {
 function TrialNote({ trial }) {
   if (!trial) return null;
   return html`<p class="notice-line" id="trial-note">Trial ${trial.number} of the sweep <a href=${makeLink(["sweep", trial.sweep_id])}>${trial.sweep ?? trial.sweep_id}</a>${trial.token > 1 ? `, its ${trial.token}${["th", "st", "nd", "rd"][trial.token % 100 > 10 && trial.token % 100 < 14 ? 0 : trial.token % 10] ?? "th"} claim` : ""}.
-    ${trial.superseded && html` <b class="state-lost">▲ Superseded:</b> somebody has claimed the trial since, so what this run says decides nothing of it.`}</p>`;
+    ${trial.superseded && html` <b class="state-lost">▲ Superseded:</b> another worker has claimed the trial since, so the results of this run do not count for it.`}</p>`;
 }
 
 /** @param {{ run: any, progress: any }} props */

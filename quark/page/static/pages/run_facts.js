@@ -47,12 +47,12 @@ function Values({ title, id, values, by = "", origins = {} }) {
     ${rows.length ? html`<table class="plain-table values"><tbody>${rows.map(([key, value]) => html`<tr key=${key}><th scope="row">${key}</th>
       <td>${typeof value === "string" ? html`<${FreeText} text=${value} />` : writeValue(value)}</td>
       ${told && html`<td>${Object.hasOwn(origins, key) && html`<${Origin} chain=${origins[key]} />`}</td>`}</tr>`)}</tbody></table>`
-      : html`<p class="quiet">Nothing.</p>`}</section>`;
+      : html`<p class="quiet">None.</p>`}</section>`;
 }
 
-/** Where the time went. @param {{ rows: any[], id: string, by?: string }} props */
+/** Time by block. @param {{ rows: any[], id: string, by?: string }} props */
 function Timers({ rows, id, by = "" }) {
-  return html`<section aria-labelledby=${id + by}><h2 id=${id}>Timers</h2><div class="scrolls" tabindex="0" role="region" aria-label="Where the time went"><table class="plain-table">
+  return html`<section aria-labelledby=${id + by}><h2 id=${id}>Timers</h2><div class="scrolls" tabindex="0" role="region" aria-label="Time by block"><table class="plain-table">
     <thead><tr><th scope="col">timer</th>${["share", "count", "mean", "p50", "p99", "first"].map((name) => html`<th key=${name} scope="col" class="number">${name}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.key}><th scope="row">${row.key}</th>
       <td class="number">${row.share === null ? "–" : `${(100 * row.share).toFixed(1)} %`}</td><td class="number">${row.count}</td>

@@ -141,11 +141,11 @@ function Versions({ run }) {
   if (mistake) return html`<p class="mistake" role="alert">${mistake}</p>`;
   if (!value) return html`<p class="quiet">…</p>`;
   return html`<h3>Used by this run</h3>
-    ${value.used.length === 0 && value.gone.length === 0 && html`<p class="quiet">It has used no artifact of another run, by session.use_artifact.</p>`}
+    ${value.used.length === 0 && value.gone.length === 0 && html`<p class="quiet">It has used no artifact of another run with session.use_artifact.</p>`}
     ${value.used.length > 0 && html`<${Table} rows=${value.used} isUsed=${true} />`}
-    ${value.gone.map((/** @type {string} */ name) => html`<p key=${name} class="notice-line">${name} was used, and is no longer there.</p>`)}
+    ${value.gone.map((/** @type {string} */ name) => html`<p key=${name} class="notice-line">${name} was used but no longer exists.</p>`)}
     <h3>Made by this run</h3>
-    ${value.made.length > 0 ? html`<${Table} rows=${value.made} isUsed=${false} />` : html`<p class="quiet">Nothing.</p>`}
+    ${value.made.length > 0 ? html`<${Table} rows=${value.made} isUsed=${false} />` : html`<p class="quiet">None.</p>`}
     ${value.made_count > value.made.length && html`<p class="quiet">the newest of ${writeMany(value.made_count, "version")}</p>`}`;
 }
 
@@ -180,8 +180,8 @@ export function Images({ run, query, version }) {
       onInput=${(/** @type {any} */ event) => change({ at: String(steps[Number(event.currentTarget.value)]) }, { together: true })} />
       <output>${writeStep(steps[place])} of ${writeMany(value.step_count, "step")}</output></label></div>`}
     <ul class="images">${images.map((/** @type {any} */ row) => html`<li key=${row.key}><${Picture} run=${run} row=${row} /></li>`)}</ul>
-    ${value.count > images.length && html`<p class="quiet">${images.length} of ${writeMany(value.count, "name")}: the text above chooses others</p>`}
-    ${value.left_out > 0 && html`<p class="quiet">of the newest artifacts; ${writeStep(value.left_out)} older ones were not looked at</p>`}`;
+    ${value.count > images.length && html`<p class="quiet">${images.length} of ${writeMany(value.count, "name")}: search above to choose others</p>`}
+    ${value.left_out > 0 && html`<p class="quiet">of the newest artifacts; ${writeStep(value.left_out)} older ones were not searched</p>`}`;
 }
 
 /** Whether a payload is shown as text. @param {any} row */
@@ -199,7 +199,7 @@ export function TextPayload({ run, row }) {
     try {
       const found = await askJson(`api/runs/${encodeURIComponent(run)}/text`, { sha256: row.sha256 });
       setText(found.text);
-      setSays(found.is_cut ? `the beginning of ${writeBytes(found.size_bytes)}; the download has all` : "");
+      setSays(found.is_cut ? `the beginning of ${writeBytes(found.size_bytes)}; download it to see all` : "");
     } catch (error) {
       setSays(error instanceof Error ? error.message : String(error));
     }
@@ -312,7 +312,7 @@ export function Events({ run, query, change, version, absent }) {
         onInput=${(/** @type {any} */ event) => change({ text: event.currentTarget.value })} /></label></div>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     ${next && html`<button class="plain more" onClick=${more}>older</button>`}
-    ${isReady && !rows.length && !mistake && html`<p class="notice-line">Nothing was logged${level || text ? " that fits" : ""}. ${!level && !text && absent?.event}</p>`}
+    ${isReady && !rows.length && !mistake && html`<p class="notice-line">No${level || text ? " matching" : ""} events or logs. ${!level && !text && absent?.event}</p>`}
     <${EventRows} rows=${rows} />`;
 }
 
@@ -326,7 +326,7 @@ export function Artifacts({ run, query, change, version, absent }) {
   return html`<div class="bar"><label>text <input id="find-artifact" type="text" value=${text}
       onInput=${(/** @type {any} */ event) => change({ text: event.currentTarget.value })} /></label></div>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
-    ${isReady && !rows.length && !mistake && html`<p class="notice-line">There is no artifact${text ? " that fits" : ""}. ${!text && absent?.artifact}</p>`}
+    ${isReady && !rows.length && !mistake && html`<p class="notice-line">No${text ? " matching" : ""} artifacts. ${!text && absent?.artifact}</p>`}
     ${rows.length > 0 && absent?.payload && html`<p class="notice-line">${absent.payload}</p>`}
     <${Images} run=${run} query=${query} version=${useRarely(version)} />
     ${asked && html`<${TableView} run=${run} query=${query} asked=${asked} />`}
@@ -335,7 +335,7 @@ export function Artifacts({ run, query, change, version, absent }) {
       <th scope="col">name</th><th scope="col">type</th><th scope="col" class="number">step</th><th scope="col" class="number">size</th><th scope="col">logged</th><th scope="col">payload</th></tr></thead>
       <tbody>${rows.map((row) => html`<tr key=${row.id}><th scope="row">${row.name}</th><td>${row.type}</td>
         <td class="number">${writeStep(row.step)}</td><td class="number">${writeBytes(row.size_bytes)}</td><td>${writeTime(row.at)}</td>
-        <td><div class="payloads">${row.view && row.url && html`<button class="plain" aria-label=${`Show ${row.name}${row.step === null ? "" : ` at step ${row.step}`}`} onClick=${() => place({ media: row.id })}>Show</button>`}${row.table && row.url && html`<button class="plain" aria-label=${`Show ${row.name} as a table`} onClick=${() => place({ table: `${row.table}.${row.sha256}`, sort: null, rows: null })}>Table</button>`}${isText(row) && !row.view && html`<${TextPayload} run=${run} row=${row} />`}${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not kept"}</div></td></tr>`)}</tbody></table></div>`}
+        <td><div class="payloads">${row.view && row.url && html`<button class="plain" aria-label=${`Show ${row.name}${row.step === null ? "" : ` at step ${row.step}`}`} onClick=${() => place({ media: row.id })}>Show</button>`}${row.table && row.url && html`<button class="plain" aria-label=${`Show ${row.name} as a table`} onClick=${() => place({ table: `${row.table}.${row.sha256}`, sort: null, rows: null })}>Table</button>`}${isText(row) && !row.view && html`<${TextPayload} run=${run} row=${row} />`}${row.url ? html`<a href=${`${new URL(row.url, root).href}?download=1`} download="" aria-label=${`Download ${row.name}`}>Download</a>` : "not stored"}</div></td></tr>`)}</tbody></table></div>`}
     ${next && html`<button class="plain more" onClick=${more}>more</button>`}
     ${rows.length > 0 && html`<${Lineage} run=${run} />`}`;
 }
@@ -343,7 +343,7 @@ export function Artifacts({ run, query, change, version, absent }) {
 /** @param {{ data: any }} props */
 export function Delivery({ data }) {
   const { lanes = [], unstored = null } = data.delivery ?? {};
-  return html`<section aria-labelledby="lanes"><h2 id="lanes">Where the run's records go</h2>
+  return html`<section aria-labelledby="lanes"><h2 id="lanes">Backends of the run</h2>
     ${unstored && html`<p class="mistake">${unstored}</p>`}
     ${data.absent?.delivery && html`<p class="notice-line">${data.absent.delivery}</p>`}
     ${lanes.length > 0 && html`<table class="plain-table"><thead><tr><th scope="col">backend</th><th scope="col">place</th><th scope="col">note</th></tr></thead>
@@ -353,7 +353,7 @@ export function Delivery({ data }) {
       <table class="plain-table"><thead><tr><th scope="col">attempt</th><th scope="col">started</th><th scope="col">from step</th><th scope="col">ended</th><th scope="col">state</th></tr></thead>
       <tbody>${(data.attempts ?? []).map((/** @type {any} */ item) => html`<tr key=${item.attempt}><th scope="row">${item.attempt}</th><td>${writeTime(item.started_at)}</td>
         <td>${writeStep(item.from_step)}</td><td>${writeTime(item.ended_at)}</td><td>${item.state ?? ""}</td></tr>`)}</tbody></table></section>
-    <section aria-labelledby="contents"><h2 id="contents">What there is</h2>
+    <section aria-labelledby="contents"><h2 id="contents">Records</h2>
       <table class="plain-table"><tbody>${Object.entries(data.contents ?? {}).map(([kind, count]) => html`<tr key=${kind}><th scope="row">${kind.replaceAll("_", " ")}</th>
         <td>${count === null ? "not known" : count === 0 ? "none" : `${writeCount(/** @type {number} */ (count))} or more`}</td></tr>`)}</tbody></table></section>`;
 }

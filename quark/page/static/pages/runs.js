@@ -379,14 +379,14 @@ function Chosen({ chosen }) {
     <a class="button" href=${makeLink(["compare"], { run: ids.slice(0, MOST_COMPARED), group: ids.length > 2 ? "seed" : null })}>Compare${
       ids.length > MOST_COMPARED ? ` the first ${MOST_COMPARED}` : ""}</a>
     <button class="plain" onClick=${() => change({ find: only })}>Show only these</button>
-    <${CopyButton} text=${ids.join("\n")}>Copy their ids<//>
+    <${CopyButton} text=${ids.join("\n")}>Copy their IDs<//>
     <button class="plain" onClick=${() => change({ chosen: null }, { replace: true })}>Choose none</button></p>`;
 }
 
 /** @param {{ isSearch: boolean }} props */
 function Empty({ isSearch }) {
-  return html`<p class="notice-line">${isSearch ? "No run fits this search."
-    : "There is no run here yet. A training begins one with quark.start_run()."}</p>`;
+  return html`<p class="notice-line">${isSearch ? "No run matches this search."
+    : "There are no runs yet. quark.start_run() creates one."}</p>`;
 }
 
 /** `/` finds, `j` and `k` go through the rows; Enter opens the one that has the focus. */

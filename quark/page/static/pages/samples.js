@@ -70,7 +70,7 @@ function Filters({ asked, sets }) {
 
 /** @param {{ run: string, data: any, asked: Asked, absent: Record<string, string> }} props */
 function Found({ run, data, asked, absent }) {
-  if (!data.total) return html`<p class="notice-line">${absent?.sample ?? "No sample was logged. quark.SampleLogger keeps prompts, completions, rewards and any columns."}</p>`;
+  if (!data.total) return html`<p class="notice-line">${absent?.sample ?? "No sample was logged. quark.SampleLogger records prompts, completions, rewards and custom columns."}</p>`;
   const many = data.count < data.total ? `${writeMany(data.count, "sample")} of ${writeStep(data.total)}` : writeMany(data.total, "sample");
   const says = asked.near === null ? many : `${many}, the nearest to step ${writeStep(asked.near)} first`;
   return html`<p class="quiet" role="status">${says}</p>
@@ -126,7 +126,7 @@ function Whole({ run, row }) {
   const parts = [["prompt", sample.prompt], ["completion", sample.completion], ...Object.entries(sample.columns)];
   return html`<div class="whole-sample"><div>${parts.filter(([, item]) => item !== null).map(([name, item]) => html`<section key=${name}><h3>${name}</h3>
       <pre class="payload" tabindex="0">${typeof item === "string" ? item : JSON.stringify(item, null, 1)}</pre>
-      ${cut[name] !== undefined && html`<p class="quiet">cut when it was logged; it had ${writeMany(cut[name], "character")}</p>`}</section>`)}</div>
+      ${cut[name] !== undefined && html`<p class="quiet">shortened when it was logged; it had ${writeMany(cut[name], "character")}</p>`}</section>`)}</div>
     ${values.length > 0 && html`<section><h3>Curves at step ${writeStep(sample.step)}</h3><table class="plain-table"><tbody>
       ${values.map((/** @type {any} */ each) => html`<tr key=${each.key}><th scope="row">${each.name}</th><td class="number">${writeNumber(each.value)}</td>
         <td class="quiet">${each.step === sample.step ? "" : `of step ${writeStep(each.step)}`}</td></tr>`)}</tbody></table>
@@ -140,9 +140,9 @@ export function NearSamples({ run, near, version }) {
   const { value, mistake } = useAnswer(async (signal) => step === null ? null
     : askJson(`api/runs/${encodeURIComponent(run)}/samples`, { near: step, limit: NEAREST }, signal), [run, step, useRarely(version)]);
   useEffect(() => bar.current?.scrollIntoView({ block: "nearest" }), [step]);
-  if (step === null) return html`<p class="quiet near-samples">A click in a chart shows the samples of its step.</p>`;
+  if (step === null) return html`<p class="quiet near-samples">Click in a chart to show the samples of that step.</p>`;
   return html`<section class="near-samples" aria-labelledby="near-title" ref=${bar}><div class="bar"><h2 id="near-title">Samples nearest to step ${writeStep(step)}</h2>
-      <a href=${makeLink(["run", run], { tab: "samples", near: String(step) })}>All of them</a>
+      <a href=${makeLink(["run", run], { tab: "samples", near: String(step) })}>All samples</a>
       <button onClick=${() => change({ near: null })}>Close</button></div>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     ${value && html`<${Rows} run=${run} data=${value} label="Nearest samples" />`}</section>`;

@@ -39,7 +39,7 @@ export function Sources({ run, query, change, isRunning }) {
       <${Choices} about=${about} change=${change} /></div>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
     <${About} about=${about} />
-    ${isReady && !rows.length && text && html`<p class="notice-line">There is no file that fits.</p>`}
+    ${isReady && !rows.length && text && html`<p class="notice-line">No file matches.</p>`}
     <${ShownSource} run=${run} shown=${query.get("source")} attempt=${attempt} close=${() => change({ source: "" })} />
     ${rows.length > 0 && html`<${FileTable} rows=${rows} change=${change} />`}
     ${next && html`<button class="plain more" onClick=${more}>more</button>`}
@@ -51,19 +51,19 @@ function Choices({ about, change }) {
   const attempts = about?.attempts ?? [];
   return html`${attempts.length > 1 && html`<label>attempt <select value=${String(about.attempt)} onChange=${(/** @type {any} */ event) => change({ attempt: event.currentTarget.value })}>
       ${attempts.map((/** @type {number} */ number) => html`<option key=${number} value=${String(number)}>${number}</option>`)}</select></label>`}
-    ${about?.has_git_diff && html`<button class="plain" onClick=${() => change({ source: "git" })}>what git's tracked files differ in</button>`}`;
+    ${about?.has_git_diff && html`<button class="plain" onClick=${() => change({ source: "git" })}>git diff</button>`}`;
 }
 
 /** @param {{ about: any }} props */
 function About({ about }) {
   if (!about) return null;
   if (about.note) return html`<p class="notice-line">${about.note}</p>`;
-  return html`<p class="quiet" id="about-sources">${writeMany(about.total, "file")}, ${writeBytes(about.size_bytes)}, digest <code>${about.digest.slice(0, DIGITS)}</code>; they lay in ${about.root}; begun as ${about.entry}.</p>`;
+  return html`<p class="quiet" id="about-sources">${writeMany(about.total, "file")}, ${writeBytes(about.size_bytes)}, digest <code>${about.digest.slice(0, DIGITS)}</code>, from ${about.root}, started as ${about.entry}.</p>`;
 }
 
 /** @param {{ rows: any[], change: (changes: Record<string, string>) => void }} props */
 function FileTable({ rows, change }) {
-  return html`<div class="scrolls" tabindex="0" role="region" aria-label="Files that the run was made of"><table class="plain-table sources"><thead><tr>
+  return html`<div class="scrolls" tabindex="0" role="region" aria-label="Source files of the run"><table class="plain-table sources"><thead><tr>
       <th scope="col">file</th><th scope="col" class="number">size</th><th scope="col">SHA-256</th><th scope="col">remarks</th></tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.id}><th scope="row">${row.is_kept
       ? html`<button class="plain" onClick=${() => change({ source: `=${row.path}` })}>${row.path}</button>` : row.path}</th>
@@ -75,7 +75,7 @@ function LeftOut({ about }) {
   const { left_out: leftOut = [], outside = [] } = about ?? {};
   return html`${leftOut.length > 0 && html`<section aria-labelledby="left-out"><h2 id="left-out">Not kept</h2><table class="plain-table"><tbody>
       ${leftOut.map((/** @type {any} */ row) => html`<tr key=${row.name}><th scope="row">${row.name}</th><td>${row.reason}</td></tr>`)}</tbody></table></section>`}
-    ${outside.length > 0 && html`<p class="quiet">Imported from elsewhere, not kept: ${outside.join(", ")}</p>`}`;
+    ${outside.length > 0 && html`<p class="quiet">Imported from elsewhere, not stored: ${outside.join(", ")}</p>`}`;
 }
 
 /** What the address asks to show: `git`, or `=` and a path. @param {{ run: string, shown: string | null, attempt: string | null, close: () => void }} props */
@@ -86,7 +86,7 @@ function ShownSource({ run, shown, attempt, close }) {
 
 /** @param {any} row */
 function tellRemarks(row) {
-  return [row.is_main ? "the main script" : "", row.is_changed ? "altered while it ran: this is what was there first" : "", row.reason ?? ""]
+  return [row.is_main ? "the main script" : "", row.is_changed ? "changed during the run: this is the first version" : "", row.reason ?? ""]
     .filter(Boolean).join("; ");
 }
 
@@ -99,7 +99,7 @@ function SourceText({ run, query, close }) {
     ${found?.mistake && html`<p class="mistake" role="alert">${found.mistake}</p>`}
     ${said?.reason && html`<p class="notice-line">${said.reason}</p>`}
     ${said && said.text !== null && html`<pre class="payload" tabindex="0" role="region" aria-label=${`Text of ${said.path}`}>${query.git_diff ? html`<${DiffLines} lines=${said.text.split("\n")} />` : said.text}</pre>`}
-    ${said?.is_cut && html`<p class="quiet">The beginning of ${writeBytes(said.size_bytes)}; quark sources has all.</p>`}</section>`;
+    ${said?.is_cut && html`<p class="quiet">The beginning of ${writeBytes(said.size_bytes)}; quark sources shows all.</p>`}</section>`;
 }
 
 /** @param {{ lines: string[] }} props */
@@ -113,7 +113,7 @@ function findKind(line) {
   return { "+": "line-added", "-": "line-removed", "@": "line-place" }[line.slice(0, 1)] ?? "";
 }
 
-/** What the code of two sides differs in. @param {{ judged: string, baseline: string, names: [string, string], version: number }} props */
+/** The differences in the code of two sides. @param {{ judged: string, baseline: string, names: [string, string], version: number }} props */
 export function SourceDiffs({ judged, baseline, names, version }) {
   const side = [judged, baseline];
   const found = useAnswer("api/compare/sources", { side }, version);
@@ -122,11 +122,11 @@ export function SourceDiffs({ judged, baseline, names, version }) {
   const { said } = found;
   if (said.state === "failed") return html`<p class="notice-line">${said.note}</p>`;
   const isOfMany = side.some((ids) => ids.includes(","));
-  return html`<section class="source-diffs" aria-labelledby="code-title"><h2 id="code-title">What the code of ${names[0]} differs in from that of ${names[1]}</h2>
-    ${isOfMany && html`<p class="quiet">Of the first run of each side: <a href=${makeLink(["run", said.judged], { tab: "code" })}>${said.judged}</a> and <a href=${makeLink(["run", said.baseline], { tab: "code" })}>${said.baseline}</a>.</p>`}
+  return html`<section class="source-diffs" aria-labelledby="code-title"><h2 id="code-title">Changes in the code of ${names[0]} differs in from that of ${names[1]}</h2>
+    ${isOfMany && html`<p class="quiet">From the first run of each side: <a href=${makeLink(["run", said.judged], { tab: "code" })}>${said.judged}</a> and <a href=${makeLink(["run", said.baseline], { tab: "code" })}>${said.baseline}</a>.</p>`}
     <p id="code-count">${said.count ? `${writeMany(said.count, "file")} ${said.count === 1 ? "differs" : "differ"}, ${said.same_count} are the same.` : `The code is the same: ${writeMany(said.same_count, "file")}.`}</p>
     ${said.files.map((/** @type {any} */ file) => html`<${FileDiff} key=${file.path} file=${file} side=${side} />`)}
-    ${said.count > said.files.length && html`<p class="quiet">The first ${said.files.length} of ${said.count}; quark sources --diff has all.</p>`}</section>`;
+    ${said.count > said.files.length && html`<p class="quiet">The first ${said.files.length} of ${said.count}; quark sources --diff shows all.</p>`}</section>`;
 }
 
 /** @param {{ file: any, side: string[] }} props */
@@ -145,5 +145,5 @@ function FileLines({ path, side }) {
   const { lines, note, is_cut: isCut } = found.said;
   return html`${note && html`<p class="notice-line">${note}</p>`}
     ${lines.length > 0 && html`<pre class="payload" tabindex="0" role="region" aria-label=${`Lines of ${path}`}><${DiffLines} lines=${lines} /></pre>`}
-    ${isCut && html`<p class="quiet">Not all of it is shown; quark sources --diff has the rest.</p>`}`;
+    ${isCut && html`<p class="quiet">Only a part is shown; quark sources --diff shows the rest.</p>`}`;
 }

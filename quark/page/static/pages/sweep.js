@@ -74,7 +74,7 @@ export function TrialTable({ trials, total, columns, order, best, chosen, constr
             <td title=${trial.reason ?? (trial.settled_at && writeTime(trial.settled_at))}>${trial.reason ?? ""}</td></tr>`)}
           <${Gap} rows=${Math.max(0, trials.length - above - shown.length)} height_px=${ROW_PX} /></tbody>
       </table></div>
-    <p class="quiet" role="status">${trials.length === total ? writeMany(total, "trial") : `${writeStep(trials.length)} of ${writeMany(total, "trial")} fit`}</p>`;
+    <p class="quiet" role="status">${trials.length === total ? writeMany(total, "trial") : `${writeStep(trials.length)} of ${writeMany(total, "trial")} match`}</p>`;
 }
 
 // The best value so far over the trials that have ended, and each of them as a point.
@@ -115,9 +115,9 @@ export function BestChart({ trials, column }) {
       <path class="best-line" d=${line} />
       <path class="trial-dots bests" d=${points(bests)} />
     </svg>
-    <figcaption class="quiet">${newest ? html`The best so far is ${writeNumber(newest.value)}, of trial ${newest.trial.number}; it was bettered ${writeMany(bests.length - 1, "time")}.` : "None of them had the whole budget."}
+    <figcaption class="quiet">${newest ? html`The best so far is ${writeNumber(newest.value)}, of trial ${newest.trial.number}; it was improved ${writeMany(bests.length - 1, "time")}.` : "No trial had the full budget."}
       ${steps.length - bests.length > 0 && steps.some((step) => !step.isWhole) ? " Pale points were stopped early, had a smaller budget or break a constraint." : ""}
-      ${axis.above || axis.below ? ` ${axis.above + axis.below} lie far from all others, and are drawn at the edge.` : ""}</figcaption>
+      ${axis.above || axis.below ? ` ${axis.above + axis.below} outliers are drawn at the edge.` : ""}</figcaption>
     <details><summary>As a table</summary><div class="scrolls" tabindex="0" role="region" aria-label="Best so far as a table"><table class="plain-table">
       <thead><tr><th scope="col" class="number">trials ended</th><th scope="col" class="number">trial</th><th scope="col" class="number">${column.title}</th></tr></thead>
       <tbody>${bests.slice(-200).map((step) => html`<tr key=${step.trial.number}><td class="number">${Number(at.get(step)) + 1}</td><td class="number">${step.trial.number}</td><td class="number">${writeNumber(step.value)}</td></tr>`)}</tbody></table></div></details>
@@ -238,9 +238,9 @@ function Sweep({ data, trials, place, edited }) {
       <span class="actions"><${SweepButtons} sweep=${sweep} changed=${edited} /><${Account} /></span></header>
     <main id="main">
       <div class="title"><h1>${sweep.name}</h1><${StateBadge} state=${sweep.is_done && sweep.state === "running" ? "done" : sweep.state} /><${Facts} sweep=${sweep} /></div>
-      <p><${Counts} counts=${sweep.counts} />${sweep.total === 0 && html`<span class="quiet">No trial yet: the first worker that comes draws some, such as <code>quark sweep run ${sweep.name}</code>.</span>`}</p>
-      ${sweep.state === "paused" && html`<p class="notice-line" role="status">The sweep is paused: trials that run go on, and no more are given to workers.</p>`}
-      ${data.left_out > 0 && html`<p class="notice-line">The first ${writeStep(trials.length)} trials are shown; ${writeStep(data.left_out)} more are not.</p>`}
+      <p><${Counts} counts=${sweep.counts} />${sweep.total === 0 && html`<span class="quiet">No trials yet. The first worker draws some. To start one, run <code>quark sweep run ${sweep.name}</code>.</span>`}</p>
+      ${sweep.state === "paused" && html`<p class="notice-line" role="status">The sweep is paused. Running trials continue, and workers get no new trials.</p>`}
+      ${data.left_out > 0 && html`<p class="notice-line">The first ${writeStep(trials.length)} trials are shown; ${writeStep(data.left_out)} more are omitted.</p>`}
       ${trials.length > 0 && html`<${Verdicts} said=${verdict} mistake=${mistake} link=${link} />
         <section aria-labelledby="trials-title" class="sweep-trials"><h2 id="trials-title">Trials</h2>
           <${Tools} columns=${columns} shown=${axesShown} metrics=${metrics} metric=${metric} brushes=${brushes} clear=${() => setBrushes([], true)} />
@@ -289,7 +289,7 @@ function Facts({ sweep }) {
     sweep.constraints.length ? `with ${sweep.constraints.join(", ")}` : "",
     sweep.max_failures ? `at most ${writeMany(sweep.max_failures, "failure")}` : "",
     sweep.lease_s ? `lease ${writeDuration(sweep.lease_s)}` : "",
-    sweep.stop_broken ? "stops broken trainings" : "",
+    sweep.stop_broken ? "stops broken trials" : "",
   ].filter(Boolean);
   return html`<span class="facts" title=${`opened ${writeTime(sweep.created_at)}`}>${facts.join(" · ")}</span>`;
 }
@@ -301,14 +301,14 @@ function Tools({ columns, shown, metrics, metric, brushes, clear }) {
   /** @param {string} id */
   const turn = (id) => writeList("axis", ids.includes(id) ? ids.filter((each) => each !== id) : [...ids, id]);
   return html`<div class="bar">
-    ${metrics.length > 1 && html`<label>colours by <select value=${metric.id} onChange=${(/** @type {any} */ event) => change({ by: event.currentTarget.value })}>
+    ${metrics.length > 1 && html`<label>colors by <select value=${metric.id} onChange=${(/** @type {any} */ event) => change({ by: event.currentTarget.value })}>
       ${metrics.map((each) => html`<option key=${each.id} value=${each.id}>${each.title}</option>`)}</select></label>`}
     <span class="trial-legend" aria-hidden="true">worse ${[0, 0.25, 0.5, 0.75, 1].map((rate) => html`<i key=${rate} style=${{ background: shadeRate(rate, theme) }}></i>`)} better
       <i style=${{ background: listMarks(theme).best }}></i> best <i class="live-swatch" style=${{ borderColor: listMarks(theme).live }}></i> running</span>
     <details class="chooser"><summary>Axes</summary><div class="panel">${columns.map((column) => html`<label key=${column.id}><input type="checkbox" checked=${ids.includes(column.id)}
       disabled=${ids.length === 1 && ids.includes(column.id)} onChange=${() => turn(column.id)} /> ${column.title}</label>`)}</div></details>
     ${brushes.length > 0 && html`<button class="plain" onClick=${clear}>Show all trials</button>`}
-    <span class="quiet">Drag on an axis, or move its ends by keys, to narrow it.</span></div>`;
+    <span class="quiet">To narrow an axis, drag on it, or move its ends with the arrow keys.</span></div>`;
 }
 
 /** @param {Trial | undefined} trial @param {import("../data/trial_axes.js").Column[]} columns */

@@ -13,7 +13,7 @@ import { writeAge, writeCount, writeDuration, writeMany, writeNumber, writeStep,
 
 const LOOK_EVERY_MS = 2000;
 const MOST_STANDINGS = 50;
-const VERDICTS = new Map([["better", ["✓", "really the best"]], ["no_difference", ["=", "no more than chance"]], ["cannot_tell", ["?", "cannot be told"]]]);
+const VERDICTS = new Map([["better", ["✓", "really the best"]], ["no_difference", ["=", "within seed noise"]], ["cannot_tell", ["?", "inconclusive"]]]);
 const METHODS = new Map([["ranks", "by ranks (Quark)"], ["ped_anova", "PED-ANOVA (Optuna)"]]);
 
 /** Trials by state, such as "3 running". @param {{ counts: Record<string, number> }} props */
@@ -24,9 +24,9 @@ export function Counts({ counts }) {
 /** @param {{ said: any, mistake: string, link: (number: number) => unknown }} props */
 export function Verdicts({ said, mistake, link }) {
   const verdicts = said?.verdicts ?? [];
-  return html`<section aria-labelledby="verdict-title" class="sweep-verdict"><h2 id="verdict-title">Is the best really the best?</h2>
+  return html`<section aria-labelledby="verdict-title" class="sweep-verdict"><h2 id="verdict-title">Is the best trial really the best?</h2>
     ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
-    ${!said && !mistake && html`<p class="quiet">It is being looked at.</p>`}
+    ${!said && !mistake && html`<p class="quiet">The analysis is running.</p>`}
     ${verdicts.map((/** @type {any} */ verdict) => {
       const [glyph, word] = VERDICTS.get(verdict.verdict) ?? ["·", verdict.verdict];
       return html`<div key=${verdict.name} data-verdict=${verdict.verdict}>
@@ -60,12 +60,12 @@ function Importance({ found, isNamed }) {
   if (found.note) return html`<p class="quiet">${isNamed ? `${found.name}: ` : ""}${found.note}.</p>`;
   const most = Math.max(0.01, chance ?? 0, ...shares.map((/** @type {[string, number]} */ share) => share[1]));
   return html`<table class="plain-table importances"><caption>${isNamed ? `${found.name}: ` : ""}${found.method === "ranks"
-      ? `share of its ranks that each explains, of ${writeMany(found.count, "trial")}; all together ${Math.round(100 * explained)} %`
-      : `what parts the best tenth from the rest, of ${writeMany(found.count, "trial")}`}</caption>
+      ? `share of the ranks that each parameter explains, over ${writeMany(found.count, "trial")}; all together ${Math.round(100 * explained)} %`
+      : `difference between the best tenth and the rest, over ${writeMany(found.count, "trial")}`}</caption>
     <tbody>${shares.map((/** @type {[string, number]} */ [name, share]) => html`<tr key=${name} class=${chance !== null && share <= chance ? "quiet" : ""}>
       <th scope="row">${name}</th><td class="importance-cell"><span class="importance-bar" style=${{ width: `${100 * share / most}%` }}></span>
         ${chance !== null && html`<span class="importance-chance" style=${{ left: `${100 * chance / most}%` }}></span>`}</td>
-      <td class="number">${(100 * share).toFixed(1)} %${chance !== null && share <= chance ? html` <small>no more than chance</small>` : ""}</td></tr>`)}</tbody></table>`;
+      <td class="number">${(100 * share).toFixed(1)} %${chance !== null && share <= chance ? html` <small>within seed noise</small>` : ""}</td></tr>`)}</tbody></table>`;
 }
 
 /** @param {{ live: any[], count: number, now: string, metric: any, names: string[], find: (number: number) => any }} props */
@@ -81,14 +81,14 @@ export function LiveTrials({ live, count, now, metric, names, find }) {
   }, [ids.join()]);
   if (!live.length) return null;
   return html`<section aria-labelledby="live-title"><h2 id="live-title">Live (${writeStep(count)})</h2>
-    <div class="scrolls" tabindex="0" role="region" aria-label="Trials that run"><table class="plain-table live-trials"><thead><tr>
+    <div class="scrolls" tabindex="0" role="region" aria-label="Running trials"><table class="plain-table live-trials"><thead><tr>
       <th scope="col">trial</th><th scope="col">run</th><th scope="col">step</th><th scope="col" class="number">${metric?.name ?? "value"}</th><th scope="col">parameters</th><th scope="col">worker</th><th scope="col">lease</th></tr></thead>
     <tbody>${live.map((trial) => {
       const standing = standings[trial.run_id];
       const parameters = find(trial.number)?.parameters ?? [];
       const { progress } = standing ?? {};
       return html`<tr key=${trial.number} data-live=${trial.number}><th scope="row">${trial.number} ${trial.state !== "running" && html`<${StateBadge} state=${trial.state} />`}</th>
-        <td>${trial.run_id ? html`<a href=${makeLink(["run", trial.run_id])}>${trial.run_id.slice(0, 12)}</a>` : html`<span class="quiet">not begun</span>`}${standing && standing.state !== "running" ? html` <${StateBadge} state=${standing.state} reason=${standing.ending?.message} />` : ""}</td>
+        <td>${trial.run_id ? html`<a href=${makeLink(["run", trial.run_id])}>${trial.run_id.slice(0, 12)}</a>` : html`<span class="quiet">not started</span>`}${standing && standing.state !== "running" ? html` <${StateBadge} state=${standing.state} reason=${standing.ending?.message} />` : ""}</td>
         <td>${writeCount(progress?.step)}${progress?.of ? `/${writeCount(progress.of)}` : ""}${progress?.eta_s ? ` · ETA ${writeDuration(progress.eta_s)}` : ""}</td>
         <td class="number">${writeNumber(standing?.values?.[0])}</td>
         <td>${names.map((name, at) => parameters[at] === null || parameters[at] === undefined ? "" : `${name} ${typeof parameters[at] === "number" ? writeNumber(parameters[at]) : parameters[at]}`).filter(Boolean).slice(0, 6).join(", ")}</td>
@@ -100,7 +100,7 @@ export function LiveTrials({ live, count, now, metric, names, find }) {
 function writeLease(until, now) {
   if (!until) return "";
   const left_s = (Date.parse(until) - Date.parse(now)) / 1000;
-  return left_s > 0 ? `${writeDuration(left_s)} left` : html`<b class="state-lost">over for ${writeDuration(-left_s)}</b>`;
+  return left_s > 0 ? `${writeDuration(left_s)} left` : html`<b class="state-lost">expired ${writeDuration(-left_s)} ago</b>`;
 }
 
 /** @param {{ workers: any[], now: string, link: (number: number) => unknown }} props */
@@ -123,7 +123,7 @@ export function Rungs({ rungs, metric }) {
   const hasBest = rungs.some((rung) => rung.best !== null);
   return html`<section aria-labelledby="rungs-title"><h2 id="rungs-title">Rungs</h2>
     <div class="scrolls" tabindex="0" role="region" aria-label="Table of rungs"><table class="plain-table rungs"><thead><tr>
-      <th scope="col">rung</th><th scope="col" class="number">budget</th><th scope="col">trials that came so far</th><th scope="col" class="number">trials</th><th scope="col" class="number">ended</th><th scope="col" class="number">went on</th><th scope="col" class="number">stopped</th>
+      <th scope="col">rung</th><th scope="col" class="number">budget</th><th scope="col">trials so far</th><th scope="col" class="number">trials</th><th scope="col" class="number">ended</th><th scope="col" class="number">continued</th><th scope="col" class="number">stopped</th>
       ${hasBest && html`<th scope="col" class="number">best ${metric?.name ?? ""}</th>`}</tr></thead>
     <tbody>${rungs.map((rung) => html`<tr key=${`${rung.rung} ${rung.budget}`}><th scope="row">${rung.rung}</th><td class="number">${writeStep(rung.budget)}</td>
       <td class="importance-cell"><span class="importance-bar" style=${{ width: `${100 * rung.trials / most}%` }}></span></td>
@@ -154,5 +154,5 @@ export function SweepButtons({ sweep, changed }) {
     ${state.isAsking && html`<${Box} title="Cancel the sweep?" id="cancel-sweep" close=${() => setState((old) => ({ ...old, isAsking: false }))}>
       <p>Trials that wait are cancelled, and no more are given to workers. Those that run go on to their end. This cannot be taken back; pausing can.</p>
       ${state.mistake && html`<p class="mistake" role="alert">${state.mistake}</p>`}
-      <p><button disabled=${state.isBusy} onClick=${() => change("cancelled")}>Cancel the sweep</button> <button onClick=${() => setState((old) => ({ ...old, isAsking: false }))}>Leave it</button></p><//>`}`;
+      <p><button disabled=${state.isBusy} onClick=${() => change("cancelled")}>Cancel the sweep</button> <button onClick=${() => setState((old) => ({ ...old, isAsking: false }))}>Keep it</button></p><//>`}`;
 }

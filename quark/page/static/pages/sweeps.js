@@ -40,9 +40,9 @@ export function SweepsPage({ place }) {
     <main id="main" aria-busy=${!found && !mistake}><h1>Sweeps${project ? ` of ${project}` : ""}</h1>
       ${mistake && html`<p class="mistake" role="alert">${mistake}</p>`}
       ${found?.note && html`<p class="notice-line">${found.note}</p>`}
-      ${found && !found.note && !sweeps.length && html`<p class="notice-line">There is no sweep here yet. <code>quark.sweep("name", space={…}, metric="val/acc", mode="max")</code> or <code>quark sweep new</code> makes one.</p>`}
+      ${found && !found.note && !sweeps.length && html`<p class="notice-line">There are no sweeps yet. <code>quark.sweep("name", space={…}, metric="val/acc", mode="max")</code> or <code>quark sweep new</code> creates one.</p>`}
       ${sweeps.length > 0 && html`<div class="table-box" tabindex="0" role="region" aria-label="Table of sweeps"><table class="runs sweeps"><thead><tr>
-        <th scope="col">sweep</th><th scope="col">state</th><th scope="col">trials</th><th scope="col">how far</th><th scope="col" class="number">best</th><th scope="col">search</th><th scope="col">begun</th></tr></thead>
+        <th scope="col">sweep</th><th scope="col">state</th><th scope="col">trials</th><th scope="col">progress</th><th scope="col" class="number">best</th><th scope="col">search</th><th scope="col">begun</th></tr></thead>
         <tbody>${sweeps.map((/** @type {any} */ sweep) => html`<${Row} key=${sweep.id} sweep=${sweep} project=${project} />`)}</tbody></table></div>`}
       ${found && found.count > sweeps.length && html`<p class="quiet">The newest ${writeStep(sweeps.length)} of ${writeStep(found.count)}.</p>`}
     </main>`;

@@ -74,14 +74,14 @@ export function System({ run, query, version, absent }) {
   const rates = useRates(run, window, useRarely(version));
   if (mistake) return html`<p class="mistake" role="alert">${mistake}</p>`;
   if (!packs) return html`<p class="quiet">…</p>`;
-  if (!packs.length && !rates?.length) return html`<p class="notice-line">${absent?.telemetry ?? "No telemetry was logged. quark.SystemTelemetry keeps what steps take and what the machine does."}</p>`;
+  if (!packs.length && !rates?.length) return html`<p class="notice-line">${absent?.telemetry ?? "No telemetry was logged. quark.SystemTelemetry records step times and system metrics."}</p>`;
   const pace = packs.find(({ head }) => head.field === "step_time_ms" && head.ranks.length > 1);
   return html`${pace && html`<${Ranks} pack=${pace} />`}
-    ${rates && rates.length > 0 && html`<h2>What gets done, by rank</h2><div class="charts">${rates.map((curves) => html`<${Tile} key=${curves[0].key} of=${curves} window=${window}
+    ${rates && rates.length > 0 && html`<h2>Throughput by rank</h2><div class="charts">${rates.map((curves) => html`<${Tile} key=${curves[0].key} of=${curves} window=${window}
       describe=${() => ({ title: curves[0].name, curves: curves.slice(0, MOST_LINES) })} />`)}</div>`}
     <div class="charts">${packs.map((pack) => html`<${Tile} key=${pack.head.field} of=${pack} window=${window}
       describe=${() => ({ title: pack.head.title, curves: readRankCurves(pack), whole: pack.head.steps })} />`)}</div>
-    ${packs.some(({ head }) => !head.exact) && html`<p class="quiet">Each entry is the highest of its steps.</p>`}`;
+    ${packs.some(({ head }) => !head.exact) && html`<p class="quiet">Each entry is the maximum of its steps.</p>`}`;
 }
 
 /** @param {number | null} low @param {number | null} high */
@@ -100,9 +100,9 @@ function Ranks({ pack }) {
     };
   }, [pack]);
   const grave = ranks.filter((/** @type {any} */ rank) => rank.is_silent || rank.ratio > LAGS);
-  return html`<section aria-labelledby="ranks-title"><h2 id="ranks-title">${ranks.length} ranks${grave.length ? "" : ": all take about the same time, and none is silent"}</h2>
+  return html`<section aria-labelledby="ranks-title"><h2 id="ranks-title">${ranks.length} ranks${grave.length ? "" : ": all take about the same time and send data"}</h2>
     <div class="scrolls" tabindex="0" role="region" aria-label="Ranks"><table class="plain-table ranks"><thead><tr><th scope="col">rank</th><th scope="col" class="number">step, ms (median)</th>
-      <th scope="col" class="number">of the usual</th><th scope="col" class="number">newest step</th><th scope="col">is</th></tr></thead>
+      <th scope="col" class="number">vs. usual</th><th scope="col" class="number">newest step</th><th scope="col">is</th></tr></thead>
       <tbody>${ranks.slice(0, MOST_LISTED).map((/** @type {any} */ rank) => html`<tr key=${rank.rank} data-rank=${rank.rank}><th scope="row">rank ${rank.rank}</th>
         <td class="number">${writeNumber(rank.median)}</td><td class="number">${rank.ratio === null ? "" : `× ${writeNumber(rank.ratio)}`}</td>
         <td class="number">${writeStep(rank.last_step)}</td><td>${rank.is_silent ? "? silent" : rank.ratio > LAGS ? "▲ slower" : ""}</td></tr>`)}</tbody></table></div>

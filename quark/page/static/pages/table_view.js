@@ -76,7 +76,7 @@ function describe(head, asked) {
   const parts = [asked.text ? `${writeMany(head.count, "row")} with ${asked.text}${cut}, of ${all}` : asked.sort !== null && cut
     ? `sorted${cut}, of ${all}` : all, writeBytes(head.size_bytes)];
   if (head.column_count > head.columns.length) parts.push(`${head.columns.length} of ${head.column_count} columns`);
-  if (!head.is_whole) parts.push("the download has all");
+  if (!head.is_whole) parts.push("download it to see all");
   return parts.join(" · ");
 }
 

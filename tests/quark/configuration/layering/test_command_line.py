@@ -44,7 +44,7 @@ def test_a_value_is_json_or_else_a_word(text, value):
 
 @pytest.mark.parametrize("text", ["[a, b]", "{a: 1}", "[" * 5000, '{"a": 1'])
 def test_half_a_list_is_a_mistake(text):
-    with pytest.raises(SchemaValidationError, match="x= begins like JSON"):
+    with pytest.raises(SchemaValidationError, match="x= starts like JSON"):
         parse_value(text, "x=")
 
 

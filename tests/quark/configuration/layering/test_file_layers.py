@@ -99,7 +99,7 @@ def test_a_file_may_be_named_on_the_command_line_or_be_absent(tmp_path):
     layers.add_file(tmp_path / "absent.json", optional=True)
     assert layers.resolve([]) == {}
     assert layers.resolve(["big"]) == {"width": 512}
-    with pytest.raises(SchemaValidationError, match="a layer 'big' already"):
+    with pytest.raises(SchemaValidationError, match="the layer 'big' already exists"):
         layers.add_file(tmp_path / "big.json")
     with pytest.raises(SchemaValidationError, match="path must be a path"):
         layers.add_file(3)
@@ -108,8 +108,8 @@ def test_a_file_may_be_named_on_the_command_line_or_be_absent(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("x.json", b'{"a": 1, "a": 2}', "'a' is there twice"),
-        ("x.json", b"[1]", "holds a list; a configuration is a mapping"),
+        ("x.json", b'{"a": 1, "a": 2}', "'a' occurs twice"),
+        ("x.json", b"[1]", "contains a list, but a config must be a mapping"),
         ("x.json", b"{", "cannot be read"),
         ("x.json", b"\xff\xfe", "is not UTF-8"),
         ("x.json", b'{"a":' * 60_000 + b"1" + b"}" * 60_000, "nested too deep"),
@@ -117,12 +117,12 @@ def test_a_file_may_be_named_on_the_command_line_or_be_absent(tmp_path):
         ("x.json", b'{"a": [' + b"1," * 200_000 + b"1]}", "more than 100,000 values"),
         ("x.json", b" " * 4_000_001, "more than 4 MB"),
         ("x.toml", b"a = 1\na = 2", "cannot be read"),
-        ("x.ini", b"", "ends with .json, .toml, .yaml, .yml"),
-        ("x.yaml", b"a: 1\nb: 2\na: 3\n", "line 3: the key 'a' is there twice"),
+        ("x.ini", b"", "end with .json, .toml, .yaml, .yml"),
+        ("x.yaml", b"a: 1\nb: 2\na: 3\n", "line 3: the key 'a' occurs twice"),
         ("x.yaml", b"a: !!python/object/apply:os.system ['true']\n", "could not determine"),
         ("x.yaml", b"a: !!python/name:os.system\n", "could not determine"),
-        ("x.yaml", b"a: &a [*a]\n", "unfolds to more than"),
-        ("x.yaml", b"a: &a {b: *a}\n", "unfolds to more than"),
+        ("x.yaml", b"a: &a [*a]\n", "expands to more than"),
+        ("x.yaml", b"a: &a {b: *a}\n", "expands to more than"),
         ("x.yaml", b"a: *gone\n", "line 1"),
         ("x.yaml", b"a: 1\n---\nb: 2\n", "another document"),
     ],
@@ -146,7 +146,7 @@ def test_a_bomb_of_aliases_is_refused_soon(tmp_path):
     (tmp_path / "bomb.yaml").write_text("\n".join(lines))
     layers = Layers()
     layers.add_file(tmp_path / "bomb.yaml")
-    with pytest.raises(SchemaValidationError, match="unfolds to more than"):
+    with pytest.raises(SchemaValidationError, match="expands to more than"):
         layers.resolve([])
 
 

@@ -97,7 +97,7 @@ def test_a_circle_is_named():
     write(layers, "a", {}, after="b")
     write(layers, "b", {}, after="c")
     write(layers, "c", {}, after="a")
-    with pytest.raises(SchemaValidationError, match=r"in a circle: a -> b -> c -> a"):
+    with pytest.raises(SchemaValidationError, match=r"circular: a -> b -> c -> a"):
         layers.resolve(["a"])
 
 
@@ -110,7 +110,7 @@ def test_no_layer_comes_after_one_that_is_applied_later(tmp_path):
     layers = Layers()
     write(layers, "lonely", {}, after="nobdy")
     write(layers, "nobody", {})
-    with pytest.raises(SchemaValidationError, match="no layer; did you mean 'nobody'"):
+    with pytest.raises(SchemaValidationError, match="not a layer; did you mean 'nobody'"):
         layers.resolve(["lonely"])
 
 
@@ -165,7 +165,7 @@ def test_an_error_in_a_lazy_block_comes_out_when_it_counts():
         layers.resolve([])
     assert any("in the layer 'model'" in note for note in raised.value.__notes__)
     with (
-        pytest.raises(SchemaValidationError, match="belongs into the function of a layer"),
+        pytest.raises(SchemaValidationError, match="must be called in a layer's function"),
         layers.lazy(),
     ):
         pass
@@ -229,11 +229,11 @@ def test_a_namespace_is_no_method_of_the_configuration(namespace):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"name": "two words"}, "a word"),
-        ({"name": "manual"}, "a meaning of its own"),
-        ({"name": "taken"}, "a layer 'taken' already"),
+        ({"name": "two words"}, "a single word"),
+        ({"name": "manual"}, "a reserved name"),
+        ({"name": "taken"}, "the layer 'taken' already exists"),
         ({"name": "x", "priority": "high"}, "priority must be a number"),
-        ({"name": "x", "after": [1]}, "after must be names"),
+        ({"name": "x", "after": [1]}, "after must be layer names"),
     ],
 )
 def test_bad_arguments_are_named(options, said):
@@ -245,7 +245,7 @@ def test_bad_arguments_are_named(options, said):
 
 @pytest.mark.parametrize("prefix", ["", "QUARK_", "quark_x", 3])
 def test_the_environment_needs_a_prefix(prefix):
-    with pytest.raises(SchemaValidationError, match="prefix must be a text such as"):
+    with pytest.raises(SchemaValidationError, match="prefix must be a str such as"):
         Layers().add_environment(prefix)
 
 

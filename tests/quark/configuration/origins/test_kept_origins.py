@@ -202,7 +202,7 @@ def test_origins_are_bounded():
     assert len(snapshot.group_origins()["lr"]) == 12
     assert len(snapshot.group_origins()["text"][0].value) == 400
     assert len(json.dumps(snapshot.to_data()["origins"])) < 300_000
-    assert any("origins of settings were not kept" in note for note in snapshot.notes)
+    assert any("origins were not stored" in note for note in snapshot.notes)
     assert len(snapshot.values) == 4002
 
 

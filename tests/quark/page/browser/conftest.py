@@ -288,7 +288,7 @@ class Visitor:
 
     def wait_until_looked_at(self):
         """Wait for the findings, which stand above the charts and are marked in them."""
-        self.wait("!document.body.innerText.includes('The run is being looked at')")
+        self.wait("!document.body.innerText.includes('The analysis is running')")
         self.wait_until_quiet()
 
     def wait_until_quiet(self):

@@ -94,7 +94,7 @@ def test_what_only_looks_like_a_picture_or_a_text_runs_nothing(visit, serve_shar
     visitor.wait("[...document.images].some(image => image.complete && image.naturalWidth === 40)")
     assert visitor.evaluate("[...document.images].length") == 1
     visitor.page.get_by_text("Show large").click()
-    visitor.wait_for_text("the beginning of 900.0 kB; the download has all")
+    visitor.wait_for_text("the beginning of 900.0 kB; download it to see all")
     shown = visitor.evaluate("document.querySelector('.payload').innerText.length")
     assert shown <= 200_000
     visitor.page.get_by_text("Show deep").click()

@@ -182,7 +182,7 @@ def test_who_opens_our_page_has_no_hold_on_it(attacked, stranger, host):
     ours = opened.value
     # From another site the cookie does not come along; a click within the page is our own.
     if host != "127.0.0.1":
-        ours.get_by_role("link", name="Go on").click()
+        ours.get_by_role("link", name="continue").click()
     ours.get_by_role("link", name=SECRET).wait_for()
     assert ours.evaluate("window.opener") is None
     visitor.wait("window.hold.closed")
@@ -201,7 +201,7 @@ def test_a_name_that_is_made_to_mean_this_machine_reads_nothing(attacked):
         ["api/runs", "run/x", f"run/x?token={token}", f"api/runs/{RUN}"],
     )
     assert [status for status, _ in said] == [421] * 4
-    assert all("this server is not called 'rebound.example" in text for _, text in said)
+    assert all("this server does not serve host 'rebound.example" in text for _, text in said)
     # Nobody has traded the token meanwhile.
     other = visitor.context.request.get(f"{visitor.server.page.url}?token={token}", max_redirects=0)
     assert other.status == 303

@@ -162,7 +162,7 @@ def test_runs_with_no_metric_in_common_have_their_own_curves(visit, serve_shared
         chart = visitor.wait_for_chart(name)
         assert [line["name"] for line in chart["lines"]] == [side]
     visitor.page.get_by_label("difference to the baseline").check()
-    visitor.wait_for_text("no side that is shown has a value here")
+    visitor.wait_for_text("no visible side has a value here")
     for tab in ("Layers by change", "Phases"):
         visitor.page.get_by_role("tab", name=tab).click()
         visitor.wait("!document.getElementById('panel').innerText.includes('…')")
@@ -182,9 +182,9 @@ def test_runs_that_are_not_there_and_a_side_alone_say_so(visit, serve_shared, si
     visitor = visit(server, "compare?run=low-0&run=none-such", may_be_lost=True)
     visitor.wait_for_text("none-such")
     visitor.go("compare?run=low-0")
-    visitor.wait_for_text("One side alone")
+    visitor.wait_for_text("Only one side")
     visitor.page.get_by_role("tab", name="Phases").click()
-    visitor.wait_for_text("has nothing to be compared with")
+    visitor.wait_for_text("Add a second side to compare")
     visitor.go("compare")
     visitor.wait_for_text("These runs cannot be compared")
 

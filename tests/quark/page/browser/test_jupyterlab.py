@@ -267,7 +267,7 @@ def test_a_kernel_that_dies_leaves_its_last_state(open_notebook):
     points = page.evaluate(READ)
     os.kill(int((notebook.folder / "pid").read_text()), signal.SIGKILL)
     # What was drawn stays, and it is said that nobody adds to it.
-    page.locator(".live-note", has_text="No word of the kernel").wait_for()
+    page.locator(".live-note", has_text="No message from the kernel").wait_for()
     assert page.evaluate(READ) >= points
     notebook.execute("docmanager:save")
     page.reload()

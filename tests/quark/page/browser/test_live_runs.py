@@ -119,7 +119,7 @@ def test_a_server_that_is_ended_and_begun_anew_wants_a_sign_in_and_goes_on(
     visitor.wait_for_text("The server does not answer")
     live(60)
     server.start()
-    visitor.wait_for_text("This page needs a sign-in")
+    visitor.wait_for_text("Sign in to open this page")
     visitor.sign_in()
     wait_for_points(visitor, 60)
     assert visitor.evaluate("window.quark.charts.find('train/loss').y.isLog")

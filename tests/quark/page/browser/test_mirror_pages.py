@@ -26,19 +26,21 @@ def test_each_part_of_a_mirrored_run_is_shown(visit, serve_shared, mirror):
     visitor.page.get_by_role("button", name="Show scores as a table").click()
     visitor.wait("document.querySelectorAll('.cells tbody tr').length > 20")
     visitor.page.get_by_role("tab", name="Delivery").click()
-    visitor.wait_for_text("Where else the run's records go")
+    visitor.wait_for_text("Its other backends and waiting records")
     assert visitor.evaluate("document.body.innerText.includes('resume line')") is False
     visitor.wait_until_looked_at()
-    assert "csv keeps no analyses" in visitor.evaluate("document.body.innerText")
+    assert "csv does not store analyses" in visitor.evaluate("document.body.innerText")
 
 
 def test_what_a_mirror_lacks_is_said_where_it_would_be(visit, serve_shared, mirror):
     visitor = visit(serve_shared(mirror[0], mirror[1]), f"run/{mirror[2]}")
     for tab in ("System and ranks", "Batches", "Artifacts"):
         visitor.page.get_by_role("tab", name=tab).click()
-        visitor.wait("document.getElementById('panel').innerText.includes('csv has none of this')")
+        visitor.wait(
+            "document.getElementById('panel').innerText.includes('csv has no data of this')"
+        )
     visitor.page.get_by_role("link", name="Layers").click()
-    visitor.wait_for_text("csv has none of this run")
+    visitor.wait_for_text("csv has no data of this run")
     visitor.wait_for_text("This run has no records of layers")
 
 

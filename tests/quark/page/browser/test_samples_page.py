@@ -53,5 +53,5 @@ def test_a_click_in_a_chart_shows_the_samples_of_that_step(visit, serve_shared, 
     assert f"near={step}" in visitor.page.url
     assert visitor.evaluate("window.ran ?? null") is None
     visitor.check_axe()
-    visitor.page.get_by_role("link", name="All of them").click()
+    visitor.page.get_by_role("link", name="All samples").click()
     visitor.wait("document.querySelectorAll('#panel .samples tbody tr').length === 50")

@@ -81,7 +81,7 @@ def test_code_of_others_is_text_and_runs_nowhere(visit, serve_shared, coded):
 
 def test_a_run_without_code_says_why(visit, serve_shared, coded):
     visitor = visit(serve_shared(coded), "run/none?tab=code")
-    visitor.wait_for_text("run none has no sources")
+    visitor.wait_for_text("run none has no source snapshot")
 
 
 def test_what_the_code_of_two_runs_differs_in(visit, serve_shared, coded):
@@ -103,4 +103,4 @@ def test_what_the_code_of_two_runs_differs_in(visit, serve_shared, coded):
 
 def test_runs_of_which_one_has_no_code_say_so(visit, serve_shared, coded):
     visitor = visit(serve_shared(coded), "compare?run=old&run=none&tab=code")
-    visitor.wait_for_text("run none has no sources")
+    visitor.wait_for_text("run none has no source snapshot")

@@ -95,7 +95,7 @@ def test_a_sweep_shows_its_trials_and_says_what_may_be_said(open_sweep):
     assert visitor.evaluate(SHOWN)[0] == best[0]
     visitor.wait("document.querySelector('[data-verdict=cannot_tell]')")
     text = visitor.page.inner_text("main")
-    for said in ("Nobody knows whether", "Run the best few again", "Which parameters matter",
+    for said in ("It is unknown if", "Run the best few again", "Which parameters matter",
                  "Best so far", "Live (3)", "Workers (3 with a trial)", "Rungs"):  # fmt: skip
         assert said in text
     visitor.wait("document.querySelector('.importances tbody th')?.innerText === 'lr'")
@@ -213,12 +213,12 @@ def test_a_sweep_that_goes_on_is_followed(tmp_path, visit, serve):
     visitor.wait(f"{TRIALS}.lines.length === 43")
     visitor.wait(f"{TRIALS}.lines.find(line => line.isBest).number === {trial.number}")
     visitor.wait(f"!document.querySelector('[data-live=\"{trial.number}\"]')")
-    visitor.wait_for_text(f"Nobody knows whether trial {trial.number} is really the best")
+    visitor.wait_for_text(f"It is unknown if trial {trial.number} is really the best")
 
 
 def test_an_empty_sweep_says_what_is_next(open_sweep):
     visitor = open_sweep("empty")
-    visitor.wait_for_text("No trial yet")
+    visitor.wait_for_text("No trials yet")
     visitor.check_axe()
 
 

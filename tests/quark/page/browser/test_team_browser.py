@@ -109,7 +109,7 @@ def test_a_run_is_edited_archived_and_restored_on_its_page(team, enter):
     page.get_by_role("button", name="Archive").click()
     visitor.wait_for_text("lists leave it out")
     page.get_by_role("link", name="quark").click()
-    visitor.wait_for_text("There is no run here yet")
+    visitor.wait_for_text("There are no runs yet")
     page.get_by_role("button", name="Archived").click()
     page.get_by_role("link", name="a better name").click()
     page.get_by_role("button", name="Restore").click()
@@ -167,7 +167,7 @@ def test_a_training_is_asked_to_stop_after_a_question_and_knows(team, enter, tmp
         visitor.page.get_by_role("button", name="Ask it to stop").click()
         visitor.wait_for_text("it diverges")
         visitor.wait_for_text(f"anna (key {find_id(team.key)})")
-        visitor.wait_for_text("has not said yet that it knows")
+        visitor.wait_for_text("has not confirmed it yet")
         lookout = StopLookout(session.open_run)
         lookout.look()
         if lookout._thread is not None:  # the session's own has not heard of it before
@@ -175,7 +175,7 @@ def test_a_training_is_asked_to_stop_after_a_question_and_knows(team, enter, tmp
         assert session.stop_requested.reason == "it diverges"
         session.flush("stored")
         # The open page says so by itself.
-        visitor.wait_for_text("knows of it since")
+        visitor.wait_for_text("received it at")
 
 
 def test_an_open_page_shows_what_somebody_else_edits(team, enter):
