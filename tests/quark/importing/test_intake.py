@@ -300,7 +300,7 @@ def test_what_is_watched_comes_until_ctrl_c_and_then_ends(tmp_path, store, read_
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert "1 points" in process.stderr.readline()
+    assert "1 point," in process.stderr.readline()
     with path.open("a") as file:
         file.write("1,0.5\n")
     assert "2 points" in process.stderr.readline()
