@@ -190,7 +190,7 @@ def measure_loop(folder: str, times: int) -> dict[str, float]:
 
     def time_blocks() -> None:
         for _ in range(times):
-            with metrics.chrono("block"):
+            with metrics.timer("block"):
                 pass
 
     def aggregate() -> None:

@@ -57,14 +57,16 @@ def measure_similar_runs(*, quick: bool) -> dict[str, float]:
         plain_s = time_call(lambda: _start(name, config, None), times)
         asked_s = time_call(lambda: _start(name, config, "again"), times)
         shown.append(
-            Figure("start_run, more with if_done, ms", (asked_s - plain_s) * 1000, at_most=_GOAL_MS)
+            Figure(
+                "start_run, more with if_exists, ms", (asked_s - plain_s) * 1000, at_most=_GOAL_MS
+            )
         )
     return print_figures(f"Similar runs among {runs:,}, warm", shown)
 
 
-def _start(storage_dir: str, config: dict[str, object], if_done: str | None) -> None:
+def _start(storage_dir: str, config: dict[str, object], if_exists: str | None) -> None:
     quark.start_run(
-        project="vision", config=config, if_done=if_done, storage_dir=storage_dir
+        project="vision", config=config, if_exists=if_exists, storage_dir=storage_dir
     ).end_run()
 
 

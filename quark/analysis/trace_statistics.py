@@ -13,7 +13,7 @@ from quark.analysis.health import has_result
 from quark.analysis.run_search import choose_mode
 from quark.provenance.code_changes import CodeChange, compare_sources, count_changed_lines
 from quark.provenance.code_fingerprints import CodeReach, FingerprintCache
-from quark.provenance.sources import KeptSources, read_sources
+from quark.provenance.sources import SourceSnapshot, read_sources
 from quark.provenance.traces import TraceDigest, read_traces
 from quark_core.backends.contract import SupportsRead
 from quark_core.backends.run_summary import RunSummary
@@ -215,7 +215,7 @@ def diff_versions(before: TraceVersion, after: TraceVersion) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Code:
-    kept: KeptSources
+    kept: SourceSnapshot
     reach: CodeReach
 
 

@@ -25,7 +25,7 @@ from quark_core.system.terminal_text import clean_line, clean_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from quark.provenance.sources import KeptSource, KeptSources, SourceDiff
+    from quark.provenance.sources import SourceDiff, SourceFile, SourceSnapshot
 
 _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 _SHOWN_DIGITS = 12
@@ -84,7 +84,7 @@ def sources(
         _print_list(kept, list_attempts(source.reader, run_id))
 
 
-def _describe(kept: KeptSources) -> dict[str, Any]:
+def _describe(kept: SourceSnapshot) -> dict[str, Any]:
     return {
         "run_id": kept.run_id,
         "attempt": kept.attempt,
@@ -99,7 +99,7 @@ def _describe(kept: KeptSources) -> dict[str, Any]:
     }
 
 
-def _describe_file(file: KeptSource | None) -> dict[str, Any] | None:
+def _describe_file(file: SourceFile | None) -> dict[str, Any] | None:
     if file is None:
         return None
     return {
@@ -110,7 +110,7 @@ def _describe_file(file: KeptSource | None) -> dict[str, Any] | None:
     }
 
 
-def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
+def _print_list(kept: SourceSnapshot, attempts: Sequence[int]) -> None:
 
     table = make_table({"file": FOLD, "size": RIGHT, "sha256": WHOLE, "": FOLD})
     for file in kept.files:
@@ -138,7 +138,7 @@ def _print_list(kept: KeptSources, attempts: Sequence[int]) -> None:
         console.print(Text(f"Attempts with sources: {told}. --attempt N shows another one."))
 
 
-def _print_file(kept: KeptSources, path: str, *, as_json: bool) -> None:
+def _print_file(kept: SourceSnapshot, path: str, *, as_json: bool) -> None:
     file = kept.find(path)
     if file is None:
         raise click.ClickException(
@@ -158,7 +158,7 @@ def _print_text(text: str) -> None:
 
 
 def _print_diff(
-    before: KeptSources, after: KeptSources, path: str | None, *, as_json: bool
+    before: SourceSnapshot, after: SourceSnapshot, path: str | None, *, as_json: bool
 ) -> None:
     from quark.provenance.sources import count_equal, diff_sources
 
@@ -215,16 +215,16 @@ def _place(path: str) -> tuple[str, ...] | None:
     return None if parts is None or any(make_file_name(part) != part for part in parts) else parts
 
 
-def _restore(kept: KeptSources, folder: Path, *, as_json: bool) -> None:
+def _restore(kept: SourceSnapshot, folder: Path, *, as_json: bool) -> None:
     try:
         if folder.is_symlink() or (folder.exists() and any(folder.iterdir())):
             raise click.ClickException(f"{folder} is not empty. Pass a new directory.")
     except OSError as error:
         raise click.ClickException(f"{folder}: {error.strerror or error}") from error
     out = OutputFolder(folder)
-    written: list[KeptSource] = []
-    altered: list[KeptSource] = []
-    missing: list[KeptSource] = []
+    written: list[SourceFile] = []
+    altered: list[SourceFile] = []
+    missing: list[SourceFile] = []
     for file in kept.files:
         parts = _place(file.path)
         if file.data is None or parts is None:

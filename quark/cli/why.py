@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from quark.analysis.explanation.history import PastRun
     from quark.analysis.explanation.results import Cause, ChangeExplanation
     from quark.analysis.explanation.swap_experiments import Exchange
-    from quark.provenance.sources import KeptSource
+    from quark.provenance.sources import SourceFile
     from quark_core.runs.run_reader import RunReader
 
 _ALGEBRA = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -316,7 +316,7 @@ def _run(
 
 
 def _exchange_file(
-    one: KeptSource | None, two: KeptSource | None, names: Sequence[str]
+    one: SourceFile | None, two: SourceFile | None, names: Sequence[str]
 ) -> bytes | None:
     """A file of the first side with these functions of the second; b"" where it is taken away."""
     if two is None:

@@ -26,7 +26,7 @@ _PYTHON = (".py", ".pyw", ".pyi")
 
 
 class SourceText(Protocol):
-    """A source file as a run kept it: `KeptSource` is one."""
+    """A source file as a run kept it: `SourceFile` is one."""
 
     @property
     def path(self) -> str:

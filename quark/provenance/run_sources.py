@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quark.provenance import sources
-from quark.provenance.sources import KeptSources
+from quark.provenance.sources import SourceSnapshot
 from quark_core.errors import ArtifactNotFoundError, SchemaValidationError
 from quark_core.records.query import check_index
 from quark_core.sessions.session import TrainingSession, open_run
@@ -17,7 +17,7 @@ def read_sources(
     *,
     backend: str | None = None,
     attempt: int | None = None,
-) -> KeptSources:
+) -> SourceSnapshot:
     """Read the source snapshot of a run.
 
     Args:

@@ -31,7 +31,7 @@ _MOST_PAYLOAD_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSource:
+class SourceFile:
     """One file of a source snapshot.
 
     Attributes:
@@ -60,7 +60,7 @@ class KeptSource:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeptSources(Mapping[str, KeptSource]):
+class SourceSnapshot(Mapping[str, SourceFile]):
     """Source snapshot of one attempt of a run: a mapping of paths to files.
 
     Attributes:
@@ -83,20 +83,20 @@ class KeptSources(Mapping[str, KeptSource]):
     root: str
     main: str | None
     entry: str
-    files: tuple[KeptSource, ...]
+    files: tuple[SourceFile, ...]
     outside: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
-    _by_path: dict[str, KeptSource] = field(init=False, repr=False)
+    _by_path: dict[str, SourceFile] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_path", {file.path: file for file in self.files})
 
-    def find(self, path: str) -> KeptSource | None:
+    def find(self, path: str) -> SourceFile | None:
         """Return the file of a path, or None."""
         return self._by_path.get(path)
 
-    def __getitem__(self, path: str) -> KeptSource:
+    def __getitem__(self, path: str) -> SourceFile:
         return self._by_path[path]
 
     def __iter__(self) -> Iterator[str]:
@@ -114,7 +114,7 @@ def digest_sources(files: Iterable[tuple[str, str]]) -> str:
 
 def read_sources(
     reader: SupportsRead, run_id: str, *, attempt: int | None = None, texts: bool = True
-) -> KeptSources:
+) -> SourceSnapshot:
     """What an attempt of a run was made of.
 
     Args:
@@ -136,7 +136,7 @@ def read_sources(
 
 def read_source(
     reader: SupportsRead, run_id: str, path: str, *, attempt: int | None = None
-) -> KeptSource | None:
+) -> SourceFile | None:
     """One file that an attempt of a run was made of, or None; the others are not read.
 
     Raises:
@@ -166,10 +166,10 @@ def _read_entries(
 
 
 def _describe(
-    run_id: str, fingerprint: FingerprintRecord, files: tuple[KeptSource, ...]
-) -> KeptSources:
+    run_id: str, fingerprint: FingerprintRecord, files: tuple[SourceFile, ...]
+) -> SourceSnapshot:
     known = dict(fingerprint.metadata or {})
-    return KeptSources(
+    return SourceSnapshot(
         run_id=run_id,
         attempt=fingerprint.attempt,
         digest=fingerprint.digest,
@@ -259,14 +259,14 @@ def _find_fingerprint(reader: SupportsRead, run_id: str, attempt: int | None) ->
     return [record for record in found if record.attempt == newest][-1]
 
 
-def _read_file(entry: ManifestEntry, packs: SourcePacks | None) -> KeptSource:
+def _read_file(entry: ManifestEntry, packs: SourcePacks | None) -> SourceFile:
     data, reason = None, entry.reason or None
     if packs is not None and entry.pack:
         data, trouble = packs.read(entry)
         reason = trouble or reason
     elif not entry.pack:
         reason = reason or "its text was not stored"
-    return KeptSource(entry.path, entry.sha256, entry.size_bytes, data, reason)
+    return SourceFile(entry.path, entry.sha256, entry.size_bytes, data, reason)
 
 
 def _read_payload(reader: SupportsRead, run_id: str, sha256: str) -> bytes:
@@ -329,13 +329,13 @@ class SourceDiff:
 
     path: str
     kind: Literal["added", "removed", "changed", "moved"]
-    before: KeptSource | None
-    after: KeptSource | None
+    before: SourceFile | None
+    after: SourceFile | None
     lines: tuple[str, ...] = ()
 
 
 def diff_sources(
-    before: Mapping[str, KeptSource], after: Mapping[str, KeptSource]
+    before: Mapping[str, SourceFile], after: Mapping[str, SourceFile]
 ) -> tuple[SourceDiff, ...]:
     """The files that differ, by path; one that has another path and the same content has moved.
 
@@ -361,13 +361,13 @@ def diff_sources(
     return tuple(sorted(out, key=lambda diff: diff.path))
 
 
-def count_equal(before: Mapping[str, KeptSource], after: Mapping[str, KeptSource]) -> int:
+def count_equal(before: Mapping[str, SourceFile], after: Mapping[str, SourceFile]) -> int:
     """How many files have the same path and the same content."""
     shared = ((file, after[path]) for path, file in before.items() if path in after)
     return sum(1 for file, other in shared if file.sha256 == other.sha256)
 
 
-def _diff(before: KeptSource | None, after: KeptSource | None) -> tuple[str, ...]:
+def _diff(before: SourceFile | None, after: SourceFile | None) -> tuple[str, ...]:
     texts = [None if file is None else file.text for file in (before, after)]
     if any(
         file is not None and text is None for file, text in zip((before, after), texts, strict=True)

@@ -568,7 +568,7 @@ class MirrorRun(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneReport:
+class BackendDelivery:
     """Delivery state of one backend; all counts are records.
 
     `submitted == delivered + waiting + dropped + unknown + sum(quarantined.values())` holds at each
@@ -633,7 +633,7 @@ class DeliveryReport:
             full.
     """
 
-    lanes: tuple[LaneReport, ...] = ()
+    lanes: tuple[BackendDelivery, ...] = ()
     uncovered: int = 0
 
     @property

@@ -300,7 +300,7 @@ MAX_FIELD_BYTES = 16_384
 EXCHANGED_FIELD = "why_exchanged"
 """What `quark why --check` has put from one run into another, in the run that it has made so."""
 
-IfDone = Literal["skip", "resume", "again"]
+IfExists = Literal["skip", "resume", "again"]
 """What a start does where its configuration has been run before."""
 
 _MAX_FIELDS = 1_000
@@ -410,17 +410,17 @@ def _check_field_name(name: object, argument: str) -> str:
     return text
 
 
-def check_if_done(if_done: object) -> IfDone | None:
+def check_if_exists(if_exists: object) -> IfExists | None:
     """Return what was asked for, or refuse it.
 
     Raises:
         SchemaValidationError: Not one of its words.
     """
-    if if_done is None:
+    if if_exists is None:
         return None
-    if not isinstance(if_done, str) or if_done not in get_args(IfDone):
+    if not isinstance(if_exists, str) or if_exists not in get_args(IfExists):
         raise SchemaValidationError(
-            f"if_done must be one of {', '.join(map(repr, get_args(IfDone)))}, or None, got "
-            f"{describe_argument(if_done)}"
+            f"if_exists must be one of {', '.join(map(repr, get_args(IfExists)))}, or None, got "
+            f"{describe_argument(if_exists)}"
         )
-    return if_done  # type: ignore[return-value]
+    return if_exists  # type: ignore[return-value]

@@ -17,7 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from quark_core.artifacts.payload_folder import PayloadFolder, PayloadSpool
-from quark_core.backends.contract import Backend, Batch, LaneReport, SupportsGroups, SupportsRead
+from quark_core.backends.contract import (
+    Backend,
+    BackendDelivery,
+    Batch,
+    SupportsGroups,
+    SupportsRead,
+)
 from quark_core.config.settings import list_credentials
 from quark_core.delivery.batch_log import Cursor
 from quark_core.delivery.delivery_state import LaneMark
@@ -229,7 +235,7 @@ class Lane:
         """Newest reason for a failure, or None while there was none."""
         return next(reversed(self._errors), None)
 
-    def report(self, pending_records: int = 0, lost_records: int = 0) -> LaneReport:
+    def report(self, pending_records: int = 0, lost_records: int = 0) -> BackendDelivery:
         """What became of the records so far.
 
         Args:
@@ -241,7 +247,7 @@ class Lane:
             in_flight = 0
             if self._given_up and not self._idempotent:
                 in_flight = sum(batch.count for batch in self._in_flight)
-            return LaneReport(
+            return BackendDelivery(
                 backend=self.name,
                 primary=self.primary,
                 state=self._state,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from quark_core.artifacts.payload_folder import PayloadFolder
-from quark_core.backends.contract import DeliveryReport, LaneReport
+from quark_core.backends.contract import BackendDelivery, DeliveryReport
 from quark_core.config import settings
 from quark_core.delivery.batch_log import BatchLog, Framer
 from quark_core.delivery.channel import ITEM_BYTES, Channel, MemoryBound, choose_capacity
@@ -419,7 +419,7 @@ class RunStream:
             uncovered=0 if box is None else box.uncovered,
         )
 
-    def report_primary(self) -> LaneReport | None:
+    def report_primary(self) -> BackendDelivery | None:
         """The primary's lane, or None where there is none."""
         return None if self._primary is None else self._primary.report()
 

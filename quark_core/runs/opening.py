@@ -15,10 +15,10 @@ from quark_core.backends.run_summary import RunSummary, StoredRun
 from quark_core.config import settings
 from quark_core.config.arguments import (
     VERSION_FIELD,
-    IfDone,
+    IfExists,
     check_fields,
     check_groups,
-    check_if_done,
+    check_if_exists,
     check_label,
     check_notes,
     check_run_id,
@@ -208,7 +208,7 @@ def start(
     mode: ObjectiveMode | None = None,
     group: str | Iterable[str] | None = None,
     version: str | Callable[[], object] | None = None,
-    if_done: IfDone | None = None,
+    if_exists: IfExists | None = None,
     fork_from: object = None,
     state: Mapping[str, Any] | None = None,
 ) -> OpenRun:
@@ -221,7 +221,7 @@ def start(
     fork = check_fork_from(fork_from, parent_run_id)
     checked_notes = check_notes(notes)
     checked_tags = check_tags(tags)
-    groups, wished = check_groups(group), check_if_done(if_done)
+    groups, wished = check_groups(group), check_if_exists(if_exists)
     _check_origins(checkpoint, fork, parent_run_id, wished)
     goal = choose_objective(objective, mode)
     draft = RunDraft(
@@ -274,11 +274,11 @@ def _check_origins(
     if checkpoint is not None and (fork, parent_run_id, wished) != (None, None, None):
         raise SchemaValidationError(
             "state continues its own run, so it cannot be combined with fork_from, "
-            "parent_run_id or if_done, which start a new run"
+            "parent_run_id or if_exists, which start a new run"
         )
     if fork is not None and wished is not None:
         raise SchemaValidationError(
-            "if_done and fork_from cannot be combined, because a fork is always a new run"
+            "if_exists and fork_from cannot be combined, because a fork is always a new run"
         )
 
 
@@ -315,17 +315,17 @@ def _begin(start: _Start, reach: PrimaryReach, given: str | None) -> OpenRun:
 
 
 def _begin_unless_done(
-    start: _Start, if_done: IfDone, reach: PrimaryReach, given: str | None
+    start: _Start, if_exists: IfExists, reach: PrimaryReach, given: str | None
 ) -> OpenRun:
     """Begin the run, or what an earlier run of its configuration asks for in place of that."""
-    found = _look_back(start, if_done, reach)
+    found = _look_back(start, if_exists, reach)
     if found is not None and found.unfinished is not None:
         try:
             return _go_on(start, found.unfinished, reach)
         except InvalidRunStateError as error:
             # Somebody else has taken it up meanwhile, on another machine.
             _log.warning("run %s is not resumed: %s", found.unfinished.run.id, error)
-            found = _look_back(start, if_done, reach)
+            found = _look_back(start, if_exists, reach)
     if found is None:
         return _begin(start, reach, given)
     if found.done is not None:
@@ -339,11 +339,11 @@ def _begin_unless_done(
     return _begin(replace(start, fields=fields), reach, given)
 
 
-def _look_back(start: _Start, if_done: IfDone, reach: PrimaryReach) -> EarlierRuns | None:
+def _look_back(start: _Start, if_exists: IfExists, reach: PrimaryReach) -> EarlierRuns | None:
     from quark_core.runs.primary_store import look_back
 
     version = start.fields.get(VERSION_FIELD)
-    return look_back(if_done, reach, start.project, start.snapshot, version)
+    return look_back(if_exists, reach, start.project, start.snapshot, version)
 
 
 def _go_on(start: _Start, stored: StoredRun, reach: PrimaryReach) -> OpenRun:

@@ -23,7 +23,7 @@ from quark_core.config.arguments import (
     REVISION_FIELD,
     UID_FIELD,
     VERSION_FIELD,
-    IfDone,
+    IfExists,
 )
 from quark_core.config.redaction import redact_text
 from quark_core.delivery.delivery_state import Lease
@@ -461,12 +461,12 @@ def find_parent(
     return reach.ask(lambda: find_run(primary, parent_run_id, argument))
 
 
-# Earlier runs of a configuration: what `start_run(if_done=)` asks for, and decides by.
+# Earlier runs of a configuration: what `start_run(if_exists=)` asks for, and decides by.
 #
 # Two runs are of one configuration where the project, the configuration and its seeds are the
 # same, and the version where the start names one. What counts is what a run was started with,
 # which its field `uid` says, whatever was changed later; of runs that were started without
-# `if_done` it is what they have now. Archived runs do not count, so that archiving
+# `if_exists` it is what they have now. Archived runs do not count, so that archiving
 # one is how it is done anew.
 
 _FINISHED = "completed"
@@ -492,7 +492,7 @@ class EarlierRuns:
 
 
 def look_back(
-    if_done: IfDone,
+    if_exists: IfExists,
     reach: PrimaryReach,
     project: str,
     config: ConfigSnapshot,
@@ -501,7 +501,7 @@ def look_back(
     """What is known of a configuration that is about to be run; None where nobody can say.
 
     Args:
-        if_done: What is wished.
+        if_exists: What is wished.
         reach: The store.
         project: The project.
         config: The configuration.
@@ -514,13 +514,13 @@ def look_back(
         runs = reach.ask(lambda: _find_runs(primary, project, config, version))
     except QuarkError as error:
         _log.warning(
-            "if_done=%r: the store does not report if this config was run before (%s), so the "
+            "if_exists=%r: the store does not report if this config was run before (%s), so the "
             "run starts",
-            if_done,
+            if_exists,
             error,
         )
         return None
-    return _decide(if_done, runs, _make_uid(config))
+    return _decide(if_exists, runs, _make_uid(config))
 
 
 def _find_runs(
@@ -575,18 +575,18 @@ def _make_uid(config: ConfigSnapshot) -> str:
     return xxhash.xxh3_128_hexdigest(said.encode("utf-8", "replace"))
 
 
-def _decide(if_done: IfDone, runs: Sequence[StoredRun], uid: str) -> EarlierRuns:
+def _decide(if_exists: IfExists, runs: Sequence[StoredRun], uid: str) -> EarlierRuns:
     """What is to be done, of the runs of one configuration, newest first."""
     numbers = [run.fields.get(REVISION_FIELD) for run in runs]
     known = [number for number in numbers if isinstance(number, int)]
     fields = {UID_FIELD: uid, REVISION_FIELD: max([len(runs), *known]) + 1}
-    if if_done == "again":
+    if if_exists == "again":
         return EarlierRuns(fields=fields)
     for state in (_FINISHED, _ALIVE):
         for run in runs:
             if run.state == state:
                 return EarlierRuns(done=run)
-    unfinished = runs[0] if runs and if_done == "resume" else None
+    unfinished = runs[0] if runs and if_exists == "resume" else None
     return EarlierRuns(unfinished=unfinished, fields=fields)
 
 

@@ -141,7 +141,7 @@ def describe_near(reader: SupportsRead, given: str) -> str:
     if len(given) < LEAST_CHARACTERS:
         return f". Pass the full ID or at least its first {LEAST_CHARACTERS} characters"
     near = _find_near(given, labels)
-    return f"; near it: {', '.join(map(_describe, near))}" if near else ""
+    return f". Similar IDs: {', '.join(map(_describe, near))}" if near else ""
 
 
 def _list_beginnings(reader: SupportsRead, given: str) -> list[RunLabel]:

@@ -168,7 +168,7 @@ class AggregateTable(Sequence[AggregateSummary]):
 
     @property
     def timers(self) -> tuple[AggregateSummary, ...]:
-        """Those of `metrics.chrono`."""
+        """Those of `metrics.timer`."""
         return tuple(each for each in self._summaries if each.keep == "timer")
 
     def to_dict(self) -> list[dict[str, Any]]:
@@ -302,7 +302,7 @@ class ShortReport:
 
     def to_dict(self) -> dict[str, Any]:
         """A new dict: `id`, `name`, `description`, `project`, `status`, `version`, `commit`,
-        `revision`, `tags`, `groups`, `parameters`, `metadata`, `metrics`, `chronos`,
+        `revision`, `tags`, `groups`, `parameters`, `metadata`, `metrics`, `timers`,
         `aggregates`, `errors`, `started`, `ended`, `attempts`.
         """  # noqa: D205 - the keys are the summary
         return dict(self._contents)
@@ -369,7 +369,7 @@ def read_short_report(reader: SupportsRead, stored: StoredRun) -> ShortReport:
                 decode_name(key): {name: getattr(metric, name) for name in _METRIC_FIGURES}
                 for key, metric in summarize_run(reader, run_id).metrics.items()
             },
-            "chronos": {key: row for key, row in rows.items() if key in timers},
+            "timers": {key: row for key, row in rows.items() if key in timers},
             "aggregates": {key: row for key, row in rows.items() if key not in timers},
             "errors": _read_errors(reader, run_id),
             "started": run.created_at,

@@ -248,7 +248,7 @@ class Belonging:
 
     @property
     def revision(self) -> int | None:
-        """Number of this run among those of its config, from 1. None without `if_done`."""
+        """Number of this run among those of its config, from 1. None without `if_exists`."""
         revision = self._run.fields.get(REVISION_FIELD)
         return revision if isinstance(revision, int) else None
 
@@ -256,7 +256,7 @@ class Belonging:
     def already_done(self) -> RunSummary | None:
         """Earlier run with the same config, or None.
 
-        Set only after `start_run(if_done="skip")` or `"resume"`. The session then has the ID and
+        Set only after `start_run(if_exists="skip")` or `"resume"`. The session then has the ID and
         config of that run, and records nothing.
         """
         return self._run.already_done

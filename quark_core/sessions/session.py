@@ -17,7 +17,7 @@ import msgspec
 from quark_core.backends.contract import DeliveryReport
 from quark_core.backends.registry import default_registry
 from quark_core.config import settings
-from quark_core.config.arguments import IfDone, check_tag
+from quark_core.config.arguments import IfExists, check_tag
 from quark_core.config.migration_hints import (
     explain_argument_errors,
     explain_attribute,
@@ -344,7 +344,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
         capture: CaptureChoice = AUTOMATIC,
         group: str | Iterable[str] | None = None,
         version: str | Callable[[], object] | None = None,
-        if_done: IfDone | None = None,
+        if_exists: IfExists | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> TrainingSession:
         """Start a run and return its session.
@@ -382,8 +382,8 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
                 Defaults to QUARK_CAPTURE, then "sys".
             group: Group path or paths, such as "paper/fig3".
             version: Version of the code: a string, or a function that returns one.
-            if_done: Action if a run with this config, seeds and version exists: "skip", "resume" or
-                "again". See `already_done`.
+            if_exists: Action if a run with this config, seeds and version exists: "skip", "resume"
+                or "again". See `already_done`.
             state: Result of `session.state_dict()` from a checkpoint. The run of the checkpoint is
                 then resumed after its step, with its config unless you pass one. None starts a new
                 run.
@@ -409,7 +409,7 @@ class TrainingSession(LogLines, Belonging, Fingerprints):
             project=project, config=config, tags=tags, parent_run_id=parent_run_id,
             storage_dir=storage_dir, strict_mode=strict_mode, backends=backends, name=name,
             notes=notes, ranks=ranks, objective=objective, mode=mode, group=group,
-            version=version, if_done=if_done, fork_from=fork_from, state=state,
+            version=version, if_exists=if_exists, fork_from=fork_from, state=state,
         )  # fmt: skip
         session = cls._opened(run, on_stop, observers)
         session._reads = note_reads(run, config)

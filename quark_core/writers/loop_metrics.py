@@ -321,14 +321,14 @@ _R = TypeVar("_R")
 class MakesChronos(Protocol):
     """A logger, as far as a decorated function needs it."""
 
-    def chrono(self, key: str, *, device: Any = False) -> Chrono:
+    def timer(self, key: str, *, device: Any = False) -> Timer:
         """A block."""
 
 
-class Chrono:
+class Timer:
     """A block that is timed, by a clock that nobody can set; also a decorator of functions.
 
-    Each `metrics.chrono(key)` is one of its own, so that blocks may be nested, and be left and
+    Each `metrics.timer(key)` is one of its own, so that blocks may be nested, and be left and
     entered in any order. One that is kept may be used again by the same thread.
     An exception that leaves the block passes through; the block then counts as failed.
     """
@@ -373,14 +373,14 @@ class Chrono:
         """
         return _decorate(function, self._make_again)
 
-    def _make_again(self) -> Chrono:
-        return self._metrics.chrono(self._key, device=getattr(self, "_device", False))
+    def _make_again(self) -> Timer:
+        return self._metrics.timer(self._key, device=getattr(self, "_device", False))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._key!r})"
 
 
-class DeviceChrono(Chrono):
+class DeviceChrono(Timer):
     """A block whose work on a GPU is timed by marks in its stream; nobody waits for the GPU.
 
     Its time comes in when the device has passed its end and a later block of the device is left,
@@ -443,7 +443,7 @@ def find_pending(
 
     Args:
         aggregates: Whose they are.
-        device: As `metrics.chrono` takes it, but for False.
+        device: As `metrics.timer` takes it, but for False.
         find: Finds a device's clock.
 
     Raises:
@@ -468,10 +468,10 @@ def find_clock(device: object) -> DeviceClock | None:
     return CudaClock(torch, None)
 
 
-def _decorate(function: Callable[_P, _R], make: Callable[[], Chrono]) -> Callable[_P, _R]:
+def _decorate(function: Callable[_P, _R], make: Callable[[], Timer]) -> Callable[_P, _R]:
     if not callable(function):
         raise SchemaValidationError(
-            f"metrics.chrono(key) decorates a function, not {type(function).__name__}"
+            f"metrics.timer(key) decorates a function, not {type(function).__name__}"
         )
     import inspect
 
@@ -519,8 +519,8 @@ class LoopMetrics:
         self._timers: dict[Any, Gathering] = {}
         self._gatherings: dict[Any, Gathering] = {}
 
-    def chrono(self, key: str, *, device: Any = False) -> Chrono:
-        """Time a block, `with metrics.chrono("forward"):`, or each call of a function.
+    def timer(self, key: str, *, device: Any = False) -> Timer:
+        """Time a block, `with metrics.timer("forward"):`, or each call of a function.
 
         Takes about a microsecond and does not wait. Times are summed: one record per key is written
         every 10 s, and at the end. The first block of a process is kept separately as `first`. A
@@ -540,31 +540,31 @@ class LoopMetrics:
         """
         if device is False and self._run.refusal is None and not self._closed:
             try:
-                return Chrono(self, key, self._timers[key])
+                return Timer(self, key, self._timers[key])
             except Exception:  # noqa: BLE001, S110 - new, or an object that raises when hashed
                 pass
-        return self._open_chrono(key, device)
+        return self._open_timer(key, device)
 
-    def _open_chrono(self, key: object, device: object) -> Chrono:
+    def _open_timer(self, key: object, device: object) -> Timer:
         run = self._run
         if callable(key):
             raise SchemaValidationError(
-                'key must be a str, not a function: write @metrics.chrono("name")'
+                'key must be a str, not a function: write @metrics.timer("name")'
             )
         name = check_name(key, "key")
         if self._closed or run.is_over:
             _tell_late(run)
-            return Chrono(self, name, find_aggregates(run).sink("timer"))
+            return Timer(self, name, find_aggregates(run).sink("timer"))
         gathering = self._timers.get(name)
         if gathering is None:
             gathering = self._open_gathering(name, "timer")
             if gathering.is_kept:
                 self._timers[name] = gathering
         if device is False or device is None:
-            return Chrono(self, name, gathering)
+            return Timer(self, name, gathering)
         pending = find_pending(find_aggregates(run), device, find_clock)
         if pending is None:
-            return Chrono(self, name, gathering)
+            return Timer(self, name, gathering)
         return DeviceChrono(self, name, gathering, device, pending)
 
     def aggregate(

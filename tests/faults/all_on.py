@@ -52,7 +52,7 @@ def train(session, config, steps, first=0, sleep_s=0.0, on_step=None):
     session.fingerprint_data("folder", os.path.dirname(os.path.abspath(__file__)))
     loader = quark.watch_data([np.full((2, 4), step) for step in range(first, steps)], "train")
     for step, batch in enumerate(metrics.progress(loader, total=steps - first), first):
-        with metrics.chrono("step"):
+        with metrics.timer("step"):
             if on_step is not None:
                 on_step(step)
             result = train_step(batch, config["lr"])

@@ -27,7 +27,7 @@ SESSION_CALLS = {
     "update_config value": lambda s, m, v: s.update_config(value=v),
     "add_to_group": lambda s, m, v: s.add_to_group(v),
     "remove_from_group": lambda s, m, v: s.remove_from_group(v),
-    "chrono": lambda s, m, v: m.chrono(v).__enter__(),
+    "timer": lambda s, m, v: m.timer(v).__enter__(),
     "aggregate": lambda s, m, v: m.aggregate(v, 1.0),
     "aggregate value": lambda s, m, v: m.aggregate("v", v),
     "aggregate keep": lambda s, m, v: m.aggregate("kept", 1.0, keep=v),
@@ -95,7 +95,7 @@ def test_every_oddity_is_kept_or_refused_and_costs_no_other_record(tmp_path, nam
     assert sum(record.key == "other" for record in found) == len(VALUES)
 
 
-START_CALLS = ("group", "version", "if_done", "fork_from")
+START_CALLS = ("group", "version", "if_exists", "fork_from")
 STORE_CALLS = {
     "best_run": lambda root, run, v: quark.best_run(v, storage_dir=root),
     "best_run mode": lambda root, run, v: quark.best_run("m", mode=v, storage_dir=root),

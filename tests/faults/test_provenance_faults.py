@@ -211,7 +211,7 @@ for step in range(int(sys.argv[2])):
         train_step(np.full(4, step), 0.1)
         session.fingerprint("child", step)
         session.fingerprint_data("hosts", "/etc/hosts").wait(20)
-        with metrics.chrono(f"child{step}"):
+        with metrics.timer(f"child{step}"):
             metrics.aggregate("children", float(step))
         for _ in metrics.progress(quark.watch_data([1, 2], session=session)):
             pass
@@ -252,7 +252,7 @@ def handle(*_):
     session.fingerprint("handler", number)
     session.fingerprint_data("hosts", "/etc/hosts")
     metrics.aggregate("handled", 1.0)
-    with metrics.chrono("handler"):
+    with metrics.timer("handler"):
         metrics.log("m", float(number), step=number)
     if number < 150:
         signal.setitimer(signal.ITIMER_REAL, 0.002)
@@ -268,7 +268,7 @@ while calls["handled"] < 150:
     session.fingerprint("loop", calls["done"])
     session.fingerprint_data("hosts", "/etc/hosts")
     metrics.aggregate("looped", 1.0)
-    with metrics.chrono("loop"):
+    with metrics.timer("loop"):
         pass
 session.end_run()
 print("ended", flush=True)

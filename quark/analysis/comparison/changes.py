@@ -14,7 +14,7 @@ from quark.analysis.comparison.results import ChangeDiff
 from quark.provenance.code_changes import CodeChange, compare_sources
 from quark.provenance.code_fingerprints import FingerprintCache
 from quark.provenance.environment import NUMERIC_PACKAGES
-from quark.provenance.sources import KeptSources, read_sources
+from quark.provenance.sources import SourceSnapshot, read_sources
 from quark_core.backends.contract import SupportsRead
 from quark_core.backends.run_summary import StoredRun
 from quark_core.errors import ArtifactDamagedError, ArtifactNotFoundError
@@ -252,7 +252,7 @@ class CodeComparison:
     reason: str = ""
     digests: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     changes: tuple[CodeChange, ...] = ()
-    sources: tuple[KeptSources, KeptSources] | None = None
+    sources: tuple[SourceSnapshot, SourceSnapshot] | None = None
     unseen: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -307,7 +307,7 @@ def compare_code(
     )
 
 
-def _read(run: CodeHolder, *, texts: bool) -> KeptSources:
+def _read(run: CodeHolder, *, texts: bool) -> SourceSnapshot:
     run_id = str(run.stored.run.id)
     if run.reader is None:
         raise ArtifactNotFoundError(f"run {run_id}: its records cannot be read back")
@@ -332,7 +332,7 @@ def _find_commit(run: StoredRun) -> str | None:
     return git.get("commit") if git.get("dirty") is False else None
 
 
-def _list_unseen(one: KeptSources, two: KeptSources) -> tuple[tuple[str, str], ...]:
+def _list_unseen(one: SourceSnapshot, two: SourceSnapshot) -> tuple[tuple[str, str], ...]:
     """Place and words of what code there was that nobody has kept."""
     found = []
     outside = sorted({*one.outside, *two.outside})
@@ -363,7 +363,7 @@ def list_code_changes(code: CodeComparison) -> tuple[ChangeDiff, ...]:
     )
 
 
-def _tell(change: CodeChange, sources: tuple[KeptSources, KeptSources]) -> ChangeDiff:
+def _tell(change: CodeChange, sources: tuple[SourceSnapshot, SourceSnapshot]) -> ChangeDiff:
     before = sources[0].find(change.before_path or change.path)
     after = sources[1].find(change.path)
     shown = [None if each is None else each.sha256[:_SHOWN_DIGITS] for each in (before, after)]

@@ -35,7 +35,7 @@ from quark.provenance.code_fingerprints import (
     fingerprint_modules,
 )
 from quark.provenance.fingerprint_comparison import FingerprintComparison, compare_fingerprints
-from quark.provenance.sources import KeptSources
+from quark.provenance.sources import SourceSnapshot
 from quark_core.records import ConfigSnapshot
 from quark_core.records.kinds.provenance import FingerprintRecord
 
@@ -342,7 +342,7 @@ def _describe_same_code(code: CodeComparison) -> str:
 
 def _tell_changes(
     code: CodeComparison,
-    sources: tuple[KeptSources, KeptSources],
+    sources: tuple[SourceSnapshot, SourceSnapshot],
     unseen: tuple[Note, ...],
     runs: Sequence[ExplainedRun],
     cache: FingerprintCache,
@@ -369,7 +369,7 @@ def _tell_changes(
 
 
 def _make(
-    change: CodeChange, one: KeptSources, two: KeptSources, reach: _Reach | None
+    change: CodeChange, one: SourceSnapshot, two: SourceSnapshot, reach: _Reach | None
 ) -> Difference:
     hashes = [
         None if source is None else source.sha256
@@ -394,7 +394,7 @@ class _Reach:
 
     def __init__(
         self,
-        sources: Sequence[KeptSources],
+        sources: Sequence[SourceSnapshot],
         runs: Sequence[ExplainedRun],
         cache: FingerprintCache,
     ) -> None:
@@ -404,7 +404,7 @@ class _Reach:
         for kept, run in zip(sources, runs, strict=True):
             self._add(kept, run, cache)
 
-    def _add(self, kept: KeptSources, run: ExplainedRun, cache: FingerprintCache) -> None:
+    def _add(self, kept: SourceSnapshot, run: ExplainedRun, cache: FingerprintCache) -> None:
         texts = {
             file.path: file.text
             for file in kept.files

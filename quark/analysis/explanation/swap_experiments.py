@@ -9,7 +9,7 @@ from quark.analysis.comparison.changes import list_command, parse_arguments, spe
 from quark.analysis.explanation.differences import Difference
 from quark.analysis.explanation.results import ABSENT, Cause, Check, Effect
 from quark.analysis.explanation.run_attributes import is_incidental
-from quark.provenance.sources import KeptSources
+from quark.provenance.sources import SourceSnapshot
 from quark_core.backends.run_summary import StoredRun
 from quark_core.config.redaction import REDACTED
 from quark_core.records.runs import is_seed
@@ -72,7 +72,7 @@ def plan_checks(
     )
 
 
-def refuse_sources(kept: KeptSources) -> str | None:
+def refuse_sources(kept: SourceSnapshot) -> str | None:
     """Why the first side cannot be started again out of its sources, or None."""
     if kept.main is None or kept.entry != "script":
         begun = kept.entry or "something unknown"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quark.page.routes.page_source import PageSource
-    from quark.provenance.sources import KeptSource, KeptSources, SourceDiff
+    from quark.provenance.sources import SourceDiff, SourceFile, SourceSnapshot
 
 _ROWS = 100
 _MOST_CHARACTERS = 200_000
@@ -76,7 +76,7 @@ def _list_left_out(left_out: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "reason": reason} for name, reason in told]
 
 
-def _describe_kept(file: KeptSource, kept: KeptSources) -> dict[str, Any]:
+def _describe_kept(file: SourceFile, kept: SourceSnapshot) -> dict[str, Any]:
     return {
         "id": file.path,
         **_describe(file),
@@ -86,7 +86,7 @@ def _describe_kept(file: KeptSource, kept: KeptSources) -> dict[str, Any]:
     }
 
 
-def _describe(file: KeptSource) -> dict[str, Any]:
+def _describe(file: SourceFile) -> dict[str, Any]:
     return {
         "path": file.path,
         "size_bytes": file.size_bytes,

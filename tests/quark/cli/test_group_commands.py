@@ -104,7 +104,7 @@ def test_columns_are_shown_besides(invoke, sweep):
 
 def test_show_says_groups_version_revision_and_fields(invoke, tmp_path):
     with quark.start_run(
-        project="p", config={"a": 1}, group="paper/fig3", version="v7", if_done="again",
+        project="p", config={"a": 1}, group="paper/fig3", version="v7", if_exists="again",
         storage_dir=tmp_path,
     ) as session:  # fmt: skip
         session.annotate(gpu="V100", accuracy=0.98)

@@ -34,9 +34,9 @@ def test_a_run_has_its_timers_what_took_the_most_first(look, tmp_path):
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
         for _ in range(3):
-            with metrics.chrono("long"):
+            with metrics.timer("long"):
                 time.sleep(0.01)
-            with metrics.chrono("short"):
+            with metrics.timer("short"):
                 pass
         metrics.aggregate("norm", 1.0)
     rows = look(tmp_path).json(f"/api/runs/{session.run_id}")["timers"]

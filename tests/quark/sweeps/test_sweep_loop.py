@@ -439,7 +439,7 @@ def test_a_configuration_that_is_done_gives_its_trial_the_earlier_figures(open_s
         train(trial)
     second = open_sweep("second", trials=1, space={"lr": [0.25]})
     for trial in second:
-        with trial.start_run(if_done="skip") as session:
+        with trial.start_run(if_exists="skip") as session:
             assert session.already_done is not None
     trial = second.trials()[0]
     assert (trial.state, trial.values) == ("completed", (0.75,))

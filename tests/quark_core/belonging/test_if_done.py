@@ -1,4 +1,4 @@
-"""What is done again, what is left, and what is gone on with: `start_run(if_done=)`."""
+"""What is done again, what is left, and what is gone on with: `start_run(if_exists=)`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from quark_core.runs.backend_choice import open_reader
 CONFIG = {"lr": 0.1, "model": {"width": 64}, "seed": 1}
 
 
-def start(root, if_done="skip", config=CONFIG, **arguments):
+def start(root, if_exists="skip", config=CONFIG, **arguments):
     return quark.start_run(
-        project="p", config=config, if_done=if_done, storage_dir=root, **arguments
+        project="p", config=config, if_exists=if_exists, storage_dir=root, **arguments
     )
 
 
-def run(root, if_done="skip", config=CONFIG, fails=False, **arguments):
-    session = start(root, if_done, config, **arguments)
+def run(root, if_exists="skip", config=CONFIG, fails=False, **arguments):
+    session = start(root, if_exists, config, **arguments)
     quark.MetricsLogger(session).log("loss", 0.5, step=1)
     session.end_run("failed" if fails else "completed")
     return session
@@ -108,7 +108,7 @@ def test_another_project_and_another_version_are_not_done(tmp_path):
     with start(tmp_path) as any_version:
         assert any_version.already_done
     with quark.start_run(
-        project="q", config=CONFIG, if_done="skip", storage_dir=tmp_path
+        project="q", config=CONFIG, if_exists="skip", storage_dir=tmp_path
     ) as elsewhere:
         assert elsewhere.already_done is None
 
@@ -196,7 +196,7 @@ def test_where_the_store_is_out_of_reach_the_run_begins_and_says_so(tmp_path, mo
 PROGRAM = """
 import sys, time, quark
 session = quark.start_run(
-    project="p", config={"lr": 0.1, "seed": 1}, if_done=sys.argv[2], storage_dir=sys.argv[1],
+    project="p", config={"lr": 0.1, "seed": 1}, if_exists=sys.argv[2], storage_dir=sys.argv[1],
     ranks=sys.argv[3] if sys.argv[3:] else None,
 )
 print(session.id, session.already_done is not None, session.context.run.attempt, flush=True)
@@ -264,11 +264,11 @@ def test_ranks_go_on_with_the_run_that_the_leading_one_resumes(tmp_path):
     assert sorted(point.rank for point in quark.MetricsLogger(opened).read()) == [0, 1]
 
 
-def launch_ranks(root, if_done, ranks):
+def launch_ranks(root, if_exists, ranks):
     port = str(20_000 + time.time_ns() // 1000 % 20_000)  # a key of the launch; nobody listens
     return [
         launch(
-            root, if_done, ranks, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2",
+            root, if_exists, ranks, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2",
             MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
         )
         for rank in (0, 1)
@@ -335,7 +335,7 @@ def test_a_start_waits_for_another_one_of_its_configuration_and_not_for_ever(tmp
 
 def test_a_run_that_was_made_to_check_a_cause_is_no_repetition(root):
     first = run(root, fails=True)
-    checked = run(root, if_done="again")
+    checked = run(root, if_exists="again")
     quark.edit_run(checked.id, fields={"why_exchanged": "model.py: clip"}, storage_dir=root)
     with start(root, "resume") as session:
         assert session.already_done is None

@@ -24,7 +24,7 @@ def session(tmp_path):
     ) as session:
         metrics = quark.MetricsLogger(session)
         for step in range(3):
-            with metrics.chrono("batch_time"):
+            with metrics.timer("batch_time"):
                 metrics.log("epoch_loss", 1.0 / (step + 1), step=step)
             metrics.aggregate("norm", float(step))
         metrics.log("broken", math.nan, step=1)
@@ -45,7 +45,7 @@ def test_report_in_short_has_what_the_report_of_track_has(session):
     assert (has["status"], has["tags"], has["attempts"]) == ("running", ["hpo"], 1)
     assert has["parameters"] == {"lr": 0.1, "model": {"depth": 2}}
     assert has["metrics"]["epoch_loss"]["last"] == pytest.approx(1 / 3)
-    assert has["chronos"]["batch_time"]["count"] == 2
+    assert has["timers"]["batch_time"]["count"] == 2
     assert has["aggregates"]["norm"]["mean"] == 1.0
     assert any("out of memory" in each["message"] for each in has["errors"])
     assert json.loads(report.to_json())["metrics"]["broken"]["last"] is None

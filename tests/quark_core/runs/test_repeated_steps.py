@@ -142,7 +142,7 @@ def test_a_start_with_a_configuration_gives_it_to_the_run(tmp_path, first):
     [
         ({"run_id": "0123456789abcdef"}, {}, quark.RunNotFoundError, "0123456789abcdef"),
         ({}, {"project": "other"}, quark.SchemaValidationError, "of project 'p', not of 'other'"),
-        ({}, {"if_done": "skip"}, quark.SchemaValidationError, "cannot be combined"),
+        ({}, {"if_exists": "skip"}, quark.SchemaValidationError, "cannot be combined"),
         ({}, {"parent_run_id": "0123456789abcdef"}, quark.SchemaValidationError, "combined"),
         ({"step": -1}, {}, quark.SchemaValidationError, r"state\['step'\]"),
         ({"run_id": "../x"}, {}, quark.SchemaValidationError, r"state\['run_id'\]"),

@@ -52,7 +52,7 @@ def test_an_unknown_severity_is_refused_when_reading(session):
 def test_resuming_hints_at_runs_that_may_be_meant(session, tmp_path):
     with pytest.raises(quark.InvalidRunStateError, match=f"{session.run_id} is running in this"):
         quark.resume_run(run_id=session.run_id[:6], storage_dir=tmp_path)
-    with pytest.raises(quark.RunNotFoundError, match=f"similar names: {session.run_id}"):
+    with pytest.raises(quark.RunNotFoundError, match=f"Similar IDs: {session.run_id}"):
         quark.resume_run(run_id=f"{session.run_id[:8]}-", storage_dir=tmp_path)
 
 

@@ -27,9 +27,9 @@ def store_payloads(session):
 def time_blocks(session):
     metrics = quark.MetricsLogger(session)
     for _ in range(3):
-        with metrics.chrono("forward"):
+        with metrics.timer("forward"):
             time.sleep(0.01)
-        with metrics.chrono("data"):
+        with metrics.timer("data"):
             pass
 
 

@@ -1,4 +1,4 @@
-"""chrono: blocks that are timed, whatever they are and whoever leaves them."""
+"""timer: blocks that are timed, whatever they are and whoever leaves them."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from quark_core.writers.step_timing import PendingSteps
 
 def time_blocks(metrics, key, count, sleep_s=0.0):
     for _ in range(count):
-        with metrics.chrono(key):
+        with metrics.timer(key):
             if sleep_s:
                 time.sleep(sleep_s)
 
@@ -45,7 +45,7 @@ def test_the_first_block_is_kept_apart(metrics):
 
 def test_an_exception_passes_through_as_it_is_and_the_block_has_failed(metrics):
     error = ValueError("mine")
-    with pytest.raises(ValueError, match="mine") as raised, metrics.chrono("bad"):
+    with pytest.raises(ValueError, match="mine") as raised, metrics.timer("bad"):
         raise error
     assert raised.value is error
     timer = metrics.read_aggregates()["bad"]
@@ -54,13 +54,13 @@ def test_an_exception_passes_through_as_it_is_and_the_block_has_failed(metrics):
 
 def test_blocks_are_nested_and_recursive_and_one_object_is_entered_twice(metrics):
     def descend(depth):
-        with metrics.chrono("recursive"):
+        with metrics.timer("recursive"):
             time.sleep(0.005)
             if depth:
                 descend(depth - 1)
 
     descend(3)
-    kept = metrics.chrono("kept")
+    kept = metrics.timer("kept")
     with kept:
         time.sleep(0.02)
         with kept:
@@ -77,7 +77,7 @@ def test_blocks_are_nested_and_recursive_and_one_object_is_entered_twice(metrics
 
 def test_generators_that_hold_blocks_do_not_mix_their_times(metrics):
     def produce(pause_s):
-        with metrics.chrono("held"):
+        with metrics.timer("held"):
             time.sleep(pause_s)
             yield 1
             yield 2
@@ -99,23 +99,23 @@ def test_generators_that_hold_blocks_do_not_mix_their_times(metrics):
 
 
 def test_chrono_decorates_functions_of_every_kind(metrics):
-    @metrics.chrono("plain")
+    @metrics.timer("plain")
     def plain(a, *, b):
         """What it says."""
         return a + b
 
-    @metrics.chrono("async")
+    @metrics.timer("async")
     async def wait():
         await asyncio.sleep(0.01)
         return 5
 
-    @metrics.chrono("generator")
+    @metrics.timer("generator")
     def produce():
         received = yield 1
         yield received
         return 3
 
-    @metrics.chrono("stream")
+    @metrics.timer("stream")
     async def stream():
         yield 1
         yield 2
@@ -172,7 +172,7 @@ def test_a_record_leaves_by_itself_when_its_window_is_over(metrics, session, mon
 
 
 def test_clocks_that_are_set_back_change_no_time(metrics, monkeypatch):
-    with metrics.chrono("jump"):
+    with metrics.timer("jump"):
         monkeypatch.setattr(time, "time", lambda: 0.0)
         monkeypatch.setattr(aggregates_module.time, "time_ns", lambda: 1_000_000)
     time_blocks(metrics, "jump", 3)
@@ -187,15 +187,15 @@ def test_a_run_that_ends_inside_a_block_ends_and_the_block_goes_on(tmp_path, cap
     session = quark.start_run(project="p", storage_dir=tmp_path)
     metrics = quark.MetricsLogger(session)
 
-    @metrics.chrono("evaluate")
+    @metrics.timer("evaluate")
     def evaluate():
         return 7
 
     time_blocks(metrics, "outer", 2)
-    with metrics.chrono("outer"):
+    with metrics.timer("outer"):
         session.end_run()
     assert evaluate() == 7
-    with metrics.chrono("late"):
+    with metrics.timer("late"):
         pass
     assert caplog.text.count("no longer timed") == 1
     with pytest.raises(quark.InvalidRunStateError, match="aggregate"):
@@ -207,7 +207,7 @@ def test_a_run_that_ends_inside_a_block_ends_and_the_block_goes_on(tmp_path, cap
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_in_a_block_counts_nothing_twice(metrics, session):
     time_blocks(metrics, "parent", 3)
-    with metrics.chrono("parent"):
+    with metrics.timer("parent"):
         child = os.fork()
         if not child:
             code = 1
@@ -229,18 +229,18 @@ def test_a_fork_in_a_block_counts_nothing_twice(metrics, session):
 
 def test_bad_keys_and_devices_are_named(metrics):
     with pytest.raises(quark.SchemaValidationError, match="key must be a str"):
-        metrics.chrono(3)
+        metrics.timer(3)
     with pytest.raises(quark.SchemaValidationError, match="key must not be empty"):
-        metrics.chrono("")
-    with pytest.raises(quark.SchemaValidationError, match=r'write @metrics\.chrono\("name"\)'):
-        metrics.chrono(len)
+        metrics.timer("")
+    with pytest.raises(quark.SchemaValidationError, match=r'write @metrics\.timer\("name"\)'):
+        metrics.timer(len)
     with pytest.raises(quark.SchemaValidationError, match="device must be a torch device"):
-        metrics.chrono("x", device="gpu")
+        metrics.timer("x", device="gpu")
     metrics.aggregate("taken", 1.0)
     with pytest.raises(
         quark.SchemaValidationError, match="keep: 'taken' is already aggregated with 'stat'"
     ):
-        metrics.chrono("taken")
+        metrics.timer("taken")
 
 
 def test_a_key_with_dots_names_no_path(metrics):
@@ -282,11 +282,11 @@ def test_times_of_a_device_come_in_when_it_has_passed_and_nobody_waits(metrics, 
     clock = FakeClock()
     monkeypatch.setattr(loop_metrics, "find_clock", lambda _device: clock)
     for _ in range(3):
-        with metrics.chrono("kernel", device=True):
+        with metrics.timer("kernel", device=True):
             time.sleep(0.01)
     assert len(metrics.read_aggregates("kernel")) == 0
     clock.passed = True
-    with metrics.chrono("kernel", device=True), metrics.chrono("kernel", device=True):
+    with metrics.timer("kernel", device=True), metrics.timer("kernel", device=True):
         pass
     timer = metrics.read_aggregates()["kernel"]
     assert timer.clock == "cuda_events"
@@ -301,7 +301,7 @@ def test_a_device_that_never_answers_gives_the_hosts_times_at_the_end(tmp_path, 
     monkeypatch.setattr(loop_metrics, "find_clock", lambda _device: FakeClock())
     with quark.start_run(project="p", storage_dir=tmp_path) as session:
         metrics = quark.MetricsLogger(session)
-        with metrics.chrono("kernel", device=True):
+        with metrics.timer("kernel", device=True):
             time.sleep(0.01)
     found = quark.MetricsLogger(quark.open_run(session.run_id, tmp_path)).read_aggregates()
     assert found["kernel"].clock == "wall_clock"
@@ -313,9 +313,9 @@ def test_chrono_of_a_device_times_work_there_or_falls_back(metrics, session, dev
 
     values = torch.ones(64, 64, device=device)
     for _ in range(5):
-        with metrics.chrono("matmul", device=device):
+        with metrics.timer("matmul", device=device):
             values = values @ values / 64
-    with pytest.raises(ZeroDivisionError), metrics.chrono("matmul", device=True):
+    with pytest.raises(ZeroDivisionError), metrics.timer("matmul", device=True):
         1 / 0  # noqa: B018
     session.open_run.settle_writers()
     timer = metrics.read_aggregates()["matmul"]
