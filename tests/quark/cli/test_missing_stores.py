@@ -185,7 +185,7 @@ def test_a_folder_that_may_not_be_entered_is_one_line(open_folder):
     done = call_unprivileged(open_folder, "runs", "-d", open_folder / "closed" / "store")
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1
-    assert line.startswith(f"quark: storage_dir {open_folder}/closed/store cannot be reached")
+    assert line.startswith(f"quark: storage_dir {open_folder}/closed/store cannot be accessed")
     assert "permission" in line
 
 

@@ -126,7 +126,7 @@ def test_who_follows_a_sweep_is_told_what_has_changed_and_nothing_else(tmp_path,
 def test_a_sweep_that_is_not_there_is_told(client):
     for strange in ("s0000000000000000", "..%2fx", "a" * 200, "%00"):
         for rest in ("", "/verdict", "/importances"):
-            assert "no s" in client.refused(404, f"/api/sweeps/{strange}{rest}")
+            assert "does not exist" in client.refused(404, f"/api/sweeps/{strange}{rest}")
     assert "method must be one of 'ranks'" in client.refused(
         400, f"/api/sweeps/{client.sweep_id}/importances", method="shap"
     )
@@ -296,7 +296,7 @@ def test_another_backend_says_that_it_has_none(tmp_path, look):
     client = look(tmp_path, "csv")
     assert client.json("/api/about")["capabilities"]["sweeps"] is False
     told = client.json("/api/sweeps")
-    assert (told["sweeps"], told["note"]) == ([], "this backend (csv) has no sweeps")
+    assert (told["sweeps"], told["note"]) == ([], "this backend (csv) does not support sweeps")
     assert client.get("/api/sweeps/s0").status_code == 404
 
 

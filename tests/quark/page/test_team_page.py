@@ -110,7 +110,10 @@ def test_keys_that_let_nobody_in_all_look_the_same(server):
     assert len(said) == 1
     with Person(server) as trainer:
         answer = trainer.send_form(server.make_key("default", "ingest"))
-        assert (answer.status_code, "does not have the scope 'read'" in answer.text) == (403, True)
+        assert (answer.status_code, "does not have the scope &#x27;read&#x27;" in answer.text) == (
+            403,
+            True,
+        )
 
 
 def test_keys_are_not_tried_without_end(server):
@@ -236,7 +239,7 @@ def test_runs_are_edited_by_who_may_write_and_each_edit_says_who(server, person)
         assert viewer.get("/api/session").json()["may_edit"] is False
         for path in ("edit", "stop"):
             answer = viewer.post(f"/api/runs/r/{path}", {"name": "x"})
-            assert (answer.status_code, "scope write" in answer.text) == (403, True)
+            assert (answer.status_code, "scope 'write'" in answer.text) == (403, True)
     assert person.get("/api/runs/r").json()["run"]["name"] == "mine"
 
 

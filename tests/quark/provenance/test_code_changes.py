@@ -154,7 +154,7 @@ def test_what_was_taken_out_or_not_kept_is_unknown_and_never_the_same(tell):
     (told,) = tell({"m.py": MODEL}, {"m.py": changed}, reason="redacted")
     assert told == ("m.py differs, details unknown: redacted", True)
     ((words, is_logic),) = tell({"m.py": None}, {"m.py": MODEL})
-    assert "not kept" in words
+    assert "not stored" in words
     assert is_logic
 
 

@@ -96,6 +96,6 @@ def test_a_difference_is_named_by_its_place():
     other = build(space={"lr": quark.uniform(0, 2), "layers": [1, 2]})
     assert find_difference(build(), other).startswith("space['layers'] is None, not {")
     assert find_difference(build(), build(space={"lr": quark.uniform(0, 2)})).startswith(
-        "space['lr'] is {'type': 'uniform', 'low': 0.0, 'high': 1.0} there"
+        "space['lr'] is {'type': 'uniform', 'low': 0.0, 'high': 1.0}, not"
     )
-    assert find_difference(build(), build(seed=1)) == "seed is 0 there, and 1 here"
+    assert find_difference(build(), build(seed=1)) == "seed is 0, not 1"

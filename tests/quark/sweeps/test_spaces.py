@@ -116,7 +116,7 @@ def test_a_range_that_is_none_is_refused(make, message):
 
 
 def test_a_grid_without_end_says_how_to_give_it_one():
-    with pytest.raises(SchemaValidationError, match=r"space\['lr'\] has no end.*count=5"):
+    with pytest.raises(SchemaValidationError, match=r"space\['lr'\] is continuous.*count=5"):
         read_space({"lr": quark.uniform(0, 1)}).count_grid()
     with pytest.raises(SchemaValidationError, match="a grid may have 1,000,000"):
         read_space({"a": quark.integers(1, 5000), "b": quark.integers(1, 5000)}).count_grid()

@@ -60,7 +60,7 @@ def test_a_store_of_a_newer_version_is_refused_with_both_versions(tmp_path):
     database.close()
     before = layout.db_path.read_bytes()
     with pytest.raises(
-        SessionStoreError, match=rf"{SCHEMA_VERSION + 6}.*{SCHEMA_VERSION}.*upgrade"
+        SessionStoreError, match=rf"{SCHEMA_VERSION + 6}.*{SCHEMA_VERSION}.*Upgrade"
     ):
         quark.start_run(project="p", storage_dir=tmp_path)
     assert layout.db_path.read_bytes() == before

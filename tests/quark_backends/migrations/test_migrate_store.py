@@ -129,7 +129,7 @@ def test_a_store_of_no_known_version_is_refused(old_store, version):
 
 def test_a_newer_store_is_refused_with_both_versions(old_store):
     old_store.edit(("PRAGMA user_version=41",))
-    refuse(old_store, rf"version 41.*knows {quark.CURRENT_SCHEMA_VERSION}. Upgrade")
+    refuse(old_store, rf"version 41.*supports up to {quark.CURRENT_SCHEMA_VERSION}. Upgrade")
 
 
 def test_a_newer_store_without_a_database_is_refused_with_both_versions(tmp_path):
@@ -137,7 +137,8 @@ def test_a_newer_store_without_a_database_is_refused_with_both_versions(tmp_path
     marker = json.loads(layout.marker.read_text())
     layout.marker.write_text(json.dumps({**marker, "schema_version": 41}))
     with pytest.raises(
-        SchemaMigrationError, match=rf"version 41.*knows {quark.CURRENT_SCHEMA_VERSION}. Upgrade"
+        SchemaMigrationError,
+        match=rf"version 41.*supports up to {quark.CURRENT_SCHEMA_VERSION}. Upgrade",
     ):
         quark.migrate_store(tmp_path)
     with pytest.raises(SessionStoreError, match="version 41"):

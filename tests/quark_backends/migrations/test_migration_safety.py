@@ -298,7 +298,7 @@ def test_another_writer_is_waited_for_and_then_named(old_store, monkeypatch):
     monkeypatch.setattr(database, "_LONG_WAIT_S", 0.2)
     other = sqlite3.connect(old_store.db_path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(SchemaMigrationError, match=r"another process has been writing.*try again"):
+    with pytest.raises(SchemaMigrationError, match=r"another process has been writing.*Try again"):
         quark.migrate_store(old_store.root)
     # Readers do not wait for long: they read a copy.
     assert old_store.describe() == old_store.expected

@@ -140,7 +140,7 @@ def test_a_newer_store_is_refused_and_left_as_it_is(postgres_url, make_postgres_
         connection.execute(f"UPDATE {VERSION_TABLE} SET version = 41")
     with contextlib.closing(PostgresDatabase(postgres_url, schema=made.schema)) as database:
         with pytest.raises(
-            SessionStoreError, match=rf"version 41.*knows {SCHEMA_VERSION}. Upgrade"
+            SessionStoreError, match=rf"version 41.*supports up to {SCHEMA_VERSION}. Upgrade"
         ):
             database.connect()
         with pytest.raises(SchemaMigrationError, match="version 41"):

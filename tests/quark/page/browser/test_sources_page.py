@@ -69,7 +69,7 @@ def test_code_of_others_is_text_and_runs_nowhere(visit, serve_shared, coded):
     visitor = visit(serve_shared(coded), "run/new?tab=code&source=%3Dtrain.py")
     visitor.wait(f"document.querySelector('.source-text pre')?.innerText === {NEW!r}")
     visitor.wait(f"{ROWS}.length === 4")
-    visitor.wait_for_text("altered while it ran")
+    visitor.wait_for_text("changed during the run")
     visitor.wait_for_text("Not kept")
     visitor.wait_for_text("Imported from elsewhere")
     count = (

@@ -126,7 +126,7 @@ def test_an_axis_is_narrowed_by_keys_and_the_address_keeps_it(open_sweep):
         f"() => {{ const found = {FITTING}; return found.length < 40 && found; }}"
     )
     visitor.wait(f"{SHOWN}.length === {len(fitting)}")
-    assert f"{len(fitting)} of 40 trials fit" in visitor.page.inner_text("main")
+    assert f"{len(fitting)} of 40 trials match" in visitor.page.inner_text("main")
     assert "brush=" in visitor.page.url
     visitor.page.reload()
     visitor.wait(TRIALS)
@@ -237,7 +237,7 @@ def test_whatever_a_sweep_is_called_is_text(open_sweep):
 def test_a_sweep_that_is_not_there_is_told(visit, serve_shared, sweeps):
     visitor = visit(serve_shared(sweeps[0]), "sweep/s0000000000000000", may_be_lost=True)
     visitor.wait_for_text("This sweep cannot be shown")
-    visitor.wait_for_text("no such sweep")
+    visitor.wait_for_text("does not exist in this store")
 
 
 @pytest.mark.sampled
