@@ -452,7 +452,7 @@ def test_the_beginning_of_an_id_is_enough_where_one_run_begins_so(log_runs):
     assert find_mistake("zz", root).endswith(
         ". Pass the full ID or at least its first 4 characters"
     )
-    assert find_mistake("dfbe8d2x", root).endswith('; near it: dfbe8d2b00, dfbe8d2a00 "one"')
+    assert find_mistake("dfbe8d2x", root).endswith('. Similar IDs: dfbe8d2b00, dfbe8d2a00 "one"')
 
 
 def test_an_id_that_begins_another_one_means_itself(log_runs):
@@ -485,7 +485,7 @@ def test_a_name_is_no_id(log_runs):
     assert find_mistake("vit", root).endswith(
         ". third, second have that name, but a run ID is required"
     )
-    assert find_mistake("resnet", root).endswith('; near it: first "resnet50"')
+    assert find_mistake("resnet", root).endswith('. Similar IDs: first "resnet50"')
 
 
 @pytest.mark.long
