@@ -71,7 +71,7 @@ def test_a_trial_is_a_mapping_of_its_parameters(open_sweep):
     assert {**trial} == trial.parameters
     assert set(trial) == {"lr", "optimizer"}
     assert len(trial) == 2
-    with pytest.raises(KeyError, match="no parameter 'momentum'. Its parameters are lr, optimizer"):
+    with pytest.raises(KeyError, match=r"'momentum'.*Its parameters are lr, optimizer"):
         trial["momentum"]
     trial.parameters["lr"] = 5
     assert trial["lr"] != 5
