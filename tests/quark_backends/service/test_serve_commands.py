@@ -351,9 +351,9 @@ def test_settings_by_option_environment_and_file(tmp_path):
     ("text", "message"),
     [
         ("nonsense", "cannot be read"),
-        ('store = "sqlite:///a"\ncolour = "red"', "no setting 'colour'"),
+        ('store = "sqlite:///a"\ncolour = "red"', "unknown option 'colour'"),
         ('store = "sqlite:///a"\nport = "x"', "port: "),
-        ('store = "sqlite:///a"\n[limits]\ncolour = 1', "no setting 'limits.colour'"),
+        ('store = "sqlite:///a"\n[limits]\ncolour = 1', "unknown option 'limits.colour'"),
         ('store = "sqlite:///a"\n[limits]\nbatch_rows = 0', "limits.batch_rows must be above 0"),
     ],
 )
