@@ -81,7 +81,7 @@ def print_analysis(
     table = _health_table(result.health_scores, ascii_only=console.options.ascii_only)
     print_trimmed(console, table, width)
     print_trimmed(console, Text(), width)
-    print_trimmed(console, Text(_describe_judgement(result.health_scores[0])), width)
+    print_trimmed(console, Text(_describe_judgement(result)), width)
     print_trimmed(console, Text(_count_alerts(result), style="bold"), width)
     alerts = list(order_alerts(result.alerts))
     numbers = {alert.id: number for number, (alert, _) in enumerate(alerts, start=1)}
@@ -173,8 +173,9 @@ def _health_table(scores: Sequence[HealthScoreRecord], *, ascii_only: bool) -> T
     return table
 
 
-def _describe_judgement(overall: HealthScoreRecord) -> str:
+def _describe_judgement(result: AnalyzerResult) -> str:
     """By which metric the run was judged, and what came out; or why nothing did."""
+    overall = result.health_scores[0]
     metadata: dict[str, Any] = dict(overall.metadata or {})
     learning = metadata.get("learning") or {}
     if not overall.is_known:
@@ -188,7 +189,8 @@ def _describe_judgement(overall: HealthScoreRecord) -> str:
     if (call := metadata.get(LITTLE_SEEN)) is None:
         return said
     ran = f"{metadata.get('rules_with_data')} of {metadata.get('rules')} checks ran"
-    return f"{said} No problem found; {ran}. To run more: {call}."
+    found = "" if any(not is_note(alert) for alert in result.alerts) else "No problem found; "
+    return f"{said} {found}{ran}. To run more: {call}."
 
 
 def _count_alerts(result: AnalyzerResult) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from quark_core.records.json_object import JsonObject
 from quark_core.records.runs import digest_environment
 from quark_core.runs.environment import WELL_KNOWN_PACKAGES, read_git_state
 from quark_core.runs.open_run import OpenRun
-from quark_core.system.process import importing
+from quark_core.system.process import find_module_file, importing
 
 if TYPE_CHECKING:
     from quark.provenance.environment import InstalledPackages
@@ -44,6 +45,8 @@ class ProvenanceRecorder:
     def __init__(self, run: OpenRun) -> None:
         self._run = run
         self._folder = working_directory()
+        # When a script has run to its end, Python removes `__file__` from its module.
+        self._script = find_module_file(sys.modules.get("__main__"))
         self._keeper: SourceKeeper | None = None
         self._mode: SourceMode = "off"
         self._chosen: tuple[SourceMode, str] | None = None
@@ -132,7 +135,7 @@ class ProvenanceRecorder:
             from quark.provenance.source_snapshots import SourceKeeper, find_root
         self._mode, reason = self._choose(asks=True)
         if self._mode != "off":
-            root = find_root(str(self._folder))
+            root = find_root(str(self._folder), self._script)
             self._keeper = SourceKeeper(self._place, root, self._mode, reason)
 
     def _choose(self, *, asks: bool) -> tuple[SourceMode, str]:

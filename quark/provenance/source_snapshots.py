@@ -10,7 +10,7 @@ import stat
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +32,7 @@ from quark_core.records import ArtifactRecord
 from quark_core.records.json_object import JsonObject
 from quark_core.records.kinds.provenance import SOURCES_KEY, FingerprintRecord
 from quark_core.records.names import KEPT_SOURCES, check_text, object_path, split_name
+from quark_core.system.process import find_module_file
 from quark_core.version import __version__
 
 if TYPE_CHECKING:
@@ -92,13 +93,17 @@ class SourceSurvey:
     outside: tuple[str, ...] = ()
 
 
-def find_root(working_directory: str) -> SourceRoot:
+def find_root(working_directory: str, script: str | None = None) -> SourceRoot:
     """Where the project lies: its git tree, or pyproject.toml, or the script's folder.
 
     Looks at the folders above the main script alone, which takes tens of microseconds. Where the
     script is one of an environment (a console script, a launcher), above the working directory.
+
+    Args:
+        working_directory: Folder of a program without a script.
+        script: File of the main module when the run started. Defaults to its file now.
     """
-    script, entry = _find_main()
+    script, entry = _find_main(script)
     folder = os.path.dirname(script) if script is not None else working_directory
     top = _find_top(folder) or folder or working_directory
     prefixes = {_with_separator(top)}
@@ -128,7 +133,7 @@ def survey_sources(root: SourceRoot) -> SourceSurvey:
         if len(survey.files) >= _MOST_FILES:
             survey.left_out["<more>"] = f"more than {_MOST_FILES} modules"
             break
-        path = _find_file(module)
+        path = find_module_file(module)
         if path is None or path.startswith(_OWN_PREFIXES):
             continue
         if _add(survey, root, path, environment):
@@ -140,12 +145,12 @@ def survey_sources(root: SourceRoot) -> SourceSurvey:
     return survey
 
 
-def _find_main() -> tuple[str | None, str]:
+def _find_main(script: str | None) -> tuple[str | None, str]:
     if getattr(sys, "frozen", False):
         return None, "frozen"
     if _find_shell() is not None:
         return None, "notebook"
-    path = _find_file(sys.modules.get("__main__"))
+    path = script or find_module_file(sys.modules.get("__main__"))
     if path is None:
         arguments = sys.orig_argv
         if _find_command(arguments) is not None:
@@ -214,19 +219,6 @@ def _find_top(folder: str) -> str | None:
             project = place
         place = os.path.dirname(place)
     return project
-
-
-def _find_file(module: object) -> str | None:
-    """Where a module says that it comes from; without running anything of its own."""
-    try:
-        names: Any = object.__getattribute__(module, "__dict__")
-        path = names.get("__file__") if isinstance(names, Mapping) else None
-    except Exception:  # noqa: BLE001 - a module may be of any type
-        return None
-    # What is read from a pipe calls its file `<stdin>`.
-    if type(path) is not str or not path or "\0" in path or path.startswith("<"):
-        return None
-    return path if os.path.isabs(path) else os.path.abspath(path)
 
 
 def _add(survey: SourceSurvey, root: SourceRoot, path: str, environment: tuple[str, ...]) -> bool:

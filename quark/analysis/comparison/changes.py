@@ -341,6 +341,13 @@ def _list_unseen(one: SourceSnapshot, two: SourceSnapshot) -> tuple[tuple[str, s
         found.append(
             ("outside", f"imported from outside of the project, so it is not stored: {named}")
         )
+    # A name in angle brackets is a part of the program, such as what came from standard input.
+    lacking = {**one.left_out, **two.left_out}
+    found += [
+        (place, f"is not in the source snapshot: {reason}")
+        for place, reason in sorted(lacking.items())
+        if place.startswith("<")
+    ]
     altered = sorted({*one.changed, *two.changed})
     found += [(path, "was changed during a run") for path in altered]
     return tuple(found)

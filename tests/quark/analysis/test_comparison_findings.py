@@ -67,7 +67,7 @@ def test_dead_units_and_zeros():
     assert figures["dead_unit_ratio"].difference == pytest.approx(0.8)
     assert figures["dead_unit_ratio"].notable
     assert (figures["rms"].log_ratio, figures["rms"].notable) == (None, True)
-    assert "dead_unit_ratio 1 in place of 0.2" in diff.summary
+    assert "dead_unit_ratio 1 instead of 0.2" in diff.summary
 
 
 def test_only_common_probes_count():

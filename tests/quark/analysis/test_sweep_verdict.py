@@ -148,7 +148,7 @@ def test_the_words_say_what_was_found():
     assert (verdict.best, verdict.second, verdict.compared) == (2, 5, 3)
     assert sorted(verdict.best_trials) == [0, 1, 2]
     assert verdict.headline == "The config of trial 2 (3 runs) is really the best"
-    assert "by 9 runs of this sweep" in verdict.reason
+    assert "from 9 runs of this sweep" in verdict.reason
     assert verdict.noise.source == "sweep"
     assert verdict.noise.degrees == 6
     assert verdict.advice == ""

@@ -149,7 +149,9 @@ def test_an_alias_is_moved_and_taken_away(versioned, invoke):
     assert (shown["name"], shown["aliases"]) == ("model:v1", ["best", "latest"])
     said = invoke("artifacts", "alias", "model:v1", "best", "--remove", "-d", versioned)
     assert said.output == "Removed the alias 'best' of model:v1.\n"
-    with pytest.raises(quark.ArtifactNotFoundError, match="there is latest, and of the numbers"):
+    with pytest.raises(
+        quark.ArtifactNotFoundError, match="its aliases are latest, and its versions v0, v1"
+    ):
         invoke("artifacts", "get", "model:best", "-d", versioned)
     with pytest.raises(quark.SchemaValidationError, match="must not be 'v7'"):
         invoke("artifacts", "alias", "model:v1", "v7", "-d", versioned)

@@ -219,7 +219,7 @@ TYPOS = [
     (["du", *STORE, "--limit", "-1"], "--limit"),
     (["groups", *STORE, "--metric", "lossless"], "mode is required"),
     (["edit", "r1", *STORE], "Nothing to change. Pass --name"),
-    (["edit", "r1", *STORE, "--tag", "a", "--untag", "a"], "'a' is to be added and to be removed"),
+    (["edit", "r1", *STORE, "--tag", "a", "--untag", "a"], "'a' cannot be both added and removed"),
     (["edit", "r1", *STORE, "--tag", ""], "tags[0]"),
     (["edit", "r1", *STORE, "--field", "gpu"], "--field 'gpu' is not NAME=VALUE."),
     *(

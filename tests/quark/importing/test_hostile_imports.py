@@ -84,7 +84,7 @@ def test_nobody_waits_for_a_pipe(tool, name, tmp_path, take):
         with pytest.raises(ImportFailure, match=r"not contain a .* database"):
             take(tool, place)
     else:
-        with pytest.raises(ImportFailure, match="there are no runs"):
+        with pytest.raises(ImportFailure, match=f"no runs of {tool} found"):
             take(tool, place)
 
 

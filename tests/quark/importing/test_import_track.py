@@ -130,7 +130,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path, take, text):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ImportFailure, match="not a Track file"):
         take("track", tmp_path / "a.json")
-    with pytest.raises(ImportFailure, match="there are no runs"):
+    with pytest.raises(ImportFailure, match="no runs of track found"):
         take("track", tmp_path)
 
 
@@ -184,5 +184,5 @@ def test_names_that_are_hostile_stay_what_they_are(tmp_path, store, take):
 
 def test_nobody_waits_for_a_pipe(tmp_path, take):
     os.mkfifo(tmp_path / "a.json")
-    with pytest.raises(ImportFailure, match="there are no runs"):
+    with pytest.raises(ImportFailure, match="no runs of track found"):
         take("track", tmp_path)

@@ -202,7 +202,7 @@ def test_a_search_is_the_tuple_that_it_always_was(found):
     assert isinstance(found, tuple)
     assert found == tuple(found)
     assert [each.run_id for each in found[:1]] == [found[0].run_id]
-    assert "No run fits" in type(found)()._repr_html_()
+    assert "No run matches." in type(found)()._repr_html_()
 
 
 def test_a_session_that_is_kept_nowhere_says_so(tmp_path):

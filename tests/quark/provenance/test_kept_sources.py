@@ -445,3 +445,28 @@ def test_a_notebooks_cells_are_kept_as_one_document(project):
     assert "# In[3]:\nprint('shown'); rate = 0.25\n" in text
     assert "# In[4]:" in text
     compile(text, "cells", "exec")
+
+
+SHORT = """
+import quark
+session = quark.start_run(project="p", storage_dir={store!r})
+quark.MetricsLogger(session).log("loss", 1.0, step=0)
+print(session.run_id)
+"""
+
+
+def test_the_script_of_a_run_that_ends_with_it_is_kept(project):
+    """Python forgets the file of a main script as soon as that has run to its end."""
+    project.write("short.py", SHORT.format(store=str(project.store)))
+    kept = project.read(project.train("short.py"))
+    assert (kept.entry, list(kept)) == ("script", ["short.py"])
+
+
+def test_code_without_a_file_is_not_said_to_be_the_same(project):
+    runs = [
+        project.train("-", stdin=f"{SHORT.format(store=str(project.store))}\n# {number}")
+        for number in range(2)
+    ]
+    explained = quark.explain_change(*runs, storage_dir=project.store)
+    assert [note.place for note in explained.unknown if note.kind == "code"] == ["<stdin>"]
+    assert "code" not in {note.kind for note in explained.ruled_out}

@@ -91,7 +91,7 @@ def test_the_command_says_it(project):
 
     shown = call("train_step", "--metric", "val/acc", "--diff")
     assert "train_step: 2 versions" in shown
-    assert "what it calls had 2 states" in shown
+    assert "its callees had 2 versions" in shown
     assert "+    return helper(x) + 1" in shown
     answer = json.loads(call("--json", "-m", "val/acc"))
     versions = answer["traces"][0]["versions"]

@@ -69,6 +69,6 @@ def test_ranks_of_no_launch_that_is_known_are_refused(open_sweep, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(
-        SchemaValidationError, match="rank 1 of 2, and nothing says of which launch"
+        SchemaValidationError, match="rank 1 of 2 of an unknown launch, so its ranks cannot"
     ):
         next(iter(open_sweep()))

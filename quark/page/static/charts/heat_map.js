@@ -520,7 +520,7 @@ export class HeatMap {
       if (!best || size > best.size) best = { ...found, size, name: grid.rows[row].name };
     }
     if (!best || best.step === null) return "no values";
-    return `maximum: ${best.name}  ${this.sayValue(best.value, best.change)} at ${writeStep(best.step)}`;
+    return `${mode === "relative" ? "largest change" : "maximum"}: ${best.name}  ${this.sayValue(best.value, best.change)} at ${writeStep(best.step)}`;
   }
 
   /** @param {number} value @param {number} change in decades, with relative colours */

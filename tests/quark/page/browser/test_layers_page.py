@@ -101,7 +101,9 @@ def test_the_block_that_explodes_is_seen_with_its_step_and_what_is_not_finite(lo
     assert drawn["readout"] == f"not finite: {BROKEN} at {STEPS[-1]}"
     dead = visitor.evaluate("window.quark.charts.find('dead units')")
     assert (dead["mode"], dead["scale"]["high"]) == ("absolute", 1)
-    assert dead["readout"] == "most: blocks.5.mlp.fc1  1 at 500"
+    assert dead["readout"] == "maximum: blocks.5.mlp.fc1  1 at 500"
+    activation = visitor.evaluate("window.quark.charts.find('activation norm')")
+    assert activation["readout"] == "largest change: embed  2 (\u00d71) at 0"
 
 
 def test_alerts_are_marked_on_the_rows_that_they_name(look):
