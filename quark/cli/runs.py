@@ -164,7 +164,7 @@ def _tell_unstored(source: RunSource, shown: Sequence[RunSummary]) -> None:
     damaged = [run_id for run_id in ids_shown if list_lost(place, run_id)]
     if damaged:
         ids = ", ".join(map(shorten_run_id, damaged))
-        click.echo(f"Some records of {ids} are damaged: quark doctor -d {root}")
+        click.echo(f"Some records of {ids} are lost: quark doctor -d {root}")
     lost = [run.stored.run.id or "" for run in shown if run.state == "lost"]
     waiting = [
         run_id
@@ -174,7 +174,7 @@ def _tell_unstored(source: RunSource, shown: Sequence[RunSummary]) -> None:
     if waiting:
         ids = ", ".join(map(shorten_run_id, waiting))
         click.echo(
-            f"Some records of {ids} are not in the store yet, maybe the final state: "
+            f"Some records of {ids} are not in the store yet, maybe including the final status: "
             f"quark sync {root}"
         )
 

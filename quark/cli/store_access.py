@@ -350,7 +350,7 @@ class RunSource:
 
         root = resolve_storage_dir(self.storage_dir)
         if list_lost(root, run_id):
-            return f"Some records of this run are damaged: quark doctor -d {shlex.quote(str(root))}"
+            return f"Some records of this run are lost: quark doctor -d {shlex.quote(str(root))}"
         keeps_journal = bool(getattr(self.reader, "keeps_journal", False))
         if not count_unstored(root, run_id, keeps_journal=keeps_journal):
             return None

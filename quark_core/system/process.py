@@ -250,6 +250,19 @@ _guard = threading.RLock()
 _held = threading.local()
 
 
+def find_module_file(module: object) -> str | None:
+    """Where a module says that it comes from; without running anything of its own."""
+    try:
+        names: Any = object.__getattribute__(module, "__dict__")
+        path = names.get("__file__") if isinstance(names, Mapping) else None
+    except Exception:  # noqa: BLE001 - a module may be of any type
+        return None
+    # What is read from a pipe calls its file `<stdin>`.
+    if type(path) is not str or not path or "\0" in path or path.startswith("<"):
+        return None
+    return path if os.path.isabs(path) else os.path.abspath(path)
+
+
 @contextmanager
 def importing() -> Iterator[None]:
     """Let forks of this process wait while a thread of a plugin imports a module.

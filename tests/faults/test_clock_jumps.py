@@ -79,7 +79,7 @@ def test_a_jump_takes_no_lane_from_a_living_process(tmp_path, clock, shift):
         assert recovery.adopt_orphans(tmp_path) is None
         reader = quark.open_run(session.run_id, tmp_path).open_run.reader
         assert reader.load_run(session.run_id).state == "running"
-        with pytest.raises(quark.InvalidRunStateError, match="alive"):
+        with pytest.raises(quark.InvalidRunStateError, match="is running in this process"):
             quark.resume_run(run_id=session.run_id, storage_dir=tmp_path)
         metrics.log("m", 1.0, step=1)
     assert session.report_delivery().complete

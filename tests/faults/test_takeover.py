@@ -178,7 +178,7 @@ def test_a_folder_that_cannot_be_written_is_left_and_told(store, monkeypatch, ca
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
     assert read_by_opening(root, run_id) == 1
-    assert "cannot be written" in caplog.text
+    assert "this process cannot write to its folder" in caplog.text
     assert f"quark sync {root}" in caplog.text
     assert "Some records of this run are not in the store yet" in ask_command(root, "show", run_id)
     assert os.path.lexists(find_box_path(run_id, next(find_folders(root)).path.name))

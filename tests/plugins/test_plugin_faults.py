@@ -78,7 +78,7 @@ LEFT_OUT = {
 FAILS = {
     "undeclared": "implements SupportsRead but does not declare read",
     "declared": "declares read but does not implement SupportsRead",
-    "nothing opened": "opened a NoneType, which has no write() and close()",
+    "nothing opened": "opened NoneType, which has no write() and close()",
     "exit at open": "SystemExit: 3",
     "error at open": "ZeroDivisionError: division by zero",
     "hang at open": "bad",
@@ -107,7 +107,7 @@ def test_one_that_nobody_asked_for_is_left_out_with_one_message(install, train, 
     complete, errors = train("csv,good")
     assert complete == ["embedded", "csv", "good"]
     (line,) = tell_of(errors, "quark-bad")
-    assert f"of quark-bad: {LEFT_OUT[case]}" in line
+    assert f"from quark-bad: {LEFT_OUT[case]}" in line
     assert "Traceback" not in errors
 
 
@@ -146,7 +146,7 @@ def test_of_two_that_bring_one_name_the_first_stays(install, train):
     complete, errors = train("csv,good")
     assert complete == ["embedded", "csv", "good"]
     (line,) = tell_of(errors, "quark-second")
-    assert "plugin 'good' of quark-second: the name is taken by quark-first" in line
+    assert "plugin 'good' from quark-second: its name is already used by quark-first" in line
 
 
 @pytest.mark.long

@@ -584,7 +584,7 @@ def encode_outputs(generation: Generation) -> Bodies:
             if kind != record.KIND or record.run_id != generation.run_id:
                 raise SchemaValidationError(
                     f"outputs[{kind!r}] must contain {kind} records of run {generation.run_id}, "
-                    f"got {record.KIND} of run {record.run_id}"
+                    f"not {record.KIND} records of run {record.run_id}"
                 )
     return [
         (kind, len(records), _encode(kind, records))

@@ -283,7 +283,7 @@ def test_without_a_server_the_mirror_says_what_to_set(tmp_path, project, monkeyp
         metrics = quark.MetricsLogger(session)
         metrics.log("m", 1.0, step=0)
         assert isinstance(metrics.read()[0], MetricRecord)
-    assert "set MLFLOW_TRACKING_URI" in caplog.text
+    assert "Set MLFLOW_TRACKING_URI" in caplog.text
 
 
 @pytest.mark.long

@@ -20,13 +20,13 @@ def test_doctor_tells_what_was_set_aside_and_why(tmp_path):
     writer = store.start()
     for step in range(3):
         writer.log(("loss", 1.0, step))
-    assert "moved away" not in doctor(tmp_path).stdout
+    assert "Damaged records" not in doctor(tmp_path).stdout
     store.connection.execute("UPDATE batch SET body = x'00ff' WHERE kind = 'metric' AND number = 1")
     store.compact()
     store.close()
     told = doctor(tmp_path)
     assert told.exit_code == 0
-    assert "Damaged in the store, moved away, and left out of every read:" in told.stdout
+    assert "Damaged records in the store, which readers skip:" in told.stdout
     assert "run0" in told.stdout
     (found,) = json.loads(doctor(tmp_path, "--json").stdout)["damaged"]
     assert (found["run_id"], found["writer_id"], found["kind"]) == ("run0", writer.id, "metric")

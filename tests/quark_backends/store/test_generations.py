@@ -57,7 +57,7 @@ def test_outputs_of_another_run_or_kind_are_refused(store):
     with pytest.raises(SchemaValidationError, match="run run1"):
         write_generation(store.connection, generation("rules", event("a", "run1")))
     metric = MetricRecord("run0", "w", 0, 0, 0, START_US, "m", None, "m", 1.0, 0)
-    with pytest.raises(SchemaValidationError, match="metric record"):
+    with pytest.raises(SchemaValidationError, match="not metric records of run run0"):
         write_generation(store.connection, generation("rules", metric))
     with pytest.raises(quark.RunNotFoundError):
         write_generation(store.connection, generation("rules", run_id="run1"))

@@ -239,7 +239,7 @@ def test_a_disk_full_at_any_call(disk, artifacts, session, store, stays_full, ca
             "reason": "No space left on device",
         }
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert len([line for line in said if "could not be kept: No space left" in line]) == 1
+    assert len([line for line in said if "could not be stored: No space left" in line]) == 1
 
 
 def assert_told(artifacts, record, place):

@@ -21,7 +21,7 @@ BROKEN = {
     "import": ("raise ImportError('no client')", "import failed: ImportError: no client"),
     "exit": ("import sys; sys.exit(3)", "import failed: SystemExit: 3"),
     "syntax": ("def", "import failed: SyntaxError: invalid syntax"),
-    "a text": (HOOK + "return ['csv2']", "it declares  str, not a BackendDefinition"),
+    "a text": (HOOK + "return ['csv2']", "it declares str, not a BackendDefinition"),
     "nothing": (HOOK + "return None", "TypeError: 'NoneType' object is not iterable"),
     "version": (HOOK + "return [define('broken', api_version=99)]", "it uses version 99 of"),
     "taken": (HOOK + "return [define('csv')]", "its name is already used by quark-tracker"),

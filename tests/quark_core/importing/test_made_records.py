@@ -83,7 +83,7 @@ def test_what_no_record_can_have_is_named(make, message):
 
 def test_the_rest_is_checked_when_it_is_written(session):
     for made, message in [
-        (quark.MetricRecord.make("m", 1.0), "needs a step or an epoch"),
+        (quark.MetricRecord.make("m", 1.0), "requires a step or an epoch"),
         (quark.MetricRecord.make("m", "high", step=0), "value must be float"),
         (quark.EventRecord.make("Upper"), r"EventRecord\.event_type"),
     ]:

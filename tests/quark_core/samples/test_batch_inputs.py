@@ -107,10 +107,10 @@ class Unreadable:
 
 
 LABELS_NOT_TAKEN = [
-    (np.eye(3), r"labels .* shape \(3, 3\); pass class_counts"),
-    (torch.zeros(2, 5), r"labels .* shape \(2, 5\); pass class_counts"),
-    (torch.tensor(3), r"labels .* shape \(\)"),
-    ([[0, 1], [1]], r"labels\[0\] .* not list; .*pass class_counts"),
+    (np.eye(3), r"labels .* shape is \(3, 3\); pass class_counts"),
+    (torch.zeros(2, 5), r"labels .* shape is \(2, 5\); pass class_counts"),
+    (torch.tensor(3), r"labels .* shape is \(\)"),
+    ([[0, 1], [1]], r"labels\[0\] .* not list\. .*pass class_counts"),
     ([1, {2: 3}], r"labels\[1\] .* not dict"),
     ([1, None], r"labels\[1\] .* not NoneType"),
     ([1, 1j], r"labels\[1\] .* not complex"),
@@ -161,8 +161,8 @@ IDS_NOT_TAKEN = [
     ([1, True], r"sample_ids\[1\] .* not bool"),
     ([1.0, 2.0], r"sample_ids\[0\] .* not float"),
     ([1, None], r"sample_ids\[1\] .* not NoneType"),
-    ([(1, 2)], r"sample_ids\[0\] .* not tuple; .* joined"),
-    (np.zeros((2, 2), dtype=int), r"sample_ids .* shape \(2, 2\)"),
+    ([(1, 2)], r"sample_ids\[0\] .* not tuple\. Join an ID"),
+    (np.zeros((2, 2), dtype=int), r"sample_ids .* shape is \(2, 2\)"),
     ("abc", "sample_ids .* str"),
     (["x" * 1001], r"sample_ids\[0\] has 1001 characters"),
     (["x" * 1001 + "é"], r"sample_ids\[0\] has 1002 characters"),
@@ -199,7 +199,7 @@ LENGTHS_NOT_TAKEN = [
     (["5"], r"sequence_lengths\[0\] .* not str"),
     ([None], r"sequence_lengths\[0\] .* not None"),
     ([2**63], r"sequence_lengths\[0\] must fit in 64 bits"),
-    (torch.ones(3, 4), r"sequence_lengths .* shape \(3, 4\)"),
+    (torch.ones(3, 4), r"sequence_lengths .* shape is \(3, 4\)"),
     (7, "sequence_lengths .* not int"),
 ]
 

@@ -145,7 +145,7 @@ MISTAKES = [
     ("created > 1", 11, "'2026-11-01'"),
     ("created > 'yesterday'", 11, "this is not a time"),
     ("created > '2026-13'", 11, "this is not a time"),
-    ("status == 'done'", 11, "running, completed, failed, interrupted"),
+    ("status == 'done'", 11, "one of 'running', 'completed', 'failed', 'interrupted'"),
     ("status in ('lost')", 12, "lost is a state"),
     ("tags == 1", 9, "write 'tag' in tags"),
     ("tags == 'a'", 9, "did you mean 'a' in tags?"),
