@@ -42,7 +42,7 @@ def test_a_mirror_that_is_down_gets_them_by_sync(tmp_path, add_backend, caplog):
     down = add_backend("late", ScriptedBackend(always="unavailable"))
     with caplog.at_level(logging.WARNING, logger="quark"):
         assert AnalyzerEngine(reopen(tmp_path, session)).analyze(store=True).stored
-    assert "waits for the run's mirrors" in caplog.text
+    assert "wait for the run's mirrors" in caplog.text
     assert f"quark sync {tmp_path}" in caplog.text
     assert list_journals(tmp_path) == ["analyzer.1"]
     assert down.stored == []
