@@ -97,7 +97,7 @@ def test_one_run_a_side_is_inconclusive_and_the_gate_asks_for_evidence(invoke, t
     assert done.exit_code == 3
     assert "val/loss  inconclusive" in done.stdout
     assert "quark: --fail-on-worse: val/loss 1 -> 50 may be worse" in done.output
-    assert "three or more a side would decide" in done.output
+    assert "the seed noise is unknown; use three or more runs a side" in done.output
     assert "bad-0 ends at step 20, good-0 at step 1000" in done.stdout
     assert invoke("compare", "bad-0", "good-0", *gate).exit_code == 0
     assert invoke("compare", "good-0", "near-0", *gate).exit_code == 0

@@ -111,7 +111,7 @@ def test_show_and_export_say_that_more_is_to_come(tmp_path, monkeypatch, journal
         exported = call("export", run_id, "--format", "csv", "-o", target, "-d", root)
         assert exported.stderr.endswith(f"{line}\n")
     call("sync", root)
-    assert "not everything" not in call("show", run_id, "-d", root).stdout
+    assert "not in the store yet" not in call("show", run_id, "-d", root).stdout
     exported = call("export", run_id, "--format", "csv", "-o", target, "--force", "-d", root)
     assert exported.stderr == ""
 

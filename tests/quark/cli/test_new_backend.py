@@ -43,7 +43,7 @@ def test_a_spoiled_skeleton_fails_its_tests(invoke, tmp_path):
     backend = tmp_path / "quark-bad" / "src" / "quark_bad" / "backend.py"
     text = backend.read_text()
     backend.write_text(text.replace("os.truncate(path, whole)", "pass").replace("_append(", "(", 1))
-    done = run_tests(tmp_path / "quark-bad", "-k", "written_batch or training")
+    done = run_tests(tmp_path / "quark-bad", "-k", "written_batch or run_is_read_back")
     assert done.returncode == 1
     assert "2 failed" in done.stdout
 

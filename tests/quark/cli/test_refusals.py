@@ -281,4 +281,4 @@ def test_an_objective_that_was_mistyped_is_not_stored(place, call):
     status, told, _ = call("show", "r1", *STORE)
     assert status == 0
     assert "zebra" not in told
-    assert "analyzed at generation" not in told
+    assert "quark analyze" not in told

@@ -121,7 +121,7 @@ def test_a_function_that_does_not_run_by_itself_is_said_not_to_be_checked(trials
         ("x - 0.0", "x - 0.0001"),
     )
     said = trials.check(run)
-    assert "it ended with status 1: no evidence of train.py: first" in said
+    assert "exited with code 1: no evidence for train.py: first" in said
     standings, notes = rank(trials, run)
     (note,) = [note for note in notes if note.startswith("By runs")]
     assert "was not run alone" in note

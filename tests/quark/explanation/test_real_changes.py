@@ -91,7 +91,7 @@ def test_counterfactual_runs_of_kept_sources_settle_it(changed, invoke_why):
     changed.change("model.py", "min(rate, 10.0)", "min(rate, 0.001)")
     run = changed.run("--log-every", "70", "--width", "7")
     said = invoke_why(changed.seeds[0], run, "--check", "2", "-m", "val/loss")
-    assert "Nothing was run" in said
+    assert "No runs were started" in said
     said = invoke_why(changed.seeds[0], run, "--check", "2", "--yes", "-m", "val/loss")
     probable = [line for line in said.splitlines() if line.startswith("Probably")]
     assert "model.py: clip" in probable[-1]

@@ -493,7 +493,9 @@ def test_many_runs_are_not_all_listed(log_runs):
     root = log_runs(**{f"run-{index}": None for index in range(7)})
     with pytest.raises(quark.RunNotFoundError) as caught:
         quark.open_run("run-", storage_dir=root)
-    assert "fits 7 runs: run-6, run-5, run-4, run-3, run-2 and 2 more; " in str(caught.value)
+    assert str(caught.value).endswith(
+        "matches 7 runs: run-6, run-5, run-4, run-3, run-2 and 2 more. Type more characters"
+    )
 
 
 def test_a_resumed_run_goes_on_where_its_checkpoint_is(tmp_path):
