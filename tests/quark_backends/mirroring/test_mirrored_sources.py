@@ -108,7 +108,6 @@ def test_wandb_has_the_code_of_who_asks_for_that_alone(train, keeps):
         assert find_files_with_code(mirror) == []
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["csv", "tensorboard"])
 def test_other_mirrors_have_nothing_of_it(train, backend):
     if backend == "tensorboard" and find_spec("tensorboard") is None:

@@ -113,7 +113,7 @@ def test_unknown_runs(service, tmp_path):
         quark.resume_run(run_id="absent", storage_dir=tmp_path)
     session = train(tmp_path)
     assert quark.open_run(session.run_id[:6], tmp_path).id == session.run_id
-    with pytest.raises(RunNotFoundError, match=f"similar names: {session.run_id}"):
+    with pytest.raises(RunNotFoundError, match=f"Similar IDs: {session.run_id}"):
         quark.open_run(f"{session.run_id[:8]}-", tmp_path)
 
 
@@ -288,7 +288,7 @@ def test_what_is_not_found_says_which_store_was_asked(service, tmp_path, monkeyp
     assert everything in str(caught.value)
     with pytest.raises(RunNotFoundError) as caught:
         quark.open_run("absent")
-    assert str(caught.value).startswith(f"run_id absent: {everything} has no such run")
+    assert str(caught.value).startswith(f"run_id absent: {everything} has no run with this ID")
     monkeypatch.setenv("QUARK_STORE_NAME", "empty")
     output = CliRunner().invoke(cli, ["runs"]).output
     assert f"No matching runs in {named}." in " ".join(output.split())
