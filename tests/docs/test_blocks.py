@@ -79,8 +79,9 @@ def test_the_blocks_of_a_page_run_as_they_stand(page, tmp_path):
     assert ran.returncode == 0, ran.stderr
 
 
-def is_installed(module):
-    return importlib.util.find_spec(module) is not None
+def is_installed(name):
+    """Whether there is a module, or a program, of the name."""
+    return importlib.util.find_spec(name) is not None or shutil.which(name) is not None
 
 
 @needs_bash
