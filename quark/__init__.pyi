@@ -34,7 +34,7 @@ from quark.analysis.trace_statistics import TraceStatistics as TraceStatistics
 from quark.analysis.trace_statistics import TraceVersion as TraceVersion
 from quark.analysis.trace_statistics import trace_statistics as trace_statistics
 from quark.configuration.layering.layered_config import LayeredConfig as LayeredConfig
-from quark.configuration.layering.layers import ConfigLayers as ConfigLayers
+from quark.configuration.layering.layers import Layers as Layers
 from quark.page.report import RunReport as RunReport
 from quark.page.report import report as report
 from quark.projects import RunGroup as RunGroup

@@ -101,8 +101,8 @@ def compare(
       0    compared
       1    a run or the store cannot be read
       2    usage error
-      3    with --fail-on-worse: NEW is worse or may be worse in a metric, or a run did
-           not complete
+      3    with --fail-on-worse: NEW is worse or may be worse in a metric, a run did not
+           complete, or OLD is less than half as long as NEW
     """  # noqa: D301 - click wants the character
     from quark.analysis.comparison.engine import ComparisonEngine
 
@@ -125,7 +125,7 @@ def compare(
         compared = ("NEW", result.primary), ("OLD", result.reference)
         diffs = result.metric_diffs
         fail_where_worse(
-            tell_ends(*compared, running=True),
+            [*tell_ends(*compared, running=True), *_tell_short_baseline(result)],
             is_worse=any(diff.verdict == "worse" for diff in diffs),
             doubtful=next((diff for diff in diffs if diff.headline), None),
         )
@@ -148,6 +148,20 @@ def fail_where_worse(ends: Sequence[str], *, is_worse: bool, doubtful: MetricDif
     if doubtful is not None and may_be_worse(doubtful):
         click.echo(_tell_doubt(doubtful), err=True)
         sys.exit(FAILED_CHECK)
+
+
+def _tell_short_baseline(result: RunComparisonResult) -> list[str]:
+    """Why a check fails if the baseline ended before half of NEW: it shows nothing of NEW's end."""
+    old, new = (
+        max(run.last_step or 0 for run in side.members or (side,))
+        for side in (result.reference, result.primary)
+    )
+    if 2 * (old + 1) >= new + 1:
+        return []
+    return [
+        f"OLD ends at step {old:,}, before half of the {new:,} steps of NEW. "
+        "Use a baseline of similar length."
+    ]
 
 
 def _tell_doubt(diff: MetricDiff) -> str:

@@ -217,7 +217,7 @@ def run(
     ),
     limit: int | None = option("Maximum number of trials to run.", "-n", least=1),
     form: Literal["flags", "assignments", "none"] = option(
-        "Form of the appended parameters: --lr 0.01, or lr=0.01 (Hydra, quark.ConfigLayers).",
+        "Form of the appended parameters: --lr 0.01, or lr=0.01 (Hydra, quark.Layers).",
         "--arguments",
         default="flags",
     ),

@@ -285,7 +285,7 @@ def _list_descendants(pid: int) -> list[Any]:
 # values are put.
 
 ArgumentForm = Literal["flags", "assignments", "none"]
-"""How parameters are appended: `--lr 0.01`, `lr=0.01` (Hydra, `ConfigLayers`), or not at all."""
+"""How parameters are appended: `--lr 0.01`, `lr=0.01` (Hydra, `Layers`), or not at all."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}\s]+)\}")
 _ALL = "parameters"

@@ -31,7 +31,7 @@ BEYOND = """
 ArtifactDamagedError ArtifactLinkRecord ArtifactNotFoundError ArtifactVersion AttentionEntropy
 BatchOutlier CSVBackend ChangeExplanation DataDiagnosticsSummary DeliveryReport
 DiagnosticThresholds ExposureSummary HardBatchFinding Importances Instrument SourceFile
-SourceSnapshot BackendDelivery LayeredConfig ConfigLayers LoggingHandler LossSummary MLflowBackend
+SourceSnapshot BackendDelivery LayeredConfig Layers LoggingHandler LossSummary MLflowBackend
 MetricSummary NullTracker PendingArtifact QuarkError RankStatistics RetentionHookError RouterLoad
 Routing RuleExplanation RunGroup RunProject RunReport RunSummary SampleExposure SampleLogger
 SampleRecord SequenceLengthSummary Series SimilarRun StepTelemetryScope StopRequest StopRequested

@@ -1,4 +1,4 @@
-"""`ConfigLayers`: named sources of settings in an order, and what they make together."""
+"""`Layers`: named sources of settings in an order, and what they make together."""
 
 from __future__ import annotations
 
@@ -142,11 +142,11 @@ class LayerPass:
 
 
 class Resolver:
-    """Applies the layers of one `ConfigLayers`, and of its namespaces, for one command line."""
+    """Applies the layers of one `Layers`, and of its namespaces, for one command line."""
 
     def __init__(
         self,
-        layers: ConfigLayers,
+        layers: Layers,
         said: CommandLine,
         parsed: ParsedArguments | None,
         environ: Mapping[str, str],
@@ -159,7 +159,7 @@ class Resolver:
         self._ordered = {
             prefix: _sort(each, self._chosen[prefix], prefix) for prefix, each in self._spaces
         }
-        self._late: list[tuple[str, ConfigLayers, Layer]] = []
+        self._late: list[tuple[str, Layers, Layer]] = []
         self._out = Resolution(LayeredConfig())
         self._memory = get_memory(self._out.config)
 
@@ -190,9 +190,7 @@ class Resolver:
                 if applied_in is stage:
                     self._call(prefix, layers, layer)
 
-    def _call(
-        self, prefix: str, layers: ConfigLayers, layer: Layer, *, again: bool = False
-    ) -> None:
+    def _call(self, prefix: str, layers: Layers, layer: Layer, *, again: bool = False) -> None:
         config = self._out.config[prefix] if prefix else self._out.config
         name = _join(prefix, layer.name)
         self._memory.source, self._memory.place = name, None
@@ -281,16 +279,14 @@ class Resolver:
         self._out.config[key] = value
 
 
-def _list_spaces(layers: ConfigLayers, prefix: str) -> Iterator[tuple[str, ConfigLayers]]:
-    """The namespaces of a `ConfigLayers` and then itself, each with the key that it lies under."""
+def _list_spaces(layers: Layers, prefix: str) -> Iterator[tuple[str, Layers]]:
+    """The namespaces of a `Layers` and then itself, each with the key that it lies under."""
     for name, inner in layers._namespaces.items():
         yield from _list_spaces(inner, _join(prefix, name))
     yield prefix, layers
 
 
-def _choose(
-    spaces: Sequence[tuple[str, ConfigLayers]], words: Sequence[str]
-) -> dict[str, set[str]]:
+def _choose(spaces: Sequence[tuple[str, Layers]], words: Sequence[str]) -> dict[str, set[str]]:
     """Prefix of each namespace -> names of its layers that take part.
 
     Raises:
@@ -324,7 +320,7 @@ def _choose(
     return chosen
 
 
-def _describe_unknown(word: str, spaces: Sequence[tuple[str, ConfigLayers]]) -> str:
+def _describe_unknown(word: str, spaces: Sequence[tuple[str, Layers]]) -> str:
     names = [_join(prefix, name) for prefix, layers in spaces for name in layers._layers]
     near = difflib.get_close_matches(word[:100], names, 1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -335,7 +331,7 @@ def _describe_unknown(word: str, spaces: Sequence[tuple[str, ConfigLayers]]) -> 
     )
 
 
-def _check_needed(layers: ConfigLayers, layer: Layer, needed: str, prefix: str) -> None:
+def _check_needed(layers: Layers, layer: Layer, needed: str, prefix: str) -> None:
     found = layers._layers.get(needed)
     name = _join(prefix, layer.name)
     if found is None:
@@ -351,7 +347,7 @@ def _check_needed(layers: ConfigLayers, layer: Layer, needed: str, prefix: str) 
         )
 
 
-def _sort(layers: ConfigLayers, chosen: set[str], prefix: str) -> list[tuple[Layer, Stage]]:
+def _sort(layers: Layers, chosen: set[str], prefix: str) -> list[tuple[Layer, Stage]]:
     """Layers, and when they are applied: by stage and priority, each after those that it needs.
 
     Raises:
@@ -398,7 +394,7 @@ F = TypeVar("F", bound=LayerFunction)
 _RESERVED = frozenset({"manual"})
 
 
-class ConfigLayers:
+class Layers:
     """Config built from layers: functions, files, environment variables, command line.
 
     Layers are applied in this order, and the last one wins:
@@ -413,14 +409,14 @@ class ConfigLayers:
     Within each group, they are sorted by `priority`, then by order of addition. Not thread-safe.
 
     Args:
-        **namespaces: Layers for a part of the config, as in `ConfigLayers(model=…, data=…)`. Both
+        **namespaces: Layers for a part of the config, as in `Layers(model=…, data=…)`. Both
             parts may have a key `lr`.
 
     Raises:
-        SchemaValidationError: A namespace is not a `ConfigLayers` object.
+        SchemaValidationError: A namespace is not a `Layers` object.
 
     Example:
-        layers = quark.ConfigLayers()
+        layers = quark.Layers()
 
         @layers.add(default=True)
         def defaults(c):
@@ -429,15 +425,15 @@ class ConfigLayers:
         config = layers.resolve()  # train.py lr=0.01
     """
 
-    def __init__(self, **namespaces: ConfigLayers) -> None:
+    def __init__(self, **namespaces: Layers) -> None:
         for name, each in namespaces.items():
-            if not isinstance(each, ConfigLayers):
+            if not isinstance(each, Layers):
                 raise SchemaValidationError(
-                    f"ConfigLayers: {name} must be a ConfigLayers, not {type(each).__name__}"
+                    f"Layers: {name} must be a Layers, not {type(each).__name__}"
                 )
             if name.startswith("__") or name in dir(LayeredConfig):
                 raise SchemaValidationError(
-                    f"ConfigLayers: {name!r} is the name of a config method. Choose another name"
+                    f"Layers: {name!r} is the name of a config method. Choose another name"
                 )
         self._namespaces = dict(namespaces)
         self._layers: dict[str, Layer] = {}
@@ -494,7 +490,7 @@ class ConfigLayers:
         def take(given: LayerFunction) -> LayerFunction:
             if not callable(given):
                 raise SchemaValidationError(
-                    f"ConfigLayers.add: a layer must be a function, not {type(given).__name__}"
+                    f"Layers.add: a layer must be a function, not {type(given).__name__}"
                 )
             called = name if name is not None else getattr(given, "__name__", type(given).__name__)
             is_default = lazy if default is None else default
@@ -537,7 +533,7 @@ class ConfigLayers:
         """
         if not isinstance(path, (str, Path)):
             raise SchemaValidationError(
-                f"ConfigLayers.add_file: path must be a path, not {type(path).__name__}"
+                f"Layers.add_file: path must be a path, not {type(path).__name__}"
             )
         file = Path(path)
 
@@ -571,8 +567,7 @@ class ConfigLayers:
         """
         if not isinstance(prefix, str) or not prefix or prefix.upper().startswith("QUARK_"):
             raise SchemaValidationError(
-                "ConfigLayers.add_environment: prefix must be a str such as 'TRAIN_', "
-                f"got {prefix!r:.60}"
+                f"Layers.add_environment: prefix must be a str such as 'TRAIN_', got {prefix!r:.60}"
             )
         self._prefixes.append(prefix)
 
@@ -606,7 +601,7 @@ class ConfigLayers:
         """
         now = self._pass
         if now is None:
-            raise SchemaValidationError("ConfigLayers.lazy() must be called in a layer's function")
+            raise SchemaValidationError("Layers.lazy() must be called in a layer's function")
         with now.enter_lazy_block():
             yield
 
@@ -649,7 +644,7 @@ class ConfigLayers:
 
     def __repr__(self) -> str:
         names = [*self._layers, *(f"{name}=…" for name in self._namespaces)]
-        return f"ConfigLayers({', '.join(names)})"
+        return f"Layers({', '.join(names)})"
 
     def _keep(
         self,
@@ -666,26 +661,20 @@ class ConfigLayers:
     ) -> None:
         if not isinstance(name, str) or not name or (words and not _is_word(name)):
             raise SchemaValidationError(
-                f"ConfigLayers: the name of a layer must be a single word, got {name!r}"
+                f"Layers: the name of a layer must be a single word, got {name!r}"
             )
         if name in _RESERVED:
-            raise SchemaValidationError(
-                f"ConfigLayers: {name!r} is a reserved name. Choose another name"
-            )
+            raise SchemaValidationError(f"Layers: {name!r} is a reserved name. Choose another name")
         if name in self._layers:
             raise SchemaValidationError(
-                f"ConfigLayers: the layer {name!r} already exists ({self._layers[name].place}). "
+                f"Layers: the layer {name!r} already exists ({self._layers[name].place}). "
                 "Pass another name with name="
             )
         if not isinstance(priority, (int, float)) or isinstance(priority, bool):
-            raise SchemaValidationError(
-                f"ConfigLayers: priority must be a number, got {priority!r:.60}"
-            )
+            raise SchemaValidationError(f"Layers: priority must be a number, got {priority!r:.60}")
         needed = (after,) if isinstance(after, str) else tuple(after)
         if not all(isinstance(each, str) for each in needed):
-            raise SchemaValidationError(
-                f"ConfigLayers: after must be layer names, got {after!r:.60}"
-            )
+            raise SchemaValidationError(f"Layers: after must be layer names, got {after!r:.60}")
         self._layers[name] = Layer(
             name, apply, place, stage, priority, needed, bool(default), len(self._layers), function
         )

@@ -180,7 +180,7 @@ function Run({ data, place }) {
         onChange=${(/** @type {any} */ event) => setLog(event.currentTarget.checked)} /> log y</label>
       ${window && html`<button class="plain" onClick=${() => zoom(null, null)}>Whole run</button>`}</div>
       <${CurveGroups} data=${data} metrics=${metrics} curves=${curves} view=${view} />`}
-    ${maps.length > 0 && html`<section class="report-maps" aria-label=${`ConfigLayers${of}`}>${maps.map((/** @type {any} */ map) => html`
+    ${maps.length > 0 && html`<section class="report-maps" aria-label=${`Layers${of}`}>${maps.map((/** @type {any} */ map) => html`
       <${LayerMap} key=${map.statistic.id} map=${map} view=${view} />`)}</section>`}
     ${data.config !== null && html`<details class="report-part" open><summary>Configuration and environment</summary>
       <div><${Config} data=${data} prefix=${`${place}-`} by=${` run-${place}`} /></div></details>`}

@@ -99,7 +99,9 @@ def test_one_run_a_side_is_inconclusive_and_the_gate_asks_for_evidence(invoke, t
     assert "quark: --fail-on-worse: val/loss 1 -> 50 may be worse" in done.output
     assert "the seed noise is unknown; use three or more runs a side" in done.output
     assert "bad-0 ends at step 20, good-0 at step 1000" in done.stdout
-    assert invoke("compare", "bad-0", "good-0", *gate).exit_code == 0
+    short = invoke("compare", "bad-0", "good-0", *gate)
+    assert short.exit_code == 3
+    assert "OLD ends at step 20, before half of the 1,000 steps of NEW." in short.stderr
     assert invoke("compare", "good-0", "near-0", *gate).exit_code == 0
     assert invoke("why", "good-0", "bad-0", *gate).exit_code == 3
     assert invoke("why", "good-0", "near-0", *gate).exit_code == 0

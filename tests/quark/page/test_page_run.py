@@ -47,7 +47,7 @@ def test_a_run_says_all_that_its_page_begins_with(plain):
 
 
 def test_settings_say_what_gave_them_their_values(tmp_path, look):
-    layers = quark.ConfigLayers()
+    layers = quark.Layers()
 
     @layers.add(default=True)
     def base(c):

@@ -154,7 +154,7 @@ export function LayersPage({ place }) {
   const { maps, offered, state } = useMaps(id, view.maps, data, analyses, setMistake);
   const title = data ? data.run.name || data.run.id : id;
   useEffect(() => {
-    document.title = spell(`ConfigLayers of ${title} · Quark`);
+    document.title = spell(`Layers of ${title} · Quark`);
   }, [title]);
   const whole = findWhole(maps, data);
   const groups = useMemo(() => [...new Set(maps.flatMap(({ grid }) => listGroups(grid.rows)))], [maps]);

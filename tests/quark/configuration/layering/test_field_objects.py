@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from quark import ConfigLayers, LayeredConfig, SchemaValidationError
+from quark import LayeredConfig, Layers, SchemaValidationError
 
 
 @dataclasses.dataclass
@@ -51,7 +51,7 @@ OBJECTS = {
 
 
 def resolve(make, *argv):
-    layers = ConfigLayers()
+    layers = Layers()
     layers.add(lambda c: c.update(opt=make()), name="defaults", default=True)
     return layers.resolve(list(argv))
 

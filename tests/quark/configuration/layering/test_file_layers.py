@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from quark import ConfigLayers, SchemaValidationError
+from quark import Layers, SchemaValidationError
 from quark.configuration.layering.config_files import read_config_text
 
 JSON = """{
@@ -79,7 +79,7 @@ def test_a_file_is_merged_and_each_setting_has_its_line(tmp_path, monkeypatch, e
         pytest.importorskip("yaml")
     monkeypatch.chdir(tmp_path)
     (tmp_path / f"conf.{ending}").write_text(text)
-    layers = ConfigLayers()
+    layers = Layers()
 
     @layers.add(default=True)
     def base(c):
@@ -94,7 +94,7 @@ def test_a_file_is_merged_and_each_setting_has_its_line(tmp_path, monkeypatch, e
 
 def test_a_file_may_be_named_on_the_command_line_or_be_absent(tmp_path):
     (tmp_path / "big.json").write_text('{"width": 512}')
-    layers = ConfigLayers()
+    layers = Layers()
     layers.add_file(tmp_path / "big.json", name="big", default=False)
     layers.add_file(tmp_path / "absent.json", optional=True)
     assert layers.resolve([]) == {}
@@ -131,7 +131,7 @@ def test_files_that_mean_harm_are_refused(tmp_path, name, content, said):
     if name.endswith("yaml"):
         pytest.importorskip("yaml")
     (tmp_path / name).write_bytes(content)
-    layers = ConfigLayers()
+    layers = Layers()
     layers.add_file(tmp_path / name)
     with pytest.raises(SchemaValidationError, match=said) as raised:
         layers.resolve([])
@@ -144,7 +144,7 @@ def test_a_bomb_of_aliases_is_refused_soon(tmp_path):
     lines = ['a0: &a0 ["x", "x", "x", "x", "x", "x", "x", "x", "x", "x"]']
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
     (tmp_path / "bomb.yaml").write_text("\n".join(lines))
-    layers = ConfigLayers()
+    layers = Layers()
     layers.add_file(tmp_path / "bomb.yaml")
     with pytest.raises(SchemaValidationError, match="expands to more than"):
         layers.resolve([])
@@ -155,7 +155,7 @@ def test_without_pyyaml_yaml_says_what_to_install(tmp_path):
     script = (
         "import sys; sys.modules['yaml'] = None\n"
         "import quark\n"
-        "layers = quark.ConfigLayers(); layers.add_file('x.yaml'); layers.resolve([])\n"
+        "layers = quark.Layers(); layers.add_file('x.yaml'); layers.resolve([])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -164,7 +164,7 @@ def test_without_pyyaml_yaml_says_what_to_install(tmp_path):
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path):
-    layers = ConfigLayers()
+    layers = Layers()
     layers.add_file(tmp_path / "gone.json")
     with pytest.raises(SchemaValidationError, match=r"gone\.json cannot be read: No such file"):
         layers.resolve([])

@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from quark import ConfigLayers, LayeredConfig, SchemaValidationError
+from quark import LayeredConfig, Layers, SchemaValidationError
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_it_is_a_dict_to_whoever_wants_one(config):
     "take", [copy.copy, copy.deepcopy, lambda c: c.copy(), lambda c: pickle.loads(pickle.dumps(c))]
 )
 def test_copies_know_what_the_original_knew(take):
-    layers = ConfigLayers()
+    layers = Layers()
 
     @layers.add(default=True)
     def base(c):
@@ -186,7 +186,7 @@ VALUES = {
 def test_a_saved_configuration_comes_back(tmp_path, ending):
     path = tmp_path / f"config.{ending}"
     LayeredConfig(VALUES).save(path)
-    layers = ConfigLayers()
+    layers = Layers()
     layers.add_file(path)
     assert layers.resolve([]) == VALUES
     if ending == "toml":

@@ -1,16 +1,16 @@
-"""quark.ConfigLayers: the layers that take part, their order, and the command line of a script."""
+"""quark.Layers: the layers that take part, their order, and the command line of a script."""
 
 import argparse
 
 import pytest
 
 import quark
-from quark import ConfigLayers, LayeredConfig, SchemaValidationError
+from quark import LayeredConfig, Layers, SchemaValidationError
 
 
 def make_layers():
     """The layers of the design: defaults, a named one that comes after them, a lazy one."""
-    layers = ConfigLayers()
+    layers = Layers()
 
     @layers.add(default=True)
     def defaults(c):
@@ -59,7 +59,7 @@ def test_layers_are_applied_by_kind_and_priority(argv, lr):
 
 def test_the_order_is_defaults_named_files_environment_command_line_lazy(tmp_path):
     (tmp_path / "file.json").write_text('{"a": "file", "b": "file", "c": "file", "d": "file"}')
-    layers = ConfigLayers()
+    layers = Layers()
     write(layers, "late", {"a": "lazy"}, lazy=True)
     layers.add_environment("TRAIN_")
     layers.add_file(tmp_path / "file.json")
@@ -73,7 +73,7 @@ def test_the_order_is_defaults_named_files_environment_command_line_lazy(tmp_pat
 
 
 def test_a_layer_brings_those_that_it_comes_after_and_they_go_first():
-    layers, log = ConfigLayers(), []
+    layers, log = Layers(), []
     write(layers, "nodes", {"nodes": 4}, log, after=["base_setup", "gpu_setup"], priority=-5)
     write(layers, "gpu_setup", {"gpu": True}, log, priority=9)
     write(layers, "base_setup", {"data_dir": "/data"}, log)
@@ -84,7 +84,7 @@ def test_a_layer_brings_those_that_it_comes_after_and_they_go_first():
 
 
 def test_what_a_default_layer_needs_is_a_default_too():
-    layers, log = ConfigLayers(), []
+    layers, log = Layers(), []
     write(layers, "first", {"x": 1}, log, default=True, after="needed")
     write(layers, "needed", {"x": 2}, log, priority=7)
     write(layers, "second", {"x": 3}, log, default=True, priority=1)
@@ -93,7 +93,7 @@ def test_what_a_default_layer_needs_is_a_default_too():
 
 
 def test_a_circle_is_named():
-    layers = ConfigLayers()
+    layers = Layers()
     write(layers, "a", {}, after="b")
     write(layers, "b", {}, after="c")
     write(layers, "c", {}, after="a")
@@ -102,12 +102,12 @@ def test_a_circle_is_named():
 
 
 def test_no_layer_comes_after_one_that_is_applied_later(tmp_path):
-    layers = ConfigLayers()
+    layers = Layers()
     layers.add_file(tmp_path / "x.json")
     write(layers, "early", {}, after="x")
     with pytest.raises(SchemaValidationError, match=r"'early'.*cannot come after 'x'.*file layer"):
         layers.resolve(["early"])
-    layers = ConfigLayers()
+    layers = Layers()
     write(layers, "lonely", {}, after="nobdy")
     write(layers, "nobody", {})
     with pytest.raises(SchemaValidationError, match="not a layer; did you mean 'nobody'"):
@@ -115,7 +115,7 @@ def test_no_layer_comes_after_one_that_is_applied_later(tmp_path):
 
 
 def test_a_lazy_layer_takes_part_unless_it_is_no_default():
-    layers = ConfigLayers()
+    layers = Layers()
     write(layers, "data", {"dataset": "imagenet"}, default=True)
 
     @layers.add(lazy=True, default=False)
@@ -127,7 +127,7 @@ def test_a_lazy_layer_takes_part_unless_it_is_no_default():
 
 
 def test_a_lazy_block_sees_the_command_line_and_all_else_is_as_it_was():
-    layers = ConfigLayers()
+    layers = Layers()
     calls = []
 
     @layers.add(default=True)
@@ -154,7 +154,7 @@ def test_a_lazy_block_sees_the_command_line_and_all_else_is_as_it_was():
 
 
 def test_an_error_in_a_lazy_block_comes_out_when_it_counts():
-    layers = ConfigLayers()
+    layers = Layers()
 
     @layers.add(default=True)
     def model(c):
@@ -172,7 +172,7 @@ def test_an_error_in_a_lazy_block_comes_out_when_it_counts():
 
 
 def test_namespaces_have_keys_priorities_and_words_of_their_own():
-    model, data = ConfigLayers(), ConfigLayers()
+    model, data = Layers(), Layers()
 
     @model.add(default=True)
     def defaults(m):
@@ -192,7 +192,7 @@ def test_namespaces_have_keys_priorities_and_words_of_their_own():
         with data.lazy():
             d.classes = 10 if d.dataset == "digits" else 1000
 
-    layers = ConfigLayers(model=model, data=data)
+    layers = Layers(model=model, data=data)
 
     @layers.add(default=True)
     def both(c):
@@ -221,9 +221,9 @@ def test_namespaces_have_keys_priorities_and_words_of_their_own():
 @pytest.mark.parametrize("namespace", ["update", "items", "why"])
 def test_a_namespace_is_no_method_of_the_configuration(namespace):
     with pytest.raises(SchemaValidationError, match="method"):
-        ConfigLayers(**{namespace: ConfigLayers()})
-    with pytest.raises(SchemaValidationError, match="model must be a ConfigLayers, not dict"):
-        ConfigLayers(model={})
+        Layers(**{namespace: Layers()})
+    with pytest.raises(SchemaValidationError, match="model must be a Layers, not dict"):
+        Layers(model={})
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_namespace_is_no_method_of_the_configuration(namespace):
     ],
 )
 def test_bad_arguments_are_named(options, said):
-    layers = ConfigLayers()
+    layers = Layers()
     write(layers, "taken", {})
     with pytest.raises(SchemaValidationError, match=said):
         write(layers, values={}, **options)
@@ -246,11 +246,11 @@ def test_bad_arguments_are_named(options, said):
 @pytest.mark.parametrize("prefix", ["", "QUARK_", "quark_x", 3])
 def test_the_environment_needs_a_prefix(prefix):
     with pytest.raises(SchemaValidationError, match="prefix must be a str such as"):
-        ConfigLayers().add_environment(prefix)
+        Layers().add_environment(prefix)
 
 
 def test_variables_nest_by_two_underscores():
-    layers = ConfigLayers()
+    layers = Layers()
     layers.add_environment("TRAIN_")
     config = layers.resolve([], environ={"TRAIN_MODEL__LR": "1e-3", "TRAIN_FAST": "true"})
     assert config == {"model": {"lr": 0.001}, "fast": True}
@@ -303,7 +303,7 @@ def test_a_parser_with_commands_tells_what_was_given():
     train = commands.add_parser("train")
     train.add_argument("--epochs", type=int, default=3)
     train.add_argument("--width", type=int, default=8)
-    config = ConfigLayers().resolve(["train", "--epochs", "5"], parser=parser)
+    config = Layers().resolve(["train", "--epochs", "5"], parser=parser)
     assert config == {"command": "train", "epochs": 5, "width": 8}
     assert "command line" in config.why("epochs")
     assert config.why("width") == "width = 8  <- argparse default (--width)"
@@ -333,7 +333,7 @@ def test_manual_tells_the_order_and_each_setting_and_ends_the_program(capsys):
 
 
 def test_manual_shows_no_secret_and_nothing_that_commands_a_terminal(capsys):
-    layers = ConfigLayers()
+    layers = Layers()
     write(
         layers, "base", {"db": {"password": "hunter2hunter2"}, "name": "\x1b[31mred"}, default=True
     )
@@ -345,7 +345,7 @@ def test_manual_shows_no_secret_and_nothing_that_commands_a_terminal(capsys):
 
 
 def test_a_name_is_that_of_the_function_and_add_gives_the_function_back():
-    layers = ConfigLayers()
+    layers = Layers()
 
     @layers.add
     def plain(c):
@@ -355,4 +355,4 @@ def test_a_name_is_that_of_the_function_and_add_gives_the_function_back():
     assert layers.resolve(["plain"]).x == 1
     assert "plain" in repr(layers)
     assert isinstance(layers.resolve([]), LayeredConfig)
-    assert quark.ConfigLayers is ConfigLayers
+    assert quark.Layers is Layers

@@ -16,7 +16,7 @@ from quark_core.runs.config_reading import read_config
 
 
 def make_config(argv=()):
-    layers = quark.ConfigLayers()
+    layers = quark.Layers()
 
     @layers.add(default=True)
     def defaults(c):
@@ -180,7 +180,7 @@ def test_a_tracked_configuration_and_one_within_another_know_theirs():
 
 
 def test_what_is_changed_in_place_after_all_was_changed_by_code():
-    layers = quark.ConfigLayers()
+    layers = quark.Layers()
 
     @layers.add(default=True)
     def base(c):

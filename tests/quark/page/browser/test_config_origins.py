@@ -11,7 +11,7 @@ HOSTILE = "<img src=x onerror='window.ran = 1'>"
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     root = tmp_path_factory.mktemp("origins")
-    layers = quark.ConfigLayers()
+    layers = quark.Layers()
 
     @layers.add(default=True)
     def defaults(c):
