@@ -45,7 +45,7 @@ def test_energy_is_recorded_summed_up_and_exported(tmp_path, quark_command):
 
 
 def test_the_command_is_in_the_help(quark_command):
-    assert "energy  From the plugin 'energy'." in quark_command("--help")
+    assert "From the plugin 'energy'." in quark_command("--help")
     assert "each device of RUN" in quark_command("energy", "--help")
 
 
