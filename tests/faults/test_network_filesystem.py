@@ -88,7 +88,7 @@ def test_runs_are_resumed_killed_and_told_apart(tmp_path, network):
     session.end_run("interrupted")
     with quark.resume_run(run_id=session.run_id, storage_dir=tmp_path) as resumed:
         quark.MetricsLogger(resumed).log("m", 2.0, step=1)
-        with pytest.raises(quark.InvalidRunStateError, match="alive"):
+        with pytest.raises(quark.InvalidRunStateError, match="is running in this process"):
             quark.resume_run(run_id=session.run_id, storage_dir=tmp_path)
     records = quark.MetricsLogger(resumed).read()
     assert [(r.attempt, r.value) for r in records] == [(0, 1.0), (1, 2.0)]
