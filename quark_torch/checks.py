@@ -57,7 +57,7 @@ def check_scaler(scaler: Any) -> None:
 def take_texts(value: object, name: str) -> tuple[str, ...]:
     """The texts of an iterable, which must not be a text itself."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        found = f"such as ({value!r},)" if isinstance(value, str) else f"not a {_say_type(value)}"
+        found = f"such as ({value!r},)" if isinstance(value, str) else f"not {_say_type(value)}"
         raise SchemaValidationError(f"{name} must be a tuple of str, {found}")
     texts = tuple(value)
     for text in texts:

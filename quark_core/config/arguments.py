@@ -124,7 +124,7 @@ def describe_argument(value: object) -> str:
     try:
         return repr(value)[:60]
     except Exception:  # noqa: BLE001 - foreign code, or an integer of too many digits
-        return f"a {type(value).__name__}"
+        return type(value).__name__
 
 
 def list_given(given: Iterable[Any], argument: str, most: int) -> list[Any]:

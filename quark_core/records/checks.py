@@ -32,7 +32,7 @@ def check_choice(choice: object, argument: str, choices: Collection[str]) -> str
             return choice
         got = repr(choice)[:60]
     else:
-        got = "None" if choice is None else f"a {type(choice).__name__}"
+        got = "None" if choice is None else type(choice).__name__
     words = f"one of {', '.join(map(repr, choices))}"
     if len(choices) == 2:
         words = " or ".join(map(repr, choices))

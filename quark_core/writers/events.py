@@ -322,7 +322,7 @@ def _spell(value: object) -> str:
 
 def _name(value: object) -> str:
     """A bad argument for a message; its repr may be of any length, or raise."""
-    return repr(value)[:60] if type(value) is str else f"a {type(value).__name__}"
+    return repr(value)[:60] if type(value) is str else type(value).__name__
 
 
 LOG_EVENT_TYPE = "log_record"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from docs.prose import BANNED, is_statement
 
+import quark
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("quark", "quark_core", "quark_backends", "quark_torch")
 # The command line has tests of its own, which read what it prints.
@@ -118,3 +120,21 @@ def test_planted_faults_are_found(text, fault):
 )
 def test_plain_messages_pass(text):
     assert list(find_faults(text)) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: quark.start_run(project="p", capture=3),
+        lambda: quark.start_run(project="p", on_stop=3),
+        lambda: quark.start_run(project="p", if_exists=3),
+        lambda: quark.start_run(project=3),
+        lambda: quark.search_runs(where=3),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_without_an_article(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(quark.SchemaValidationError) as raised:
+        call()
+    assert not re.search(r"\ban? (int|str|float)$", str(raised.value))
+    assert re.search(r"\b(int|3)$", str(raised.value))

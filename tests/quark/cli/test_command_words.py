@@ -20,6 +20,7 @@ from quark_core.runs.backend_choice import open_reader
 from quark_core.search.fallback import search_by_reading, summarize_by_reading
 
 SCRIPT = str(Path(sys.executable).with_name("quark"))
+EXPORT = ("export", "run-a", "--format", "csv")
 LOST = """
 import os, sys, time, quark
 session = quark.start_run(project="vision", storage_dir=sys.argv[1])
@@ -179,19 +180,7 @@ def test_a_full_disk_is_told_without_a_temporary_name(root, tmp_path):
         "Path('/dev/full') if self.name.endswith('.partial') else self, *a, **k); main()"
     )
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            program,
-            "export",
-            "run-a",
-            "--format",
-            "csv",
-            "-o",
-            target,
-            "-d",
-            root,
-        ],
+        [sys.executable, "-c", program, *EXPORT, "-o", target, "-d", root],
         capture_output=True,
         text=True,
     )
@@ -210,19 +199,7 @@ def test_an_export_that_is_broken_off_says_so_once(root, tmp_path):
         "CsvFile.write = lambda *a: (write(*a), os.kill(os.getpid(), signal.SIGINT)); main()"
     )
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            program,
-            "export",
-            "run-a",
-            "--format",
-            "csv",
-            "-o",
-            target,
-            "-d",
-            root,
-        ],
+        [sys.executable, "-c", program, *EXPORT, "-o", target, "-d", root],
         capture_output=True,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
