@@ -53,6 +53,7 @@ _FORMAT = "quark-tracker embedded store"
 # What processes make in a store's folder by themselves.
 _IGNORE = ".gitignore"
 _OF_RUNS = frozenset({_IGNORE, "aside", "launches", "runs", "sources", f"{DATABASE}{OWNER_SUFFIX}"})
+_UNFINISHED = (f"{MARKER}.new", f"{DATABASE}.new")
 # Nobody's training waits for it.
 _CHECKPOINT_S = 600.0
 
@@ -88,11 +89,12 @@ def remake_store(layout: StoreLayout, *, with_database: bool = True) -> None:
     """
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
-        if with_database and not layout.db_path.exists():
-            _add_database(layout)
+        # The marker comes first: a database without one is not used, and one may be added later.
         if not layout.marker.exists():
             _write_ignore(layout.root)
             write_marker(layout.root)
+        if with_database and not layout.db_path.exists():
+            _add_database(layout)
     except OSError as error:
         raise SessionStoreError(f"the store {layout.root} cannot be recreated: {error}") from error
 
@@ -193,7 +195,10 @@ def find_store(storage_dir: Path) -> StoreLayout | None:
     except FileNotFoundError:
         if not layout.root.exists() or (layout.root.is_dir() and _is_remains(layout)):
             return None
-        raise _no_marker(layout, "missing") from None
+        try:
+            marker = read_marker(layout)  # another process may have made the store since
+        except OSError:
+            raise _no_marker(layout, "missing") from None
     except OSError as error:
         raise SessionStoreError(f"the store {layout.root} cannot be read: {error}") from error
     if marker is None:
@@ -212,10 +217,12 @@ def _is_remains(layout: StoreLayout) -> bool:
     """
     from quark_core.delivery.journal_folder import JournalFolder
 
-    if {entry.name for entry in layout.root.iterdir()} - _OF_RUNS:
+    # Another process may be making the store: its unfinished files are nobody else's.
+    names = {path.name for path in layout.root.iterdir() if not path.name.startswith(_UNFINISHED)}
+    if names - _OF_RUNS:
         return False
     files = (path for path in layout.root.rglob("*") if path.name != _IGNORE)
-    if any(path.is_file() for path in files):
+    if any(path.is_file() for path in files if not path.name.startswith(_UNFINISHED)):
         journals = layout.root.glob("runs/*/journal/*/")
         return any(JournalFolder(path).read_manifest() is not None for path in journals)
     return True
@@ -354,7 +361,7 @@ def write_marker(folder: Path, **more: str) -> None:
         OSError: It cannot be written.
     """
     text = json.dumps({"format": _FORMAT, "schema_version": SCHEMA_VERSION, **more})
-    scratch = folder / f"{MARKER}.new{os.getpid()}"
+    scratch = folder / f"{MARKER}.new{os.getpid()}-{os.urandom(4).hex()}"
     try:
         with scratch.open("w") as file:
             file.write(text + "\n")

@@ -12,6 +12,7 @@ import threading
 import pytest
 
 import quark
+from quark_backends.store.databases import sqlite
 from quark_backends.store.databases.sqlite import SCHEMA_VERSION, connect, ensure_store, find_store
 from quark_core.errors import SessionStoreError
 
@@ -120,6 +121,39 @@ def test_threads_that_make_the_store_at_once(tmp_path):
         thread.join()
     assert made == [tmp_path / ".quark"] * 8
     assert [path.name for path in tmp_path.iterdir()] == [".quark"]
+
+
+@pytest.mark.parametrize("had_runs", [False, True])
+def test_a_store_that_another_process_makes_meanwhile_is_used(tmp_path, monkeypatch, had_runs):
+    """A look for the marker, then one at the folder: the store may come between the two."""
+    if had_runs:
+        (tmp_path / ".quark" / "runs").mkdir(parents=True)
+    read = sqlite.read_marker
+
+    def make_meanwhile(layout):
+        monkeypatch.setattr(sqlite, "read_marker", read)
+        try:
+            return read(layout)
+        finally:
+            ensure_store(tmp_path)
+
+    monkeypatch.setattr(sqlite, "read_marker", make_meanwhile)
+    assert find_store(tmp_path).root == tmp_path / ".quark"
+
+
+def test_a_store_that_is_being_remade_is_no_error_for_another_process(tmp_path, monkeypatch):
+    (tmp_path / ".quark" / "runs").mkdir(parents=True)
+    write, others = sqlite.write_marker, []
+
+    def look_first(root):
+        (root / f"{sqlite.MARKER}.new1-0").touch()  # as the other one has begun its marker
+        others.append(find_store(tmp_path))
+        (root / f"{sqlite.MARKER}.new1-0").unlink()
+        write(root)
+
+    monkeypatch.setattr(sqlite, "write_marker", look_first)
+    assert ensure_store(tmp_path).root == find_store(tmp_path).root
+    assert others == [None]
 
 
 def test_an_empty_quark_folder_becomes_a_store(tmp_path):
